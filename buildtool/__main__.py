@@ -1,0 +1,5 @@
+"""`python -m buildtool`."""
+
+from buildtool.cli import entry
+
+entry()

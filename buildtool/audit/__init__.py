@@ -1,0 +1,1 @@
+"""Reading images without extracting them, and saying where their bytes are."""

@@ -1,0 +1,58 @@
+"""The command line: finds the verb's module, runs it, turns failures into messages and exit codes."""
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from buildtool.errors import Exit, ToolError
+
+# verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
+VERBS = {
+    "build": "build image variants, prove them, audit them (what `make images` does)",
+    "plan": "print the build plan (docker buildx bake JSON) and do nothing",
+    "audit": "say where an image's bytes are and what to do about it",
+    "doctor": "say what this host has and lacks: engine, plugins, groups, disk",
+}
+
+
+def build_parser(verb: str | None) -> argparse.ArgumentParser:
+    """The parser with every verb, the arguments of `verb` alone filled in (imports stay lazy)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m buildtool",
+        description="Build, audit and prune container images of PyTorch services.",
+        epilog="Exit codes: 0 done, 1 findings over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, summary in VERBS.items():
+        sub = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == verb:
+            importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
+    return parser
+
+
+def _terminate(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    verb = next((word for word in argv if word in VERBS), None)
+    args = build_parser(verb).parse_args(argv)
+    try:
+        return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
+    except ToolError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; nothing half-written was left behind", file=sys.stderr)
+        return int(Exit.INTERRUPTED)
+
+
+def entry() -> None:
+    """Console entry point."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""The only formatting of quantities, for both programs. Stored: bytes (int), ns (int) or s (float)."""
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_DECIMAL = ("B", "kB", "MB", "GB", "TB")
+
+
+def _scaled(n_bytes: float, step: int, names: tuple[str, ...]) -> str:
+    value, name = float(n_bytes), names[0]
+    for name in names:
+        if abs(value) < step or name == names[-1]:
+            break
+        value /= step
+    return f"{value:.0f} {name}" if name == "B" else f"{value:.2f} {name}"
+
+
+def decimal_bytes(n_bytes: float) -> str:
+    """Bytes with decimal units (1 MB = 10^6), as image sizes and bandwidths are told."""
+    return _scaled(n_bytes, 1000, _DECIMAL)
+
+
+def binary_bytes(n_bytes: float) -> str:
+    """Bytes with binary units (1 MiB = 2^20), as memory and buffers are told."""
+    return _scaled(n_bytes, 1024, _BINARY)
+
+
+def gb_per_s(n_bytes: int, seconds: float) -> float:
+    """Bandwidth in GB/s, 1 GB = 10^9 bytes. Raises ZeroDivisionError for no time at all."""
+    return n_bytes / seconds / 1e9
+
+
+def duration(seconds: float) -> str:
+    """A time span with the unit that reads best: ns, us, ms, s."""
+    for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(seconds) * factor >= 1.0:
+            return f"{seconds * factor:.3g} {name}"
+    return f"{seconds * 1e9:.0f} ns"

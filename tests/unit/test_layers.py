@@ -1,0 +1,70 @@
+"""The architecture, held: who may import whom, and where the outside world may be touched."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(p for top in ("buildtool", "probes") for p in (ROOT / top).rglob("*.py"))
+
+# package -> the one set of modules that may import it ("dir/" means every module below)
+GATES = {
+    "docker": {"buildtool/engine.py"},
+    "requests": {"buildtool/engine.py"},
+    "yaml": {"buildtool/catalog.py"},
+    "jsonschema": {"buildtool/catalog.py"},
+    "subprocess": {"buildtool/command.py", "probes/worker.py"},
+    "tabulate": {"buildtool/audit/render.py", "buildtool/table.py", "probes/render.py"},
+    "elftools": {"buildtool/gpucode/"},
+    "torch": {"probes/device.py", "probes/transfer.py", "probes/spill.py", "probes/scenarios.py"},
+}
+# program -> what of the other program it may import
+ACROSS = {"buildtool": {"probes.units", "probes.report", "probes.errors"}, "probes": set()}
+# thought: values in, values out; may not import any of the modules that act
+THOUGHT = {
+    "buildtool/plan.py",
+    "buildtool/model.py",
+    "buildtool/proof.py",
+    "buildtool/errors.py",
+    "probes/stats.py",
+    "probes/report.py",
+}
+ACTING = {
+    "buildtool.engine",
+    "buildtool.command",
+    "buildtool.buildx",
+    "buildtool.sources",
+    "probes.device",
+    "probes.worker",
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def allowed(relative: str, places: set[str]) -> bool:
+    return any(relative == place or (place.endswith("/") and relative.startswith(place)) for place in places)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_module_keeps_to_its_layer(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    program = relative.split("/")[0]
+    for name in imports(path):
+        top = name.split(".")[0]
+        if top in GATES:
+            assert allowed(relative, GATES[top]), f"{relative} imports {name}: only {GATES[top]} may"
+        if top in ACROSS and top != program and name != top:
+            ok = any(name == a or name.startswith(a + ".") for a in ACROSS[program])
+            assert ok, f"{relative} imports {name} of the other program"
+        if relative in THOUGHT:
+            assert name not in ACTING, f"{relative} thinks, {name} acts"
