@@ -14,7 +14,8 @@ VERBS = {
     "build": "build image variants, prove them, audit them (what `make images` does)",
     "plan": "print the build plan (docker buildx bake JSON) and do nothing",
     "audit": "say where an image's bytes are and what to do about it",
-    "doctor": "say what this host has and lacks: engine, plugins, groups, disk",
+    "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
+    "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",
 }
 
 
@@ -23,7 +24,7 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m buildtool",
         description="Build, audit and prune container images of PyTorch services.",
-        epilog="Exit codes: 0 done, 1 findings over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
+        epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -100,6 +100,17 @@ def run_loud(
     return Completed("", tail)
 
 
+def spawn(args: Sequence[str], *, log: Path) -> None:
+    """Start a program that outlives us, in a session of its own; it speaks into a log. Raises as `run`."""
+    try:
+        with log.open("ab") as stream:
+            subprocess.Popen(
+                args, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
+            )
+    except FileNotFoundError as error:
+        raise _missing(args[0]) from error
+
+
 def _missing(program: str) -> EnvironmentMissing:
     return EnvironmentMissing(
         f"`{program}` is not installed", f"install it with your distribution's packages: {program}"

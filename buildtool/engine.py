@@ -12,7 +12,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from buildtool.errors import BuildFailed, DataError, EngineUnavailable
+from buildtool.errors import BuildFailed, DataError, EngineUnavailable, SourceUnreachable
 
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
 
@@ -66,8 +66,20 @@ class Engine:
             except docker.errors.ImageNotFound:
                 return None
 
+    def registry_digest(self, ref: str) -> str:
+        """The manifest (or index) digest that a registry now gives for a reference.
+
+        Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable.
+        """
+        try:
+            return str(self._client.images.get_registry_data(ref).id)
+        except docker.errors.APIError as error:
+            raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
+        except requests.exceptions.Timeout as error:
+            raise SourceUnreachable(f"registry base {ref}: no answer in time") from error
+
     def save(self, ref: str) -> Iterator[bytes]:
-        """An image as the engine's archive (`docker save`), in chunks. Raises DataError for an unknown image."""
+        """An image as the engine's archive (`docker save`), in chunks. Raises DataError if unknown."""
         with _translated():
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)

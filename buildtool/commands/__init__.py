@@ -1,1 +1,1 @@
-"""One module a verb of `python -m buildtool`: `add_arguments(parser)` and `run(args) -> int`, nothing else."""
+"""One module a verb of `python -m buildtool`: `add_arguments(parser)` and `run(args) -> int`."""

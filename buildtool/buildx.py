@@ -1,0 +1,82 @@
+"""The gate to BuildKit: `docker buildx bake` with a plan of ours, its progress shown as it comes."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildtool.command import CommandFailed, run, run_loud
+from buildtool.engine import Engine
+from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.model import BuiltImage
+from buildtool.plan import Target, render_plan
+
+Say = Callable[[str], None]
+
+# BuildKit's plain progress: what a person wants to see of it
+WORTH_SAYING = re.compile(
+    r"^#\d+ (\[(?!.*internal).*|.*\bDONE [1-9].*|.*(exporting|unpacking|naming).*done.*|ERROR.*|\d+\.\d+ .*)"
+)
+VERSION = re.compile(r"v?(\d+)\.(\d+)")
+MINIMUM = (0, 11)  # named contexts, `-f -` and the metadata file as we use them
+
+
+def require_buildx() -> str:
+    """The plugin's version. Raises EnvironmentMissing when it's missing or too old."""
+    hint = "install the plugin `docker-buildx`; as root on Debian or Ubuntu: make engine"
+    try:
+        said = run(["docker", "buildx", "version"]).stdout
+    except (CommandFailed, EnvironmentMissing) as error:
+        raise EnvironmentMissing("the docker CLI has no working `buildx` plugin", hint) from error
+    match = VERSION.search(said)
+    if not match or (int(match[1]), int(match[2])) < MINIMUM:
+        raise EnvironmentMissing(f"buildx is too old: {said.strip()} (0.11 or newer is needed)", hint)
+    return match[0]
+
+
+def bake(
+    plan: dict[str, Any], targets: Sequence[Target], *, engine: Engine, say: Say, no_cache: bool
+) -> list[BuiltImage]:
+    """Build every target of the plan. Raises BuildFailed with the step's own words.
+
+    Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
+    """
+    with tempfile.TemporaryDirectory(prefix="weir-bake-") as scratch:
+        metadata = Path(scratch) / "metadata.json"
+        command = ["docker", "buildx", "bake", "-f", "-", "--progress=plain", f"--metadata-file={metadata}"]
+        try:
+            run_loud(
+                command + (["--no-cache"] if no_cache else []),
+                say=lambda line: say(line) if WORTH_SAYING.match(line) else None,
+                stdin=render_plan(plan),
+                env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
+            )
+        except CommandFailed as error:
+            raise _cause(error, engine) from error
+        data = json.loads(metadata.read_text())
+    return [
+        BuiltImage(t.variant.name, t.variant.ref, str(data[t.variant.name]["containerimage.digest"]))
+        for t in targets
+    ]
+
+
+def _cause(error: CommandFailed, engine: Engine) -> ToolError:
+    """What really stopped a build: the disk, the engine, or a step."""
+    if "no space left" in error.tail.lower():
+        return EnvironmentMissing(
+            f"the disk filled up during the build:\n{error.tail}", "docker system df; docker builder prune"
+        )
+    try:
+        engine.info()
+    except ToolError:
+        return EngineUnavailable(
+            "the engine stopped during the build; no image was made", "start it and run again: make images"
+        )
+    said = [line for line in error.tail.splitlines() if line.strip()]
+    return BuildFailed(
+        "the build failed:\n" + "\n".join(said[-12:]),
+        "run it alone to see all: python -m buildtool build VARIANT",
+    )

@@ -1,0 +1,244 @@
+"""Reads variants.yaml into a Catalog. Every complaint names the file, the line and the key.
+
+The published JSON Schema (images/variants.schema.json) is what validates: editors and we read one text.
+"""
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from buildtool.errors import ConfigError
+from buildtool.model import (
+    Base,
+    Bootstrap,
+    Budget,
+    Catalog,
+    Registry,
+    TorchBuild,
+    TorchSource,
+    Variant,
+    parse_size,
+)
+
+IMAGES = Path(__file__).parents[1] / "images"
+MAX_DEPTH = 12
+MAX_NODES = 10_000  # an alias bomb unfolds to more; no honest catalog comes near
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass
+class _Document:
+    """Plain data, and the line each key and item stands on."""
+
+    path: Path
+    data: Json = None
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    nodes: int = 0
+
+    def complain(self, where: KeyPath, what: str, hint: str = "") -> ConfigError:
+        line = next((self.lines[where[:n]] for n in range(len(where), -1, -1) if where[:n] in self.lines), 1)
+        key = ".".join(map(str, where)) or "the document"
+        return ConfigError(f"{self.path}:{line}: {key}: {what}", hint)
+
+
+def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
+    """The catalog in a file. Raises ConfigError, with all that the schema finds wrong in one message."""
+    document = _read(path)
+    schema = json.loads((IMAGES / "variants.schema.json").read_text())
+    found = sorted(
+        jsonschema.Draft202012Validator(schema).iter_errors(document.data),
+        key=lambda e: list(map(str, e.path)),
+    )
+    if found:
+        complaints = [document.complain(tuple(error.path), *_explain(error)) for error in found]
+        raise ConfigError("\n".join(str(complaint) for complaint in complaints))
+    return _catalog(document)
+
+
+def _read(path: Path) -> _Document:
+    document = _Document(path)
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no {path}", "give the file with --catalog FILE") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: can't be read: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if root is None:
+        raise ConfigError(
+            f"{path}:1: the file is empty", "start from images/variants.yaml of this repository"
+        )
+    document.data = _plain(root, (), document)
+    return document
+
+
+def _plain(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
+    """A YAML node as plain data; scalars as YAML 1.1 types them, duplicate keys refused."""
+    document.nodes += 1
+    document.lines.setdefault(where, node.start_mark.line + 1)
+    if len(where) > MAX_DEPTH or document.nodes > MAX_NODES:
+        raise document.complain(where, "nested too deep or aliased too often", "write the values out")
+    if isinstance(node, yaml.MappingNode):
+        return _plain_mapping(node, where, document)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*where, index), document) for index, item in enumerate(node.value)]
+    return _scalar(node, where, document)
+
+
+def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: _Document) -> Json:
+    result: dict[str, Json] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        at = (*where, key)
+        if key in result:
+            first = document.lines[at]
+            document.lines[at] = key_node.start_mark.line + 1
+            raise document.complain(at, f"this key stands twice (first on line {first})", "keep one of them")
+        document.lines[at] = key_node.start_mark.line + 1
+        result[key] = _plain(value_node, at, document)
+    return result
+
+
+def _scalar(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
+    text = str(node.value)
+    try:
+        match node.tag.rsplit(":", 1)[-1]:
+            case "null":
+                return None
+            case "bool":
+                return text.lower() in ("yes", "true", "on")
+            case "int":
+                return int(text.replace("_", ""), 0) if ":" not in text else float(text.replace(":", "."))
+            case "float":
+                return float(text.replace("_", ""))
+            case _:
+                return text
+    except ValueError:
+        raise document.complain(
+            where, f"{text!r} is not a number we read", "quote it to keep it as text"
+        ) from None
+
+
+def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
+    """What is wrong and what to do, from one finding of the schema."""
+    schema = error.schema if isinstance(error.schema, dict) else {}
+    wanted = str(schema.get("description", ""))
+    match error.validator:
+        case "additionalProperties" if isinstance(error.instance, dict):
+            allowed = list(schema.get("properties", {}))
+            unknown = [key for key in error.instance if key not in allowed]
+            close = difflib.get_close_matches(unknown[0], allowed, 1) if unknown else []
+            hint = f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(allowed)}"
+            return f"unknown key {', '.join(map(repr, unknown))}", hint
+        case "type":
+            got = {
+                dict: "a mapping",
+                list: "a list",
+                str: "text",
+                bool: "a truth value",
+                type(None): "nothing",
+            }
+            said = got.get(type(error.instance), f"the number {error.instance}")
+            quote = (
+                "quote it"
+                if error.validator_value == "string" and not isinstance(error.instance, dict | list)
+                else wanted
+            )
+            return f"expected {error.validator_value}, found {said}", quote
+        case "required":
+            return error.message.replace("'", "`"), "add it"
+        case _:
+            return error.message, wanted
+
+
+def _catalog(document: _Document) -> Catalog:
+    data = document.data
+    assert isinstance(data, dict)  # the schema said so
+    raw = data["variants"]
+    assert isinstance(raw, dict)
+    variants = tuple(_variant(name, value, document) for name, value in raw.items())
+    default = _texts(data.get("default")) or tuple(raw)
+    for index, name in enumerate(default):
+        if name not in raw:
+            raise document.complain(
+                ("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}"
+            )
+    epoch = data["source_date_epoch"]
+    assert isinstance(epoch, int)
+    return Catalog(source_date_epoch=epoch, default=default, variants=variants)
+
+
+def _variant(name: str, raw: Json, document: _Document) -> Variant:
+    assert isinstance(raw, dict)
+    where: KeyPath = ("variants", name)
+    folder = str(raw["dockerfile"])
+    if (
+        not (document.path.parent / folder / "Dockerfile").is_file()
+        and not (IMAGES / folder / "Dockerfile").is_file()
+    ):
+        raise document.complain((*where, "dockerfile"), f"there is no images/{folder}/Dockerfile")
+    labels = raw.get("labels") or {}
+    budget = raw.get("budget") or {}
+    assert isinstance(labels, dict)
+    assert isinstance(budget, dict)
+    torch = raw["torch"]
+    assert isinstance(torch, list)
+    gpu_targets = _texts(raw.get("gpu_targets"))
+    return Variant(
+        name=name,
+        summary=str(raw["summary"]),
+        dockerfile=folder,
+        python=str(raw["python"]),
+        base=_bases(raw["base"]),
+        torch=tuple(_torch(item, gpu_targets) for item in torch),
+        wheels=_texts(raw.get("wheels")),
+        system_packages=_texts(raw.get("system_packages")),
+        gpu_targets=gpu_targets,
+        labels=tuple((key, str(value)) for key, value in labels.items()),
+        budget=Budget(
+            unpacked_bytes=parse_size(str(budget["unpacked"])) if "unpacked" in budget else None,
+            stored_bytes=parse_size(str(budget["stored"])) if "stored" in budget else None,
+        ),
+    )
+
+
+def _bases(raw: Json) -> tuple[Base, ...]:
+    assert isinstance(raw, list)
+    found: list[Base] = []
+    for item in raw:
+        assert isinstance(item, dict)
+        if "registry" in item:
+            found.append(Registry(str(item["registry"])))
+            continue
+        inner = item["bootstrap"]
+        assert isinstance(inner, dict)
+        found.append(Bootstrap(str(inner["suite"]), _texts(inner["packages"]), _texts(inner.get("remove"))))
+    return tuple(found)
+
+
+def _torch(raw: Json, gpu_targets: tuple[str, ...]) -> TorchSource:
+    assert isinstance(raw, dict)
+    target = gpu_targets[0] if gpu_targets else ""
+    return TorchSource(
+        name=str(raw["name"]),
+        build=TorchBuild(raw["build"]),
+        require=tuple(text.replace("{gpu_target}", target) for text in _texts(raw.get("require"))),
+        index=str(raw["index"]) if raw.get("index") else None,
+        fallback=bool(raw.get("fallback", False)),
+        python=str(raw["python"]) if raw.get("python") else None,
+        base=_bases(raw["base"]) if raw.get("base") else (),
+    )
+
+
+def _texts(raw: Json) -> tuple[str, ...]:
+    return tuple(str(item) for item in raw) if isinstance(raw, list) else ()

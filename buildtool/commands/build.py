@@ -1,0 +1,82 @@
+"""`buildtool build`: what `make images` does, from variants.yaml to proved images and their audit."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from buildtool import catalog, pipeline, provision, table
+from buildtool.context import REPOSITORY
+from buildtool.engine import Engine
+from buildtool.errors import Exit
+from buildtool.model import BuiltImage
+from buildtool.plan import Target
+
+REPORTS = Path("reports/images")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument(
+        "variants", nargs="*", metavar="VARIANT", help="as variants.yaml names them; none: its default"
+    )
+    parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
+    parser.add_argument("--update-lock", action="store_true", help="resolve every input afresh")
+    parser.add_argument("--no-cache", action="store_true", help="build every layer anew")
+    parser.add_argument("--no-audit", action="store_true", help="stop after the proof")
+    parser.add_argument(
+        "--reports", type=Path, default=REPORTS, metavar="DIR", help="where audits go (%(default)s)"
+    )
+    parser.add_argument("--yes", action="store_true", help="install a missing engine without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, prove, audit; 1 when an image is over its budget."""
+    begun = time.monotonic()
+    say = Teller(begun).say
+    chosen = catalog.load(args.catalog)
+    variants = chosen.select(tuple(args.variants))
+    place = workplace(say)
+    engine = provision.ensure_engine(say, assume_yes=args.yes)
+    targets = pipeline.prepare(place, chosen, variants, engine=engine, update_lock=args.update_lock)
+    images = pipeline.build(
+        targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
+    )
+    proofs = [pipeline.prove(place, t, image, engine) for t, image in zip(targets, images, strict=True)]
+    code = Exit.OK
+    if args.no_audit:
+        print(table.images(images, proofs))
+    else:
+        code = audit(place, targets, images, engine, args.reports)
+    say(f"done in {time.monotonic() - begun:.1f} s")
+    return int(code)
+
+
+def audit(
+    place: pipeline.Workplace,
+    targets: list[Target],
+    images: list[BuiltImage],
+    engine: Engine,
+    reports: Path,
+) -> Exit:
+    """Audit each image (once for each digest), print one table, say whether a budget is broken."""
+    raise NotImplementedError
+
+
+def workplace(say: pipeline.Say) -> pipeline.Workplace:
+    """The state directory of this checkout: .weir/, or $WEIR_STATE."""
+    state = Path(os.environ.get("WEIR_STATE", REPOSITORY / ".weir"))
+    lock = Path(os.environ.get("WEIR_LOCK", REPOSITORY / "images" / "variants.lock.json"))
+    return pipeline.Workplace(state, lock, say)
+
+
+class Teller:
+    """Progress on standard error, each line with the seconds since the start."""
+
+    def __init__(self, begun: float) -> None:
+        self._begun = begun
+
+    def say(self, line: str) -> None:
+        """One line of progress."""
+        print(f"[{time.monotonic() - self._begun:6.1f}s] {line}", file=sys.stderr, flush=True)

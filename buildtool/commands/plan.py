@@ -1,0 +1,33 @@
+"""`buildtool plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
+
+import argparse
+from pathlib import Path
+
+from buildtool import catalog, pipeline, plan
+from buildtool.commands.build import workplace
+from buildtool.errors import Exit
+from buildtool.lock import Lock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("variants", nargs="*", metavar="VARIANT")
+    parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is locked as a bake file; what isn't locked yet is planned from the first source."""
+    chosen = catalog.load(args.catalog)
+    place = workplace(lambda _line: None)
+    lock = Lock.load(place.lock)
+    targets = [
+        plan.Target(
+            variant,
+            lock.get(variant) or plan.unresolved(variant),
+            place.state / "context" / variant.name,
+            pipeline.dockerfile(variant),
+        )
+        for variant in chosen.select(tuple(args.variants))
+    ]
+    print(plan.render_plan(plan.plan_bake(targets, epoch=chosen.source_date_epoch, zstd=True)))
+    return int(Exit.OK)

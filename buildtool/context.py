@@ -1,0 +1,91 @@
+"""Stages a build's context: a folder with the root file system, wheels by layer, tools and the payload.
+
+Everything big is a hard link into a cache; every time and mode is set, so that a clone of the repository
+made today gives the layers that one made last year gave.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from buildtool.files import sweep_partials
+from buildtool.model import Resolved, Wheel
+from buildtool.plan import group_wheels
+from buildtool.wheels import WheelCache
+
+REPOSITORY = Path(__file__).parents[1]
+APP = "payload/opt/weir/app"
+# what goes into every image, and where below APP
+PAYLOAD = {
+    "images/service": "service",
+    "images/profiles": "profiles",
+    "probes": "probes",
+    "images/smoke.py": "smoke.py",
+}
+LEFT_OUT = {"__pycache__", "py.typed"}
+
+
+def stage(
+    directory: Path,
+    resolved: Resolved,
+    cache: WheelCache,
+    tools: tuple[Wheel, ...],
+    *,
+    rootfs: Path | None,
+    epoch: int,
+) -> Path:
+    """Make the context anew below `directory` and return it. Files of caches are linked, not copied."""
+    context = directory / resolved.variant
+    shutil.rmtree(context, ignore_errors=True)
+    groups = group_wheels(resolved.wheels)
+    by_folder = {"torch": groups.torch, "heavy": groups.heavy, "small": groups.small}
+    for folder, wheels in by_folder.items():
+        _link_all(wheels, cache, context / "wheels" / folder)
+    _link_all(tools, cache, context / "tools")
+    for script in (REPOSITORY / "images/tools").glob("*.py"):
+        shutil.copyfile(script, context / "tools" / script.name)
+    for origin, name in PAYLOAD.items():
+        _copy(REPOSITORY / origin, context / APP / name)
+    _settle(context / "payload", epoch)
+    _settle(context / "tools", epoch, links=False)
+    if rootfs:
+        _link(rootfs, context / "rootfs.tar")
+    sweep_partials(directory)
+    return context
+
+
+def _link_all(wheels: tuple[Wheel, ...], cache: WheelCache, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for wheel in wheels:
+        _link(cache.path(wheel), folder / wheel.filename)
+
+
+def _link(origin: Path, target: Path) -> None:
+    try:
+        os.link(origin, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(origin, target)
+
+
+def _copy(origin: Path, target: Path) -> None:
+    if origin.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, target)
+    elif origin.is_dir():
+        shutil.copytree(
+            origin,
+            target,
+            ignore=lambda _folder, names: LEFT_OUT.intersection(names),
+            copy_function=shutil.copyfile,
+        )
+
+
+def _settle(folder: Path, epoch: int, *, links: bool = True) -> None:
+    """Set modes and times below and including a folder; hard links into caches are left as they are."""
+    for path in (folder, *sorted(folder.rglob("*"))):
+        if not links and path.is_file() and path.stat().st_nlink > 1:
+            continue
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for path in sorted((folder, *folder.rglob("*")), reverse=True):
+        if links or path.is_dir() or path.stat().st_nlink == 1:
+            os.utime(path, (epoch, epoch))

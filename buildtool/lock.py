@@ -1,0 +1,82 @@
+"""The lock file: for each variant, every input by content, as the first resolution found it.
+
+Holds no address: where a wheel came from is told by a source's name, what it is by its SHA-256.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buildtool.errors import ConfigError
+from buildtool.files import write_text
+from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
+
+SCHEMA_VERSION = 1
+
+
+def spec_sha256(variant: Variant) -> str:
+    """Fingerprint of what a variant asks for: another one asks for a new resolution.
+
+    Budget and labels stay out: they change no input.
+    """
+    asked = asdict(variant)
+    del asked["budget"], asked["labels"], asked["summary"], asked["gpu_targets"]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass
+class Lock:
+    """What is pinned. `save` writes it whole or not at all."""
+
+    path: Path
+    entries: dict[str, Resolved] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> "Lock":
+        """The lock in a file; an empty one when there is no file. Raises ConfigError when it isn't ours."""
+        if not path.exists():
+            return cls(path)
+        try:
+            data = json.loads(path.read_text())
+            if data["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
+            return cls(path, {name: _from_json(name, raw) for name, raw in data["variants"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            hint = f"remove it to resolve afresh: rm {path}"
+            raise ConfigError(
+                f"{path}: not a lock file of ours ({type(error).__name__}: {error})", hint
+            ) from error
+
+    def get(self, variant: Variant) -> Resolved | None:
+        """What is pinned for this very spec, else None."""
+        entry = self.entries.get(variant.name)
+        return entry if entry and entry.spec_sha256 == spec_sha256(variant) else None
+
+    def put(self, entry: Resolved) -> None:
+        """Pin and save."""
+        self.entries[entry.variant] = entry
+        variants = {name: _to_json(self.entries[name]) for name in sorted(self.entries)}
+        text = json.dumps({"schema_version": SCHEMA_VERSION, "variants": variants}, indent=1)
+        write_text(self.path, text + "\n")
+
+
+def _to_json(entry: Resolved) -> dict[str, Any]:
+    data = asdict(entry)
+    del data["variant"]
+    data["torch_build"] = entry.torch_build.value
+    return data
+
+
+def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
+    return Resolved(
+        variant=name,
+        spec_sha256=raw["spec_sha256"],
+        torch_source=raw["torch_source"],
+        torch_build=TorchBuild(raw["torch_build"]),
+        python=raw["python"],
+        base=PinnedBase(**raw["base"]),
+        wheels=tuple(Wheel(**wheel) for wheel in raw["wheels"]),
+        notes=tuple(raw["notes"]),
+    )

@@ -1,0 +1,168 @@
+"""The nouns of a build: what a variant asks for, what was found for it, what came out. Values only."""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+from buildtool.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
+_FACTOR = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FACTOR |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "1.0 GB" (10^9) or "512 MiB" (2^20). Raises ConfigError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ConfigError(f"not a size: {text!r}", "write a number and a unit, such as `320 MB` or `1.5 GiB`")
+    return int(float(match[1]) * _FACTOR[match[2]])
+
+
+class TorchBuild(Enum):
+    """Which hardware a torch build has kernels for."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    ROCM = "rocm"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A base that an image registry holds."""
+
+    ref: str
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages."""
+
+    suite: str
+    packages: tuple[str, ...]
+    remove: tuple[str, ...] = ()
+
+
+Base = Registry | Bootstrap
+
+
+@dataclass(frozen=True)
+class TorchSource:
+    """One place torch can come from: the host's pip configuration, an index, or the base itself.
+
+    `require` is empty where the base already holds torch. A `fallback` may give a build other than the
+    variant's name promises, because it says so. `base` and `python` replace the variant's own.
+    """
+
+    name: str
+    build: TorchBuild
+    require: tuple[str, ...] = ()
+    index: str | None = None
+    fallback: bool = False
+    python: str | None = None
+    base: tuple[Base, ...] = ()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most bytes an image may take; None where no limit is set."""
+
+    unpacked_bytes: int | None = None
+    stored_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One image, as variants.yaml asks for it."""
+
+    name: str
+    summary: str
+    dockerfile: str
+    python: str
+    base: tuple[Base, ...]
+    torch: tuple[TorchSource, ...]
+    wheels: tuple[str, ...] = ()
+    system_packages: tuple[str, ...] = ()
+    gpu_targets: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    budget: Budget = Budget()
+
+    @property
+    def ref(self) -> str:
+        """The tag that the built image gets."""
+        return f"weir/{self.name}:latest"
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything variants.yaml says."""
+
+    source_date_epoch: int
+    default: tuple[str, ...]
+    variants: tuple[Variant, ...]
+
+    def select(self, names: tuple[str, ...]) -> tuple[Variant, ...]:
+        """The named variants in the file's order, the default ones for no names. Raises ConfigError."""
+        known = {variant.name: variant for variant in self.variants}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"no variant {name!r} in the catalog", f"there are: {', '.join(known)}")
+        wanted = set(names or self.default)
+        return tuple(variant for variant in self.variants if variant.name in wanted)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel file, by content."""
+
+    filename: str
+    sha256: str
+    stored_bytes: int
+
+    @property
+    def distribution(self) -> str:
+        """The distribution's normalised name (PEP 503)."""
+        return re.sub(r"[-_.]+", "-", self.filename.split("-")[0]).lower()
+
+    @property
+    def version(self) -> str:
+        """The distribution's version, with its local label."""
+        return self.filename.split("-")[1]
+
+
+@dataclass(frozen=True)
+class PinnedBase:
+    """A base that was found: `pin` is a manifest digest or the SHA-256 of a root file system's tar."""
+
+    origin: str  # "registry" or "bootstrap"
+    name: str  # the reference, or the suite
+    pin: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A variant whose every input is known by content. What the lock file keeps."""
+
+    variant: str
+    spec_sha256: str
+    torch_source: str
+    torch_build: TorchBuild
+    python: str
+    base: PinnedBase
+    wheels: tuple[Wheel, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # sources that were tried before and why they didn't serve
+
+    @property
+    def torch_version(self) -> str | None:
+        """Version of the torch wheel; None when torch comes with the base."""
+        return next((wheel.version for wheel in self.wheels if wheel.distribution == "torch"), None)
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image that the engine now holds."""
+
+    variant: str
+    ref: str
+    digest: str  # of the manifest

@@ -1,0 +1,129 @@
+"""The order of a build: inputs, plan, bake, proof, audit. Each step is a function of the one before."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildtool import buildx, context, plan, proof
+from buildtool.engine import Engine
+from buildtool.errors import EnvironmentMissing
+from buildtool.files import free_bytes, write_text
+from buildtool.lock import Lock
+from buildtool.model import BuiltImage, Catalog, Resolved, Variant, Wheel
+from buildtool.rootfs import RootfsCache
+from buildtool.sources import Sources, bootstrap_of
+from buildtool.wheels import WheelCache
+from probes.units import decimal_bytes
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a build keeps its things on the host."""
+
+    state: Path
+    lock: Path
+    say: Say = field(repr=False)
+
+    @property
+    def wheels(self) -> WheelCache:
+        """The wheel cache."""
+        return WheelCache(self.state / "wheels", self.say)
+
+    @property
+    def rootfs(self) -> RootfsCache:
+        """The cache of root file systems."""
+        return RootfsCache(self.state / "rootfs", self.say)
+
+
+def prepare(
+    workplace: Workplace, catalog: Catalog, variants: Sequence[Variant], *, engine: Engine, update_lock: bool
+) -> list[plan.Target]:
+    """Find every input and stage the contexts; variants in parallel, since each waits for other things.
+
+    Raises SourceUnreachable, EnvironmentMissing, DataError for the first variant that fails.
+    """
+    epoch = catalog.source_date_epoch
+    wheels = workplace.wheels
+    lock = Lock.load(workplace.lock)
+    sources = Sources(engine, wheels, workplace.rootfs, lock, epoch, workplace.say)
+    require_disk(workplace, variants, engine, lock)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        pending = [pool.submit(sources.resolve, variant, update_lock=update_lock) for variant in variants]
+        tools = wheels.tools()
+        resolved = [one.result() for one in pending]
+    return [
+        _stage(workplace, variant, found, tools, epoch)
+        for variant, found in zip(variants, resolved, strict=True)
+    ]
+
+
+def build(
+    targets: Sequence[plan.Target], *, engine: Engine, epoch: int, say: Say, no_cache: bool = False
+) -> list[BuiltImage]:
+    """Bake the targets into the engine. Raises as `buildx.bake` does."""
+    buildx.require_buildx()
+    baked = plan.plan_bake(targets, epoch=epoch, zstd=engine.info().containerd_store)
+    return buildx.bake(baked, targets, engine=engine, say=say, no_cache=no_cache)
+
+
+def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine) -> proof.Proof:
+    """Run the image and hold it to its promises, once for each digest. Raises ProofFailed."""
+    seal = workplace.state / "proved" / image.digest.replace(":", "-")
+    if seal.exists():
+        return proof.from_seal(seal.read_text())
+    workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
+    ran = engine.run(image.ref, proof.COMMAND)
+    judged = proof.judge(
+        target.variant, target.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+    )
+    write_text(seal, proof.to_seal(judged))
+    return judged
+
+
+def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
+    """Refuse before anything is made when a disk surely can't hold it. Raises EnvironmentMissing."""
+    missing = [v for v in variants if lock.get(v) is None]
+    needed = sum(plan.disk_needed(variant, lock.get(variant)) for variant in missing)
+    for place in (workplace.state, Path(engine.info().root_dir)):
+        free = free_bytes(place)
+        if free < max(needed, plan.DISK_FLOOR):
+            raise EnvironmentMissing(
+                f"{place} has {decimal_bytes(free)} free; building {', '.join(v.name for v in variants)} "
+                f"may take {decimal_bytes(max(needed, plan.DISK_FLOOR))}",
+                "free some space (docker system df; docker builder prune), or move the cache: WEIR_STATE=DIR",
+            )
+
+
+def dockerfile(variant: Variant) -> Path:
+    """The variant's Dockerfile."""
+    return context.REPOSITORY / "images" / variant.dockerfile / "Dockerfile"
+
+
+def _stage(
+    workplace: Workplace, variant: Variant, resolved: Resolved, tools: tuple[Wheel, ...], epoch: int
+) -> plan.Target:
+    begun = time.monotonic()
+    workplace.wheels.verify(resolved.wheels)
+    recipe = bootstrap_of(variant, resolved)
+    folder = context.stage(
+        workplace.state / "context",
+        resolved,
+        workplace.wheels,
+        tools,
+        rootfs=workplace.rootfs.path(recipe, epoch) if recipe else None,
+        epoch=epoch,
+    )
+    workplace.say(f"{variant.name}: inputs ready: {_told(resolved)} ({time.monotonic() - begun:.1f} s)")
+    return plan.Target(variant, resolved, folder, dockerfile(variant))
+
+
+def _told(resolved: Resolved) -> str:
+    stored = sum(wheel.stored_bytes for wheel in resolved.wheels)
+    return (
+        f"base {resolved.base.origin} {resolved.base.name}, torch {resolved.torch_version or 'of the base'} "
+        f"({resolved.torch_source}), {len(resolved.wheels)} wheels of {decimal_bytes(stored)}"
+    )

@@ -1,0 +1,141 @@
+"""Thinking for a build: what bake is asked for, as data. Same input, same bytes; nothing is touched."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buildtool.model import Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
+
+HEAVY_BYTES = 20_000_000  # wheels from here on get a layer apart from the small ones
+LABEL = "io.weir"
+# zstd 1: on the CPU image 3 times faster than BuildKit's default gzip and smaller (docs/decisions/0003)
+ZSTD_LEVEL = 1
+DISK_FLOOR = 2_000_000_000  # bytes; below that no build is begun at all
+UNPACKED_PER_STORED = 4  # wheels; a generous guess for the disk check alone
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A variant's wheels by layer."""
+
+    torch: tuple[Wheel, ...]
+    heavy: tuple[Wheel, ...]
+    small: tuple[Wheel, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One image to build: a variant, its resolved inputs, its staged context."""
+
+    variant: Variant
+    resolved: Resolved
+    context: Path
+    dockerfile: Path
+
+
+def group_wheels(wheels: Sequence[Wheel]) -> Groups:
+    """Torch alone, other heavy wheels together, small ones together: what changes often stays light."""
+    torch = tuple(w for w in wheels if w.distribution == "torch")
+    rest = [w for w in wheels if w.distribution != "torch"]
+    heavy = tuple(w for w in rest if w.stored_bytes >= HEAVY_BYTES)
+    return Groups(torch, heavy, tuple(w for w in rest if w.stored_bytes < HEAVY_BYTES))
+
+
+def build_args(variant: Variant, resolved: Resolved, epoch: int) -> dict[str, str]:
+    """The Dockerfile's arguments: the base, and which stages have something to do."""
+    groups = group_wheels(resolved.wheels)
+    on_registry = resolved.base.origin == "registry"
+    base = f"{resolved.base.name.split('@')[0]}@{resolved.base.pin}" if on_registry else "rootfs"
+    args = {"SOURCE_DATE_EPOCH": str(epoch), "BASE": base}
+    stage = "base"
+    if on_registry and variant.system_packages:
+        args["SYSTEM_PACKAGES"] = " ".join(variant.system_packages)
+        stage = "packages"
+    for name, wheels in (("torch", groups.torch), ("heavy", groups.heavy)):
+        args[f"{name.upper()}_FROM"] = stage
+        stage = name if wheels else stage
+    return args | {"SMALL_FROM": stage}
+
+
+def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
+    """Labels of an image: what it is, and where each input came from."""
+    notes = {f"{LABEL}.note.{index}": note for index, note in enumerate(resolved.notes)}
+    return {
+        "org.opencontainers.image.title": f"weir/{variant.name}",
+        "org.opencontainers.image.description": variant.summary,
+        "org.opencontainers.image.base.name": resolved.base.name,
+        "org.opencontainers.image.base.digest": resolved.base.pin,
+        f"{LABEL}.variant": variant.name,
+        f"{LABEL}.torch.build": resolved.torch_build.value,
+        f"{LABEL}.torch.version": resolved.torch_version or "from the base",
+        f"{LABEL}.gpu-targets": ",".join(variant.gpu_targets),
+        f"{LABEL}.source.base": f"{resolved.base.origin}:{resolved.base.name}",
+        f"{LABEL}.source.torch": resolved.torch_source,
+        f"{LABEL}.source.wheels": "host-pip" if resolved.wheels else "none",
+        **notes,
+        **dict(variant.labels),
+    }
+
+
+def plan_bake(targets: Sequence[Target], *, epoch: int, zstd: bool) -> dict[str, Any]:
+    """The bake file for `docker buildx bake -f -`.
+
+    zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
+    Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
+    """
+    compression = f"compression=zstd,compression-level={ZSTD_LEVEL},force-compression=true"
+    store = f"type=image,oci-mediatypes=true,{compression}"
+    return {
+        "group": {"default": {"targets": [target.variant.name for target in targets]}},
+        "target": {
+            target.variant.name: {
+                "context": str(target.context),
+                "dockerfile": str(target.dockerfile),
+                "args": build_args(target.variant, target.resolved, epoch),
+                "labels": labels(target.variant, target.resolved),
+                "tags": [target.variant.ref],
+                "attest": ["type=provenance,disabled=true"],
+                "output": [store if zstd and target.variant.dockerfile != "naive" else "type=docker"],
+            }
+            for target in targets
+        },
+    }
+
+
+def unresolved(variant: Variant) -> Resolved:
+    """Stands for inputs not looked for yet: a plan can be shown before anything is fetched."""
+    source = variant.torch[0]
+    base = (source.base or variant.base)[0]
+    pinned = (
+        PinnedBase("registry", base.ref, "sha256:not-resolved-yet")
+        if isinstance(base, Registry)
+        else PinnedBase("bootstrap", base.suite, "not-resolved-yet")
+    )
+    return Resolved(
+        variant=variant.name,
+        spec_sha256="",
+        torch_source=source.name,
+        torch_build=source.build,
+        python=source.python or variant.python,
+        base=pinned,
+        notes=("not resolved yet: run a build to find and lock the inputs",),
+    )
+
+
+def render_plan(plan: dict[str, Any]) -> str:
+    """The plan as the JSON that bake reads."""
+    return json.dumps(plan, indent=2, sort_keys=True)
+
+
+def disk_needed(variant: Variant, resolved: Resolved | None) -> int:
+    """Bytes a build may need at once, by the spec alone: context, snapshot, stored layers.
+
+    An unpacked budget is the best guess of the image; without one, the wheels' bytes times a usual ratio.
+    """
+    wheels = sum(wheel.stored_bytes for wheel in resolved.wheels) if resolved else 0
+    image = variant.budget.unpacked_bytes or wheels * UNPACKED_PER_STORED
+    if any(isinstance(base, Bootstrap) and "python3-torch" in base.packages for base in variant.base):
+        image = max(image, 6_000_000_000)
+    return image + wheels

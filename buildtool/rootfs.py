@@ -1,0 +1,136 @@
+"""Debian root file systems, made with mmdebstrap from the host's own mirror, kept by recipe in a cache.
+
+Nothing of the host stays inside: apt sources, resolver, host name and logs are emptied.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from buildtool.command import CommandFailed, find, run, run_loud
+from buildtool.errors import EnvironmentMissing, SourceUnreachable
+from buildtool.files import replacing, sha256_of
+from buildtool.model import Bootstrap
+
+Say = Callable[[str], None]
+
+# Read by people, not by programs; licences (copyright files) stay, as Debian's policy asks.
+DPKG_EXCLUDES = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/info/*")
+DPKG_INCLUDES = ("/usr/share/doc/*/copyright",)
+# Cut from the tree: headers, static libraries and CMake files come with some runtime packages' dependencies.
+CUT = ("usr/include", "var/log", "var/cache/debconf", "var/cache/ldconfig")
+EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list", "etc/machine-id")
+
+
+def recipe_sha256(base: Bootstrap, epoch: int) -> str:
+    """Name of the result in the cache: same recipe, same file."""
+    asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 2]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> list[str]:
+    """The command line that makes a root file system. Pure."""
+    doc = [f"--dpkgopt=path-exclude={p}" for p in DPKG_EXCLUDES] + [
+        f"--dpkgopt=path-include={p}" for p in DPKG_INCLUDES
+    ]
+    purge = f'chroot "$1" dpkg --purge --force-depends {" ".join(base.remove)}; ' if base.remove else ""
+    cut = " ".join(f'"$1/{path}"' for path in CUT)
+    emptied = " ".join(EMPTIED)
+    hook = (
+        f"set -eu; {purge}find {cut} -mindepth 1 -delete 2>/dev/null || true; "
+        f'find "$1/usr/lib" -name "*.a" -delete; '
+        f'for f in {emptied}; do : > "$1/$f"; done'
+    )
+    return [
+        "mmdebstrap",
+        "--variant=essential",
+        f"--include={','.join(base.packages)}",
+        *doc,
+        f"--customize-hook={hook}",
+        base.suite,
+        str(target),
+        *([mirror] if mirror else []),
+    ]
+
+
+class RootfsCache:
+    """Root file systems as plain tars, by recipe."""
+
+    def __init__(self, directory: Path, say: Say) -> None:
+        self._directory = directory
+        self._say = say
+
+    def path(self, base: Bootstrap, epoch: int) -> Path:
+        """Where the tar of this recipe lies, or would lie."""
+        return self._directory / f"{base.suite}-{recipe_sha256(base, epoch)[:16]}.tar"
+
+    def bring(self, base: Bootstrap, epoch: int) -> tuple[Path, str]:
+        """The tar and its SHA-256, made if it isn't here.
+
+        Raises EnvironmentMissing without mmdebstrap, SourceUnreachable when the mirror doesn't serve.
+        """
+        path = self.path(base, epoch)
+        digest = path.with_suffix(".sha256")
+        if not (path.exists() and digest.exists()):
+            self._make(base, path, epoch)
+            digest.write_text(sha256_of(path))
+        return path, digest.read_text()
+
+    def _make(self, base: Bootstrap, path: Path, epoch: int) -> None:
+        if not find("mmdebstrap"):
+            raise EnvironmentMissing(
+                f"no registry base answered and `mmdebstrap` isn't here to make one from Debian {base.suite}",
+                "on Debian or Ubuntu: apt-get install mmdebstrap; or make the registry reachable",
+            )
+        self._say(f"{base.suite}: making a root file system with mmdebstrap")
+        with replacing(path) as partial, _scratch_beside(path) as scratch:
+            command = mmdebstrap_command(base, partial, _host_mirror())
+            command.insert(1, "--format=tar")
+            try:
+                run_loud(
+                    command,
+                    say=lambda line: (
+                        self._say(f"{base.suite}: {line}") if line.startswith(("I:", "E:", "W:")) else None
+                    ),
+                    env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": str(scratch)},
+                )
+            except CommandFailed as error:
+                if "No space left" in error.tail:
+                    raise EnvironmentMissing(
+                        f"disk full while making {path.name}", "free some space, run again"
+                    ) from error
+                raise SourceUnreachable(
+                    f"mmdebstrap can't make Debian {base.suite}:\n{error.tail}"
+                ) from error
+
+
+@contextlib.contextmanager
+def _scratch_beside(path: Path) -> Iterator[Path]:
+    scratch = path.parent / f".mmdebstrap.{os.getpid()}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.chmod(0o755)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _host_mirror() -> str | None:
+    """The Debian mirror that the host's own apt uses; None (mmdebstrap's default) elsewhere."""
+    if not find("apt-get"):
+        return None
+    try:
+        listed = run(
+            ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
+        )
+    except CommandFailed:
+        return None
+    for line in listed.stdout.splitlines():
+        origin, label, uri = (*line.split(" ", 2), "", "")[:3]
+        if origin == label == "Debian":
+            return uri.strip() or None
+    return None
