@@ -15,3 +15,9 @@ help: ## what can be done here
 
 check: .venv/.ready ## lint, types, unit tests (under 15 s)
 	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q tests/unit
+
+images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are
+	@$(PY) -m buildtool build $(VARIANTS)
+
+engine: .venv/.ready ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
+	@$(PY) -m buildtool engine

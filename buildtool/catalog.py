@@ -181,12 +181,6 @@ def _catalog(document: _Document) -> Catalog:
 def _variant(name: str, raw: Json, document: _Document) -> Variant:
     assert isinstance(raw, dict)
     where: KeyPath = ("variants", name)
-    folder = str(raw["dockerfile"])
-    if (
-        not (document.path.parent / folder / "Dockerfile").is_file()
-        and not (IMAGES / folder / "Dockerfile").is_file()
-    ):
-        raise document.complain((*where, "dockerfile"), f"there is no images/{folder}/Dockerfile")
     labels = raw.get("labels") or {}
     budget = raw.get("budget") or {}
     assert isinstance(labels, dict)
@@ -197,7 +191,7 @@ def _variant(name: str, raw: Json, document: _Document) -> Variant:
     return Variant(
         name=name,
         summary=str(raw["summary"]),
-        dockerfile=folder,
+        dockerfile=_dockerfile(str(raw["dockerfile"]), where, document),
         python=str(raw["python"]),
         base=_bases(raw["base"]),
         torch=tuple(_torch(item, gpu_targets) for item in torch),
@@ -209,6 +203,16 @@ def _variant(name: str, raw: Json, document: _Document) -> Variant:
             unpacked_bytes=parse_size(str(budget["unpacked"])) if "unpacked" in budget else None,
             stored_bytes=parse_size(str(budget["stored"])) if "stored" in budget else None,
         ),
+    )
+
+
+def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:
+    """The Dockerfile of a folder beside the catalog, else of one of ours."""
+    for directory in (document.path.parent, IMAGES):
+        if (directory / folder / "Dockerfile").is_file():
+            return (directory / folder / "Dockerfile").resolve()
+    raise document.complain(
+        (*where, "dockerfile"), f"there is no {folder}/Dockerfile beside the file or in images/"
     )
 
 

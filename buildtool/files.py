@@ -1,5 +1,6 @@
 """Files that are whole or not there: temporary name, fsync, rename."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -26,7 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _file_error(path, error) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

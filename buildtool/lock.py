@@ -19,10 +19,11 @@ SCHEMA_VERSION = 1
 def spec_sha256(variant: Variant) -> str:
     """Fingerprint of what a variant asks for: another one asks for a new resolution.
 
-    Budget and labels stay out: they change no input.
+    Budget, labels, targets and Dockerfile stay out: they change no input.
     """
     asked = asdict(variant)
-    del asked["budget"], asked["labels"], asked["summary"], asked["gpu_targets"]
+    for name in ("budget", "labels", "summary", "gpu_targets", "dockerfile"):
+        del asked[name]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -32,6 +33,7 @@ class Lock:
 
     path: Path
     entries: dict[str, Resolved] = field(default_factory=dict)
+    tools: tuple[Wheel, ...] = ()  # run inside builds, stay out of images
 
     @classmethod
     def load(cls, path: Path) -> "Lock":
@@ -42,7 +44,8 @@ class Lock:
             data = json.loads(path.read_text())
             if data["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
-            return cls(path, {name: _from_json(name, raw) for name, raw in data["variants"].items()})
+            entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
+            return cls(path, entries, tuple(Wheel(**wheel) for wheel in data["tools"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             hint = f"remove it to resolve afresh: rm {path}"
             raise ConfigError(
@@ -55,11 +58,22 @@ class Lock:
         return entry if entry and entry.spec_sha256 == spec_sha256(variant) else None
 
     def put(self, entry: Resolved) -> None:
-        """Pin and save."""
+        """Pin a variant's inputs and save."""
         self.entries[entry.variant] = entry
-        variants = {name: _to_json(self.entries[name]) for name in sorted(self.entries)}
-        text = json.dumps({"schema_version": SCHEMA_VERSION, "variants": variants}, indent=1)
-        write_text(self.path, text + "\n")
+        self._save()
+
+    def put_tools(self, tools: tuple[Wheel, ...]) -> None:
+        """Pin the build's own wheels and save."""
+        self.tools = tools
+        self._save()
+
+    def _save(self) -> None:
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "tools": [asdict(wheel) for wheel in self.tools],
+            "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
+        }
+        write_text(self.path, json.dumps(data, indent=1) + "\n")
 
 
 def _to_json(entry: Resolved) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from buildtool.errors import ConfigError
 
@@ -78,7 +79,7 @@ class Variant:
 
     name: str
     summary: str
-    dockerfile: str
+    dockerfile: Path
     python: str
     base: tuple[Base, ...]
     torch: tuple[TorchSource, ...]

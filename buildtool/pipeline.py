@@ -1,12 +1,16 @@
 """The order of a build: inputs, plan, bake, proof, audit. Each step is a function of the one before."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from buildtool import buildx, context, plan, proof
+from buildtool.audit.audit import audit_image, write_reports
+from buildtool.audit.render import SummaryRow, summary_row
 from buildtool.engine import Engine
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes, write_text
@@ -27,6 +31,10 @@ class Workplace:
     state: Path
     lock: Path
     say: Say = field(repr=False)
+
+    def seal(self, kind: str, key: str) -> Path:
+        """Where it is kept that something was seen to hold, by the digest it was seen on."""
+        return self.state / kind / key.replace(":", "-")
 
     @property
     def wheels(self) -> WheelCache:
@@ -53,8 +61,8 @@ def prepare(
     require_disk(workplace, variants, engine, lock)
     with ThreadPoolExecutor(max_workers=4) as pool:
         pending = [pool.submit(sources.resolve, variant, update_lock=update_lock) for variant in variants]
-        tools = wheels.tools()
         resolved = [one.result() for one in pending]
+    tools = sources.tools(update_lock=update_lock)
     return [
         _stage(workplace, variant, found, tools, epoch)
         for variant, found in zip(variants, resolved, strict=True)
@@ -72,7 +80,7 @@ def build(
 
 def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine) -> proof.Proof:
     """Run the image and hold it to its promises, once for each digest. Raises ProofFailed."""
-    seal = workplace.state / "proved" / image.digest.replace(":", "-")
+    seal = workplace.seal("proved", image.digest)
     if seal.exists():
         return proof.from_seal(seal.read_text())
     workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
@@ -82,6 +90,38 @@ def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: 
     )
     write_text(seal, proof.to_seal(judged))
     return judged
+
+
+def audited(
+    workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine, reports: Path
+) -> SummaryRow:
+    """Audit the image and write its reports, once for each digest, budget and list of targets.
+
+    Raises as `buildtool.audit.audit.audit_image` does.
+    """
+    variant = target.variant
+    key = hashlib.sha256(
+        repr((image.digest, variant.budget, variant.gpu_targets, reports)).encode()
+    ).hexdigest()
+    seal = workplace.seal("audited", key)
+    if seal.exists() and (reports / f"{variant.name}.json").exists():
+        return SummaryRow(**json.loads(seal.read_text()))
+    workplace.say(f"{variant.name}: auditing {image.ref}")
+    report = audit_image(
+        image.ref, engine=engine, budget=variant.budget, targets=variant.gpu_targets, say=workplace.say
+    )
+    write_reports(report, reports, variant.name)
+    row = summary_row(report)
+    write_text(seal, json.dumps(asdict(row)))
+    return row
+
+
+def record(target: plan.Target, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
+    """Write down what the image was made from and what it was seen doing: `<variant>.build.json`."""
+    resolved = asdict(target.resolved) | {"torch_build": target.resolved.torch_build.value}
+    seen = asdict(proved) | {"torch_build": proved.torch_build.value}
+    data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
+    write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
 
 
 def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
@@ -96,11 +136,6 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
                 f"may take {decimal_bytes(max(needed, plan.DISK_FLOOR))}",
                 "free some space (docker system df; docker builder prune), or move the cache: WEIR_STATE=DIR",
             )
-
-
-def dockerfile(variant: Variant) -> Path:
-    """The variant's Dockerfile."""
-    return context.REPOSITORY / "images" / variant.dockerfile / "Dockerfile"
 
 
 def _stage(
@@ -118,7 +153,7 @@ def _stage(
         epoch=epoch,
     )
     workplace.say(f"{variant.name}: inputs ready: {_told(resolved)} ({time.monotonic() - begun:.1f} s)")
-    return plan.Target(variant, resolved, folder, dockerfile(variant))
+    return plan.Target(variant, resolved, folder)
 
 
 def _told(resolved: Resolved) -> str:

@@ -32,7 +32,6 @@ class Target:
     variant: Variant
     resolved: Resolved
     context: Path
-    dockerfile: Path
 
 
 def group_wheels(wheels: Sequence[Wheel]) -> Groups:
@@ -60,8 +59,10 @@ def build_args(variant: Variant, resolved: Resolved, epoch: int) -> dict[str, st
 
 
 def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
-    """Labels of an image: what it is, and where each input came from."""
-    notes = {f"{LABEL}.note.{index}": note for index, note in enumerate(resolved.notes)}
+    """Labels of an image: what it is, and which sources served.
+
+    Why others didn't stays on the host (lock file, report): such words name its network.
+    """
     return {
         "org.opencontainers.image.title": f"weir/{variant.name}",
         "org.opencontainers.image.description": variant.summary,
@@ -74,7 +75,6 @@ def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
         f"{LABEL}.source.base": f"{resolved.base.origin}:{resolved.base.name}",
         f"{LABEL}.source.torch": resolved.torch_source,
         f"{LABEL}.source.wheels": "host-pip" if resolved.wheels else "none",
-        **notes,
         **dict(variant.labels),
     }
 
@@ -92,12 +92,12 @@ def plan_bake(targets: Sequence[Target], *, epoch: int, zstd: bool) -> dict[str,
         "target": {
             target.variant.name: {
                 "context": str(target.context),
-                "dockerfile": str(target.dockerfile),
+                "dockerfile": str(target.variant.dockerfile),
                 "args": build_args(target.variant, target.resolved, epoch),
                 "labels": labels(target.variant, target.resolved),
                 "tags": [target.variant.ref],
                 "attest": ["type=provenance,disabled=true"],
-                "output": [store if zstd and target.variant.dockerfile != "naive" else "type=docker"],
+                **({"output": [store]} if zstd and target.variant.dockerfile.parent.name != "naive" else {}),
             }
             for target in targets
         },

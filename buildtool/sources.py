@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from buildtool.engine import Engine
 from buildtool.errors import SourceUnreachable
 from buildtool.lock import Lock, spec_sha256
-from buildtool.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant
+from buildtool.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
 from buildtool.rootfs import RootfsCache
-from buildtool.wheels import WheelCache
+from buildtool.wheels import TOOLS_PYTHON, WheelCache
 
 Say = Callable[[str], None]
 
@@ -48,6 +48,14 @@ class Sources:
             f"{variant.name}: no source of torch answers:\n" + "\n".join(f"  - {note}" for note in notes),
             "check the network and the host's pip configuration, or use a wheelhouse: PIP_FIND_LINKS=DIR",
         )
+
+    def tools(self, *, update_lock: bool = False) -> tuple[Wheel, ...]:
+        """The wheels that run inside a build, locked like every other input."""
+        if self.lock.tools and not update_lock:
+            self.wheels.fetch(self.lock.tools, TOOLS_PYTHON, index=None)
+        else:
+            self.lock.put_tools(self.wheels.tools())
+        return self.lock.tools
 
     def _try(self, variant: Variant, source: TorchSource, notes: list[str]) -> Resolved:
         python = source.python or variant.python

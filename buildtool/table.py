@@ -1,23 +1,40 @@
-"""Tables for the terminal."""
+"""The two tables that end a build."""
 
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from buildtool.audit.render import SummaryRow
 from buildtool.model import BuiltImage
+from buildtool.plan import Target
 from buildtool.proof import Proof
 
 
-def images(built: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
-    """Built images and what they were proved to hold."""
+def built(targets: Sequence[Target], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
+    """Where each image came from and what it was proved to hold; below, why other sources didn't serve."""
     rows = [
         (
             image.ref,
             image.digest[:19],
+            f"{target.resolved.base.origin}: {target.resolved.base.name}",
+            f"{proof.torch_version} ({proof.torch_build.value}, from {target.resolved.torch_source})",
             proof.python,
-            f"{proof.torch_version} ({proof.torch_build.value})",
             proof.rocminfo,
         )
-        for image, proof in zip(built, proofs, strict=True)
+        for target, image, proof in zip(targets, images, proofs, strict=True)
     ]
-    return tabulate(rows, headers=("image", "manifest digest", "python", "torch", "rocminfo"))
+    headers = ("image", "manifest digest", "base", "torch", "python", "rocminfo")
+    notes = [
+        f"  {target.variant.name}: passed over {note}" for target in targets for note in target.resolved.notes
+    ]
+    return "\n".join([tabulate(rows, headers), *notes])
+
+
+def audited(rows: Sequence[SummaryRow]) -> str:
+    """One line an image: its bytes, its budget, its biggest finding."""
+    cells = [
+        (row.ref, row.torch, row.layers, row.unpacked, row.stored, row.verdict, row.biggest_finding)
+        for row in rows
+    ]
+    headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
+    return tabulate(cells, headers, disable_numparse=True)

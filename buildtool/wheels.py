@@ -14,22 +14,25 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from buildtool.command import CommandFailed, run_loud
+from buildtool.command import CommandFailed, run, run_loud
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.files import sha256_of
-from buildtool.model import TorchSource, Wheel
+from buildtool.model import TorchBuild, TorchSource, Wheel
 
 Say = Callable[[str], None]
 
 ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is passed over
 GLIBC_FLOOR, GLIBC_BASE = 5, 36  # manylinux_2_5 up to the glibc of the oldest base (bookworm, 2.36)
-UNREACHABLE = re.compile(
-    r"NewConnectionError|ConnectTimeout|Name or service not known|Temporary failure in name|"
-    r"Connection refused|Max retries exceeded|ProxyError|SSLError|ReadTimeout|40[34] Client Error|"
-    r"No matching distribution|Could not find a version",
+# pip's words for a source that doesn't serve, the telling ones first
+REASONS = (
+    re.compile(r"Name or service not known|Temporary failure in name|Connection refused|ProxyError|SSLError"),
+    re.compile(r"ConnectTimeout|ReadTimeout|NewConnectionError|Max retries exceeded|HTTP error|Client Error"),
+    re.compile(r"No matching distribution|Could not find a version"),
 )
+CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that say how, not where
 # What a build needs on the host's side: never installed into an image.
 TOOLS = ("installer>=0.7", "pip>=23")
+TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
 
 class WheelCache:
@@ -60,7 +63,7 @@ class WheelCache:
             index = ["--index-url", source.index] if source.index else []
             quick = ["--no-deps", "--retries", "0", "--timeout", str(ANSWER_TIMEOUT_S)]
             try:
-                self._pip([*quick, *index, *source.require], python, scratch)
+                self._pip([*quick, *index, *source.require], python, scratch, alone=source.index is not None)
             except CommandFailed as error:
                 raise _unreachable(source, error) from error
             torch = next(iter(scratch.glob("torch-*.whl")), None)
@@ -68,12 +71,18 @@ class WheelCache:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
             extra = ["--extra-index-url", source.index] if source.index else []
             pinned = [_pin(text, torch) for text in source.require]
-            wanted = [*pinned, *requirements]
-            return self._download([*extra, "--find-links", str(scratch), *wanted], python)
+            found = self._download([*extra, "--find-links", str(scratch), *pinned, *requirements], python)
+        strangers = foreign_to(source.build, found)
+        if strangers:
+            raise SourceUnreachable(
+                f"torch source {source.name} gives another build than {source.build.value}: it brings "
+                f"{', '.join(sorted(strangers)[:4])}"
+            )
+        return found
 
     def tools(self) -> tuple[Wheel, ...]:
         """The wheels that run inside the build but stay out of the image."""
-        return self._download([*TOOLS, "--no-deps"], f"{sys.version_info[0]}.{sys.version_info[1]}")
+        return self._download([*TOOLS, "--no-deps"], TOOLS_PYTHON)
 
     def fetch(self, wheels: Sequence[Wheel], python: str, *, index: str | None) -> None:
         """Bring locked wheels that aren't here, checked against their hashes.
@@ -122,7 +131,8 @@ class WheelCache:
                 ) from error
             return self._keep(scratch)
 
-    def _pip(self, arguments: list[str], python: str, into: Path) -> None:
+    def _pip(self, arguments: list[str], python: str, into: Path, *, alone: bool = False) -> None:
+        """Run `pip download`; `alone` sees no index and no find-links but those in the arguments."""
         tags = [f"--platform={tag}" for tag in platform_tags(platform.machine())]
         base = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
@@ -131,7 +141,7 @@ class WheelCache:
             say=lambda line: (
                 self._say(f"python {python}: {Path(line).name}") if line.startswith("Saved") else None
             ),
-            env={**os.environ, "PIP_NO_INPUT": "1"},
+            env={**(_connection_settings() if alone else os.environ), "PIP_NO_INPUT": "1"},
         )
 
     def _keep(self, scratch: Path) -> tuple[Wheel, ...]:
@@ -156,10 +166,38 @@ class WheelCache:
             raise EnvironmentMissing(f"can't use the wheel cache {self._directory}: {error}") from error
 
 
+def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:
+    """Distributions that have no business beside this torch build: the marks of another one."""
+    names = {wheel.distribution for wheel in wheels}
+    cuda = {name for name in names if name.startswith(("nvidia-", "cuda-"))}
+    rocm = {name for name in names if name.startswith(("rocm-", "amd-torch", "pytorch-triton-rocm"))}
+    match build:
+        case TorchBuild.CPU:
+            return cuda | rocm | (names & {"triton"})
+        case TorchBuild.ROCM:
+            return cuda
+        case TorchBuild.CUDA:
+            return rocm
+
+
 def platform_tags(machine: str) -> list[str]:
     """Wheel platform tags that a Debian base of this machine runs (PEP 600 and its older names)."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC_BASE, GLIBC_FLOOR - 1, -1)]
     return [*tags, *(f"manylinux{old}_{machine}" for old in ("2014", "2010", "1"))]
+
+
+def _connection_settings() -> dict[str, str]:
+    """An environment in which pip keeps the host's certificate and proxy and forgets its package sources.
+
+    Else a find-links or extra index of the host could answer for an index that was asked alone.
+    """
+    listed = run([sys.executable, "-m", "pip", "config", "list"]).stdout
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    for key, value in re.findall(r"^\S*?\.([\w.-]+)='(.*)'$", listed, re.MULTILINE):
+        name = key.strip(".").replace("-", "_").upper()
+        if name in CONNECTION:
+            kept[f"PIP_{name}"] = value
+    return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
 
 def _pin(requirement: str, torch: Path) -> str:
@@ -169,12 +207,7 @@ def _pin(requirement: str, torch: Path) -> str:
 
 
 def _unreachable(source: TorchSource, error: CommandFailed) -> SourceUnreachable:
-    said = [line for line in error.tail.splitlines() if UNREACHABLE.search(line)]
-    reason = (
-        said[-1].removeprefix("ERROR: ").strip()
-        if said
-        else error.tail.splitlines()[-1]
-        if error.tail
-        else "?"
-    )
-    return SourceUnreachable(f"torch source {source.name}: {reason[:300]}")
+    lines = error.tail.splitlines() or ["pip said nothing"]
+    telling = [line for reason in REASONS for line in lines if reason.search(line)]
+    said = (telling or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")
+    return SourceUnreachable(f"torch source {source.name}: {said[:300]}")

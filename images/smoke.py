@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import warnings
@@ -34,7 +35,8 @@ def rocminfo_facts() -> dict[str, object]:
     if not program:
         return {"present": False}
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
-    return {"present": True, "exit_code": done.returncode, "said": (done.stdout + done.stderr).strip()[:200]}
+    said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)  # it colours even a pipe
+    return {"present": True, "exit_code": done.returncode, "said": said.strip()[:200]}
 
 
 def main() -> None:

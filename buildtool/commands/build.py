@@ -8,10 +8,7 @@ from pathlib import Path
 
 from buildtool import catalog, pipeline, provision, table
 from buildtool.context import REPOSITORY
-from buildtool.engine import Engine
 from buildtool.errors import Exit
-from buildtool.model import BuiltImage
-from buildtool.plan import Target
 
 REPORTS = Path("reports/images")
 
@@ -44,24 +41,18 @@ def run(args: argparse.Namespace) -> int:
         targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
     )
     proofs = [pipeline.prove(place, t, image, engine) for t, image in zip(targets, images, strict=True)]
-    code = Exit.OK
+    for target, image, proved in zip(targets, images, proofs, strict=True):
+        pipeline.record(target, image, proved, args.reports)
+    print(table.built(targets, images, proofs))
     if args.no_audit:
-        print(table.images(images, proofs))
-    else:
-        code = audit(place, targets, images, engine, args.reports)
-    say(f"done in {time.monotonic() - begun:.1f} s")
-    return int(code)
-
-
-def audit(
-    place: pipeline.Workplace,
-    targets: list[Target],
-    images: list[BuiltImage],
-    engine: Engine,
-    reports: Path,
-) -> Exit:
-    """Audit each image (once for each digest), print one table, say whether a budget is broken."""
-    raise NotImplementedError
+        return int(Exit.OK)
+    rows = [
+        pipeline.audited(place, target, image, engine, args.reports)
+        for target, image in zip(targets, images, strict=True)
+    ]
+    print("\n" + table.audited(rows))
+    say(f"reports are in {args.reports}/; done in {time.monotonic() - begun:.1f} s")
+    return int(Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK)
 
 
 def workplace(say: pipeline.Say) -> pipeline.Workplace:

@@ -1,0 +1,78 @@
+"""A staged context depends on content alone: not on the clone's times, modes or leftovers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from buildtool import context
+from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.files import replacing, sweep_partials, write_text
+from buildtool.model import PinnedBase, Resolved, TorchBuild, Wheel
+from buildtool.wheels import WheelCache
+
+WHEEL = Wheel("torch-2-py3-none-any.whl", "ab" * 32, 3)
+RESOLVED = Resolved("cpu", "", "s", TorchBuild.CPU, "3.11", PinnedBase("bootstrap", "b", ""), (WHEEL,))
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    cache = WheelCache(tmp_path / "wheels", lambda _line: None)
+    cache.path(WHEEL).parent.mkdir(parents=True)
+    cache.path(WHEEL).write_bytes(b"zip")
+    rootfs = tmp_path / "root.tar"
+    rootfs.write_bytes(b"tar")
+    return context.stage(tmp_path / "context", RESOLVED, cache, (), rootfs=rootfs, epoch=1_000_000)
+
+
+def test_wheels_and_root_file_system_are_linked_not_copied(staged: Path) -> None:
+    assert (staged / "wheels/torch" / WHEEL.filename).stat().st_nlink == 2
+    assert (staged / "rootfs.tar").stat().st_nlink == 2
+
+
+def test_every_payload_time_and_mode_is_set(staged: Path) -> None:
+    for path in (staged / "payload").rglob("*"):
+        status = path.stat()
+        assert int(status.st_mtime) == 1_000_000, path
+        assert status.st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
+def test_the_payload_holds_the_service_the_probes_and_the_smoke_test(staged: Path) -> None:
+    app = staged / "payload/opt/weir/app"
+    assert (app / "probes/__main__.py").is_file()
+    assert (app / "smoke.py").is_file()
+    assert not list(app.rglob("__pycache__"))
+
+
+def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_text(path, "old")
+
+    def fail_halfway() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMissing, match="no space left"), replacing(tmp_path / "x"):
+        raise OSError(28, "No space left on device")
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="can't write"):
+        write_text(tmp_path / "file" / "x", "text")
+
+
+def test_only_dead_writers_leftovers_are_swept(tmp_path: Path) -> None:
+    dead, alive = tmp_path / ".a.999999999.partial", tmp_path / f".b.{os.getpid()}.partial"
+    dead.write_text("")
+    alive.write_text("")
+    sweep_partials(tmp_path)
+    assert list(tmp_path.iterdir()) == [alive]

@@ -1,0 +1,89 @@
+"""Wheels and root file systems: what is asked of pip and mmdebstrap, and what of their answers is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from buildtool.command import CommandFailed
+from buildtool.errors import DataError, SourceUnreachable
+from buildtool.model import Bootstrap, TorchBuild, TorchSource, Wheel
+from buildtool.rootfs import mmdebstrap_command, recipe_sha256
+from buildtool.wheels import WheelCache, _pin, _unreachable, foreign_to, platform_tags
+
+
+def wheels(*names: str) -> list[Wheel]:
+    return [Wheel(f"{name}-1-py3-none-any.whl", "", 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "strangers"),
+    [
+        (TorchBuild.CPU, ("torch", "idna"), set()),
+        (TorchBuild.CPU, ("torch", "nvidia_cudnn_cu13", "triton"), {"nvidia-cudnn-cu13", "triton"}),
+        (TorchBuild.ROCM, ("torch", "pytorch_triton_rocm"), set()),
+        (TorchBuild.ROCM, ("torch", "cuda_toolkit"), {"cuda-toolkit"}),
+        (TorchBuild.CUDA, ("torch", "nvidia_nccl_cu13", "triton"), set()),
+        (TorchBuild.CUDA, ("torch", "rocm_sdk_core"), {"rocm-sdk-core"}),
+    ],
+)
+def test_marks_of_another_build_are_seen(
+    build: TorchBuild, names: tuple[str, ...], strangers: set[str]
+) -> None:
+    assert foreign_to(build, wheels(*names)) == strangers
+
+
+def test_torch_is_pinned_to_the_file_at_hand_and_keeps_its_extras() -> None:
+    torch = Path("torch-2.12.0+rocm10.0-cp311-cp311-linux_x86_64.whl")
+    assert _pin("torch[device-gfx1100]", torch) == "torch[device-gfx1100]==2.12.0+rocm10.0"
+    assert _pin("torch>=2", torch) == "torch==2.12.0+rocm10.0"
+    assert _pin("torch-extras>=2", torch) == "torch-extras>=2"
+
+
+def test_platform_tags_go_from_the_bases_glibc_down() -> None:
+    tags = platform_tags("x86_64")
+    assert tags[0] == "manylinux_2_36_x86_64"
+    assert {"manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"} <= set(tags)
+
+
+def test_the_telling_line_of_pips_failure_is_kept() -> None:
+    tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
+    said = _unreachable(TorchSource("idx", TorchBuild.CPU), CommandFailed(["pip"], 1, tail))
+    assert isinstance(said, SourceUnreachable)
+    assert "torch source idx: Retrying: Name or service not known" in said.message
+
+
+def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:
+    cache = WheelCache(tmp_path, lambda _line: None)
+    good = Wheel("a-1-py3-none-any.whl", "00" * 32, 3)
+    cache.path(good).parent.mkdir()
+    cache.path(good).write_bytes(b"bad")
+    assert cache.holds(good)
+    with pytest.raises(DataError, match=r"a-1-py3-none-any\.whl is corrupt"):
+        cache.verify([good])
+    assert not cache.holds(good)
+
+
+def test_a_wheel_cut_short_is_not_taken_for_whole(tmp_path: Path) -> None:
+    cache = WheelCache(tmp_path, lambda _line: None)
+    wanted = Wheel("a-1-py3-none-any.whl", "00" * 32, 30)
+    cache.path(wanted).parent.mkdir()
+    cache.path(wanted).write_bytes(b"short")
+    assert not cache.holds(wanted)
+
+
+def test_mmdebstrap_is_told_packages_mirror_and_what_to_empty() -> None:
+    base = Bootstrap("bookworm", ("python3", "tini"), ("perl",))
+    command = mmdebstrap_command(base, Path("out.tar"), "mirror")
+    assert "--include=python3,tini" in command
+    assert command[-3:] == ["bookworm", "out.tar", "mirror"]
+    hook = next(word for word in command if word.startswith("--customize-hook="))
+    assert "dpkg --purge --force-depends perl" in hook
+    assert "etc/apt/sources.list" in hook
+    assert mmdebstrap_command(base, Path("out.tar"), None)[-1] == "out.tar"
+
+
+def test_a_recipe_is_named_by_what_it_asks_for_whatever_the_order() -> None:
+    one = recipe_sha256(Bootstrap("s", ("a", "b")), 1)
+    assert one == recipe_sha256(Bootstrap("s", ("b", "a")), 1)
+    assert one != recipe_sha256(Bootstrap("s", ("a",)), 1)
+    assert one != recipe_sha256(Bootstrap("s", ("a", "b")), 2)

@@ -1,0 +1,84 @@
+"""A built image is held to what its variant and its torch source promise."""
+
+import json
+
+import pytest
+
+from buildtool import catalog, proof
+from buildtool.errors import Exit, ProofFailed
+from buildtool.model import PinnedBase, Resolved, TorchBuild
+
+CPU = catalog.load().select(("cpu",))[0]
+
+
+def resolved(build: TorchBuild) -> Resolved:
+    return Resolved("cpu", "", "host-pip", build, "3.11", PinnedBase("bootstrap", "bookworm", ""))
+
+
+def smoke(version: str, hip: str | None = None, cuda: str | None = None, **changes: object) -> str:
+    facts = {
+        "python": "3.11.2",
+        "uid": 10001,
+        "torch": {"version": version, "hip": hip, "cuda": cuda, "product_ok": True},
+        "service": True,
+        "probes": True,
+        "rocminfo": {"present": False},
+    }
+    return "a warning\nSMOKE " + json.dumps(facts | changes) + "\n"
+
+
+def judge(stdout: str, *, build: TorchBuild = TorchBuild.CPU, code: int = 0) -> proof.Proof:
+    return proof.judge(CPU, resolved(build), exit_code=code, stdout=stdout, stderr="")
+
+
+def test_the_promised_build_is_accepted() -> None:
+    found = judge(smoke("2.13.0+cpu"))
+    assert (found.torch_build, found.rocminfo) == (TorchBuild.CPU, "not installed")
+
+
+@pytest.mark.parametrize(
+    ("version", "hip", "cuda", "promised"),
+    [
+        ("2.15.0", None, "13.0", TorchBuild.CPU),
+        ("2.15.0", None, "13.0", TorchBuild.ROCM),
+        ("2.13.0+cpu", None, None, TorchBuild.ROCM),
+        ("2.9.1+rocm6.4", "6.4", None, TorchBuild.CPU),
+    ],
+)
+def test_a_silently_replaced_torch_breaks_the_build(
+    version: str, hip: str | None, cuda: str | None, promised: TorchBuild
+) -> None:
+    with pytest.raises(ProofFailed, match="promises a") as caught:
+        judge(smoke(version, hip, cuda), build=promised)
+    assert caught.value.exit_code == Exit.BUILD
+
+
+def test_a_torch_that_computes_wrong_is_refused() -> None:
+    facts = {"version": "2.13.0+cpu", "hip": None, "cuda": None, "product_ok": False}
+    with pytest.raises(ProofFailed, match="wrong matrix product"):
+        judge(smoke("2.13.0+cpu", torch=facts))
+
+
+def test_a_crash_is_shown_with_its_last_words() -> None:
+    with pytest.raises(ProofFailed, match="libstdc"):
+        judge("ImportError: libstdc++.so.6: cannot open", code=1)
+
+
+def test_a_missing_payload_is_refused() -> None:
+    with pytest.raises(ProofFailed, match="lacks its payload: service"):
+        judge(smoke("2.13.0+cpu", service=False))
+
+
+def test_another_python_than_the_wheels_are_for_is_refused() -> None:
+    with pytest.raises(ProofFailed, match=r"runs Python 3\.13"):
+        judge(smoke("2.13.0+cpu", python="3.13.5"))
+
+
+def test_rocminfo_is_told_with_its_exit_code() -> None:
+    said = {"present": True, "exit_code": 1, "said": "ROCk module is NOT loaded\nmore"}
+    assert judge(smoke("2.13.0+cpu", rocminfo=said)).rocminfo == "runs (exit 1: ROCk module is NOT loaded)"
+
+
+def test_a_seal_gives_the_same_proof_back() -> None:
+    found = judge(smoke("2.13.0+cpu"))
+    assert proof.from_seal(proof.to_seal(found)) == found
