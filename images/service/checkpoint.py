@@ -1,0 +1,193 @@
+"""A mounted model directory, judged before torch opens it: config.json and the header of model.safetensors.
+
+Header: 8 bytes of length (little-endian), JSON, data (the safetensors format's README).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.architecture import BertShape, Shape, parameter_shapes
+from service.errors import ModelUnreadable
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+FLOATS = frozenset({"F32", "F16", "BF16"})  # the types that are taken as weights
+# Buffers that older exports carry although they hold no knowledge (it is 0..511)
+IGNORED = frozenset({"bert.embeddings.position_ids"})
+_FILES = ("config.json", "model.safetensors")
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+_MAX_SIZE = 1 << 20
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor as the file describes it."""
+
+    dtype: str
+    shape: Shape
+
+
+def is_present(directory: Path) -> bool:
+    """Whether a model was mounted. Raises ModelUnreadable when only a part of one is there."""
+    try:
+        there = [name for name in _FILES if (directory / name).is_file()]
+        others = sorted(path.name for path in directory.glob("*.bin")) if directory.is_dir() else []
+    except OSError as error:  # not absent but closed to us: taking random weights instead would be a lie
+        raise _unreadable(directory, error) from error
+    if len(there) == len(_FILES):
+        return True
+    if not there and not others:
+        return False
+    missing = ", ".join(name for name in _FILES if name not in there)
+    raise ModelUnreadable(
+        f"{directory} has {', '.join(there + others)} but not {missing}",
+        "mount a directory with config.json, model.safetensors and vocab.txt "
+        "(a pytorch_model.bin must be converted to safetensors first)",
+    )
+
+
+def read_shape(path: Path) -> BertShape:
+    """The model's sizes and labels from config.json. Raises ModelUnreadable for anything but a BERT."""
+    config = _read_object(path)
+    for key, expected in (
+        ("model_type", "bert"),
+        ("hidden_act", "gelu"),
+        ("position_embedding_type", "absolute"),
+    ):
+        if config.get(key, expected) != expected:
+            raise ModelUnreadable(
+                f"{path}: {key} is {config[key]!r}; only {expected!r} is supported", "mount a BERT classifier"
+            )
+    sizes = {key: _size(path, config, key) for key in _SIZES}
+    eps = config.get("layer_norm_eps", 1e-12)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1:
+        raise ModelUnreadable(f"{path}: layer_norm_eps is {eps!r}; a number between 0 and 1 is needed")
+    shape = BertShape(**sizes, layer_norm_eps=float(eps), labels=_labels(path, config))
+    if shape.hidden_size % shape.num_attention_heads:
+        raise ModelUnreadable(
+            f"{path}: hidden_size {shape.hidden_size} isn't a multiple of "
+            f"num_attention_heads {shape.num_attention_heads}"
+        )
+    return shape
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(found, dict):
+        raise ModelUnreadable(f"{path} must hold a JSON object, not {type(found).__name__}")
+    return found
+
+
+def _unreadable(path: Path, error: Exception) -> ModelUnreadable:
+    hint = "the service runs as user 10001: `chmod -R a+rX` the directory"
+    return ModelUnreadable(
+        f"{path} can't be read: {error}", hint if isinstance(error, PermissionError) else ""
+    )
+
+
+def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_SIZE:
+        raise ModelUnreadable(f"{path}: {key} is {value!r}; a whole number from 1 to {_MAX_SIZE} is needed")
+    return value
+
+
+def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Labels by class number: Hugging Face writes {"0": "positive", ...}."""
+    named = config.get("id2label")
+    if not isinstance(named, dict) or not named:
+        raise ModelUnreadable(f"{path}: id2label is missing, so the classes have no names")
+    numbers = [str(number) for number in range(len(named))]
+    if set(named) != set(numbers) or not all(isinstance(name, str) for name in named.values()):
+        raise ModelUnreadable(
+            f"{path}: id2label must name the classes 0 to {len(named) - 1}, each with a string"
+        )
+    return tuple(named[number] for number in numbers)
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """Name, type and shape of every tensor of a safetensors file, without reading the data.
+
+    Raises ModelUnreadable when the header or the file's length can't be right.
+    """
+    try:
+        with path.open("rb") as file:
+            file_bytes = file.seek(0, 2)
+            file.seek(0)
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise ModelUnreadable(
+                    f"{path} is no safetensors file: its header can't be {header_bytes} bytes"
+                )
+            header = json.loads(file.read(header_bytes))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(header, dict):
+        raise ModelUnreadable(f"{path} is no safetensors file: its header is no JSON object")
+    header.pop("__metadata__", None)
+    try:
+        stored = {
+            name: Stored(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+            for name, entry in header.items()
+        }
+        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ModelUnreadable(f"{path} is no safetensors file: its header is malformed") from error
+    if 8 + header_bytes + end != file_bytes:
+        raise ModelUnreadable(
+            f"{path} has {file_bytes} bytes, but its header describes {8 + header_bytes + end}",
+            "the download was cut short: fetch the file again",
+        )
+    return stored
+
+
+def check(shape: BertShape, stored: Mapping[str, Stored], path: Path) -> None:
+    """Every parameter of the model must be there, in its shape, and nothing else (strict).
+
+    Raises ModelUnreadable that names the first few differences of each kind.
+    """
+    expected = parameter_shapes(shape)
+    found = {name: tensor for name, tensor in stored.items() if name not in IGNORED}
+    shared = [name for name in expected if name in found]
+    complaints = (
+        _list("missing", [name for name in expected if name not in found]),
+        _list("not part of this model", [name for name in found if name not in expected]),
+        _list(
+            "of another shape",
+            [
+                f"{name} {list(found[name].shape)} instead of {list(expected[name])}"
+                for name in shared
+                if found[name].shape != expected[name]
+            ],
+        ),
+        _list(
+            "of a type that isn't taken",
+            [f"{name} {found[name].dtype}" for name in shared if found[name].dtype not in FLOATS],
+        ),
+    )
+    if any(complaints):
+        raise ModelUnreadable(
+            f"{path} doesn't fit its config.json: {'; '.join(filter(None, complaints))}",
+            "mount config.json and model.safetensors of one and the same BERT sequence classifier",
+        )
+
+
+def _list(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"

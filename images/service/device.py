@@ -1,0 +1,113 @@
+"""Which torch device a profile's word means, and why it can't be had. Decides on facts; never asks torch."""
+
+import re
+from dataclasses import dataclass, field
+
+from service.errors import DeviceMissing, SettingsError
+
+WORDS = ("cpu", "cuda", "rocm", "hip")
+_SYNTAX = re.compile(rf"({'|'.join(WORDS)})(?::(\d{{1,3}}))?")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device that torch sees: its name and, on HIP, its gfx target (`gfx90a`, without feature flags)."""
+
+    name: str
+    gfx: str | None = None
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What the installed torch can do, and what this container gives it."""
+
+    version: str
+    hip: str | None = None  # torch.version.hip: None unless this is a ROCm build
+    cuda: str | None = None  # torch.version.cuda: None unless this is a CUDA build
+    gpus: tuple[Gpu, ...] = ()
+    gfx_targets: tuple[str, ...] = ()  # that the build has kernels for (HIP only)
+    nodes: dict[str, str] = field(default_factory=dict)  # device file -> "absent" | "denied" | "open"
+
+    def __str__(self) -> str:
+        kind = f"ROCm/HIP {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU only"
+        return f"torch {self.version} ({kind})"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device to use: torch's name for it, the profile's, and a sentence for people."""
+
+    torch_name: str
+    label: str
+    description: str
+
+
+def choose(wanted: str, build: TorchBuild) -> Device:
+    """The device that a profile's `device:` means. Never falls back to another one.
+
+    `rocm` and `hip` are the user's words for torch's device `cuda` on a HIP build; `cuda` is torch's own word
+    and is taken on both builds. Raises SettingsError for other words, DeviceMissing when it can't be had.
+    """
+    match = _SYNTAX.fullmatch(wanted.strip().lower())
+    if match is None:
+        raise SettingsError(
+            f"device {wanted!r} is not known", f"use one of {', '.join(WORDS)}, with an index as in rocm:0"
+        )
+    word, index = match[1], int(match[2] or 0)
+    if word == "cpu":
+        return Device("cpu", "cpu", f"cpu, {build}")
+    _check_build(word, build)
+    _check_presence(word, index, build)
+    gpu = build.gpus[index]
+    _check_kernels(gpu, build)
+    return Device(f"cuda:{index}", f"{word}:{index}", f"{word}:{index} {gpu.name}, {build}")
+
+
+def _check_build(word: str, build: TorchBuild) -> None:
+    wants_hip = word in ("rocm", "hip")
+    if build.hip or (build.cuda and not wants_hip):
+        return
+    kind = "ROCm (HIP)" if wants_hip else "CUDA or ROCm"
+    raise DeviceMissing(
+        f"device {word!r} needs a {kind} build of torch, but this image has {build}",
+        "use an image whose torch has GPU kernels (`docker compose up api-rocm` with WEIR_ROCM_IMAGE), "
+        "or run on the CPU: APP_PROFILE=experiment1",
+    )
+
+
+def _check_presence(word: str, index: int, build: TorchBuild) -> None:
+    if index < len(build.gpus):
+        return
+    if build.gpus:
+        raise DeviceMissing(
+            f"device '{word}:{index}' is not there: {build} sees {len(build.gpus)} device(s)",
+            f"use an index from 0 to {len(build.gpus) - 1}",
+        )
+    seen = ", ".join(f"{path} {state}" for path, state in sorted(build.nodes.items()))
+    raise DeviceMissing(
+        f"device {word!r} is not there: {build} sees no GPU{f' ({seen})' if seen else ''}",
+        _missing_gpu_hint(build),
+    )
+
+
+def _missing_gpu_hint(build: TorchBuild) -> str:
+    if not build.hip:
+        return "give the container a GPU: `docker compose up api-cuda`, or `docker run --gpus all ...`"
+    if "denied" in build.nodes.values():
+        return (
+            "the device file is there but closed to this user: add its group by number, "
+            "RENDER_GID=$(stat -c %g /dev/dri/renderD128) docker compose up api-rocm"
+        )
+    return (
+        "pass the device files: `docker compose up api-rocm` (Linux: /dev/kfd and /dev/dri/renderD*) "
+        "or `docker compose up api-wsl` (WSL: /dev/dxg)"
+    )
+
+
+def _check_kernels(gpu: Gpu, build: TorchBuild) -> None:
+    if gpu.gfx is None or not build.gfx_targets or gpu.gfx in build.gfx_targets:
+        return
+    raise DeviceMissing(
+        f"{gpu.name} is {gpu.gfx}, but {build} has kernels for {', '.join(build.gfx_targets)} only",
+        f"use a torch built for {gpu.gfx}, or run on the CPU: APP_PROFILE=experiment1",
+    )

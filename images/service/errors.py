@@ -1,0 +1,57 @@
+"""Everything that can go wrong: what ends the process (with its exit code) and what ends a request."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of `python3 -m service`; the numbers mean what they mean in buildtool."""
+
+    OK = 0
+    USAGE = 2  # an environment variable or the profile asks for something that isn't valid
+    ENVIRONMENT = 3  # the torch build, the device or the port isn't there
+    DATA = 5  # the mounted model can't be read
+
+
+class ServiceError(Exception):
+    """A reason not to start. The message says what and why, the hint what to do next."""
+
+    exit_code: Exit = Exit.ENVIRONMENT
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class SettingsError(ServiceError):
+    """An environment variable or a profile's key isn't valid."""
+
+    exit_code = Exit.USAGE
+
+
+class DeviceMissing(ServiceError):
+    """The asked-for device can't be had with this torch build or in this container."""
+
+
+class ModelUnreadable(ServiceError):
+    """The mounted model directory holds something else than a BERT sequence classifier."""
+
+    exit_code = Exit.DATA
+
+
+class RequestError(Exception):
+    """A request that isn't served: the HTTP status, why, and after how many seconds to try again."""
+
+    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+def bad_request(message: str) -> RequestError:
+    """The caller's mistake: 400."""
+    return RequestError(400, message)

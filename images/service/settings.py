@@ -1,0 +1,117 @@
+"""What the service was told: the environment's words and the profile's keys, checked and made one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from service.errors import SettingsError
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_LISTEN = "0.0.0.0:8000"  # inside the container; compose publishes it on the loopback only
+MAX_POSITIONS = 512
+
+Weights = Literal["auto", "mounted", "random"]
+WEIGHTS: tuple[Weights, ...] = ("auto", "mounted", "random")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all of them together, may ask for."""
+
+    max_body_bytes: int = 1 << 20
+    max_texts: int = 32
+    max_text_chars: int = 20_000
+    max_tokens: int = MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and said so
+    max_in_flight: int = 16
+    body_timeout_s: int = 10
+    drain_s: int = 30  # of stop_grace_period, for those who are in already
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides how the service starts."""
+
+    profile: str
+    device: str
+    model_dir: Path
+    weights: Weights
+    host: str
+    port: int
+    limits: Limits
+    threads: int | None = None  # of torch on the CPU; None: what the container's CPU quota gives
+
+
+# profile key -> smallest and largest value; each is a field of Limits, or `threads`
+NUMBERS = {
+    "max_body_bytes": (1 << 10, 64 << 20),
+    "max_texts": (1, 256),
+    "max_text_chars": (1, 1_000_000),
+    "max_tokens": (3, MAX_POSITIONS),
+    "max_in_flight": (1, 1024),
+    "body_timeout_s": (1, 300),
+    "drain_s": (0, 600),
+    "threads": (1, 1024),
+}
+PROFILE_KEYS = ("device", *NUMBERS)
+
+
+def profile_path(env: Mapping[str, str]) -> Path:
+    """The YAML file of APP_PROFILE. Raises SettingsError for a name that could leave the directory."""
+    name = env.get("APP_PROFILE") or "experiment1"
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise SettingsError(f"APP_PROFILE {name!r} is not a profile's name", "letters, digits, - and _ only")
+    directory = Path(env.get("WEIR_PROFILES_DIR") or HERE.parent / "profiles")
+    return directory / f"application-{name}.yaml"
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """`host:port` of WEIR_LISTEN. Raises SettingsError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise SettingsError(f"WEIR_LISTEN {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source: Path) -> Settings:
+    """One Settings of the environment and the profile that `source` held. Raises SettingsError.
+
+    The environment's WEIR_DEVICE wins over the profile's `device`.
+    """
+    unknown = [key for key in profile if key not in PROFILE_KEYS]
+    if unknown:
+        raise SettingsError(f"{source}: unknown key {unknown[0]!r}", f"known keys: {', '.join(PROFILE_KEYS)}")
+    device = env.get("WEIR_DEVICE") or profile.get("device")
+    if not isinstance(device, str):
+        raise SettingsError(f"{source}: device is {device!r}", "write one of cpu, rocm, cuda: `device: cpu`")
+    numbers = {key: _number(source, key, profile[key]) for key in NUMBERS if key in profile}
+    threads = numbers.pop("threads", None)
+    weights = env.get("WEIR_WEIGHTS") or "auto"
+    if weights not in WEIGHTS:
+        raise SettingsError(f"WEIR_WEIGHTS {weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
+    host, port = parse_listen(env.get("WEIR_LISTEN") or DEFAULT_LISTEN)
+    return Settings(
+        profile=source.stem.removeprefix("application-"),
+        device=device,
+        model_dir=Path(env.get("WEIR_MODEL_DIR") or "/models"),
+        weights=weights,
+        host=host,
+        port=port,
+        limits=replace(Limits(), **numbers),
+        threads=threads,
+    )
+
+
+def _number(source: Path, key: str, value: object) -> int:
+    low, high = NUMBERS[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise SettingsError(f"{source}: {key} is {value!r}", f"write a whole number from {low} to {high}")
+    return value
+
+
+def quota_cpus(cpu_max: str) -> int | None:
+    """CPUs that a cgroup's `cpu.max` ("QUOTA PERIOD", in microseconds) allows, at least 1; None: no quota."""
+    quota, _, period = cpu_max.strip().partition(" ")
+    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:
+        return None
+    return max(1, int(quota) // int(period))

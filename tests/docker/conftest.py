@@ -1,0 +1,43 @@
+"""Tests against a real engine. The service's image is WEIR_CPU_IMAGE, else the one `make images` builds."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def compose_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """compose.yaml's variables for a run that disturbs nobody: any free port, reports in a directory that
+    doesn't exist yet (it is what this gives), no model. Leaves the checkout as it was.
+    """
+    reports = tmp_path_factory.mktemp("compose") / "reports"
+    models = ROOT / "models"
+    had_models = models.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [each for each in os.environ if each.startswith(("WEIR_", "APP_", "COMPOSE_"))]:
+            if name != "WEIR_CPU_IMAGE":
+                patch.delenv(name)
+        patch.setenv("WEIR_PORT", "0")
+        patch.setenv("WEIR_REPORTS_DIR", str(reports))
+        yield reports
+    if models.exists() and not had_models:  # the engine made the mount's source
+        models.rmdir()
+
+
+@pytest.fixture(scope="session")
+def docker_compose_file(compose_env: Path) -> str:
+    return str(ROOT / "compose.yaml")
+
+
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    return ["up -d --wait"]
+
+
+@pytest.fixture(scope="session")
+def docker_cleanup() -> list[str]:
+    return ['--profile "*" down -v']

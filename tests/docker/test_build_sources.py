@@ -1,0 +1,194 @@
+"""Registry bases and package indexes, on stand-ins: which source serves, what is pinned, what is refused."""
+
+import os
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from standins import ROOT, Index, Shop, make_torch, make_wheel, package_index, registry
+
+from buildtool import catalog
+from buildtool.engine import Engine
+from buildtool.errors import Exit
+from buildtool.model import Bootstrap
+from buildtool.rootfs import RootfsCache
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A stand-in for python:3.11-slim in a registry on loopback; yields its reference."""
+    folder = tmp_path_factory.mktemp("registry")
+    loaded = catalog.load()
+    recipe = next(b for b in loaded.select(("cpu",))[0].base if isinstance(b, Bootstrap))
+    rootfs, _ = RootfsCache(ROOT / ".weir/rootfs", print).bring(recipe, loaded.source_date_epoch)
+    with registry(folder) as address:
+        ref = f"{address}/standin/python:3.11-slim"
+        push_base(folder, rootfs, ref, "first")
+        yield ref
+    subprocess.run(["docker", "image", "rm", "-f", ref], check=False, capture_output=True)
+
+
+def push_base(folder: Path, rootfs: Path, ref: str, mark: str) -> None:
+    context = folder / "base"
+    context.mkdir(exist_ok=True)
+    (context / "rootfs.tar").unlink(missing_ok=True)
+    os.link(rootfs, context / "rootfs.tar")
+    (context / "Dockerfile").write_text(f"FROM scratch\nADD rootfs.tar /\nLABEL standin={mark}\n")
+    subprocess.run(["docker", "build", "-q", "-t", ref, str(context)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["docker", "push", "-q", ref], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    with package_index(tmp_path / "index") as found:
+        yield found
+
+
+@pytest.fixture
+def shop(tmp_path: Path, base: str, index: Index) -> Iterator[Shop]:
+    """A catalog with a registry base and torch from an index that gives a stand-in ROCm build."""
+    (tmp_path / "shop").mkdir()
+    made = Shop(tmp_path / "shop")
+    make_torch(index.files, "9.1.0+rocm9.9", hip="9.9")
+    index.refresh()
+    made.write(
+        variant(
+            base,
+            f'{{name: standin-index, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}',
+        )
+    )
+    yield made
+    subprocess.run(["docker", "image", "rm", "-f", "weir/standin:latest"], check=False, capture_output=True)
+
+
+def variant(base: str, *torch: str) -> str:
+    sources = "".join(f"      - {source}\n" for source in torch)
+    return (
+        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n    dockerfile: slim\n"
+        f'    python: "3.11"\n    base: [{{registry: "{base}"}}]\n    torch:\n{sources}    wheels: []\n'
+    )
+
+
+def test_a_registry_base_and_a_rocm_index_make_a_proved_image(shop: Shop, base: str) -> None:
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "9.1.0+rocm9.9 (rocm, from standin-index)" in done.stdout
+    locked = shop.lock["variants"]["standin"]  # type: ignore[index]
+    assert locked["base"]["origin"] == "registry"
+    assert locked["base"]["pin"].startswith("sha256:")
+    assert locked["wheels"][0]["filename"] == "torch-9.1.0+rocm9.9-py3-none-any.whl"
+    labels = Engine().inspect("weir/standin:latest")["Config"]["Labels"]  # type: ignore[index]
+    assert labels["io.weir.source.base"] == f"registry:{base}"
+    assert labels["org.opencontainers.image.base.digest"] == locked["base"]["pin"]
+    assert labels["io.weir.source.torch"] == "standin-index"
+    assert shop.leftovers() == []
+
+
+def test_a_locked_base_stays_when_its_tag_moves(shop: Shop, base: str, tmp_path: Path) -> None:
+    assert shop.build("--no-audit").returncode == Exit.OK
+    pinned = shop.lock["variants"]["standin"]["base"]["pin"]  # type: ignore[index]
+    loaded = catalog.load()
+    recipe = next(b for b in loaded.select(("cpu",))[0].base if isinstance(b, Bootstrap))
+    push_base(
+        tmp_path,
+        RootfsCache(ROOT / ".weir/rootfs", print).path(recipe, loaded.source_date_epoch),
+        base,
+        "moved",
+    )
+    assert shop.build("--no-audit").returncode == Exit.OK
+    assert shop.lock["variants"]["standin"]["base"]["pin"] == pinned  # type: ignore[index]
+    assert shop.build("--no-audit", "--update-lock").returncode == Exit.OK
+    assert shop.lock["variants"]["standin"]["base"]["pin"] != pinned  # type: ignore[index]
+
+
+def test_a_torch_that_is_not_the_promised_build_breaks_the_build(shop: Shop, index: Index) -> None:
+    make_torch(index.files, "9.1.0+rocm9.9", cuda="13.0")  # its name says ROCm, itself says CUDA
+    index.refresh()
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.BUILD, done.stderr
+    assert "a cuda build; source standin-index promises a rocm build" in done.stderr
+
+
+def test_a_cuda_wheel_beside_torch_disqualifies_a_source(shop: Shop, index: Index, base: str) -> None:
+    make_wheel(index.files, "nvidia_cublas", "1.0", {"nvidia/x.py": ""})
+    wheel = make_torch(index.files, "9.2.0+rocm9.9", hip="9.9")
+    add_requirement(wheel, "nvidia-cublas==1.0")
+    index.refresh()
+    first = f'{{name: tainted, build: rocm, require: ["torch==9.2.0+rocm9.9"], index: "{index.url}"}}'
+    second = f'{{name: clean, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
+    shop.write(variant(base, first, second))
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "torch source tainted gives another build than rocm: it brings nvidia-cublas" in done.stdout
+    assert "from clean" in done.stdout
+
+
+def add_requirement(wheel: Path, requirement: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        content = {item.filename: archive.read(item) for item in archive.infolist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in content.items():
+            extra = f"Requires-Dist: {requirement}\n".encode() if name.endswith("METADATA") else b""
+            archive.writestr(name, data + extra)
+
+
+def test_an_unreachable_index_is_passed_over_and_told(shop: Shop, index: Index, base: str) -> None:
+    dead = '{name: dead, build: rocm, require: ["torch==1.0+rocm1"], index: "http://127.0.0.1:1/simple/"}'
+    alive = f'{{name: alive, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
+    shop.write(variant(base, dead, alive))
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "passed over torch source dead" in done.stdout
+
+
+def test_when_no_source_answers_each_is_named(shop: Shop, base: str) -> None:
+    dead = '{name: dead, build: rocm, require: ["torch==1.0+rocm1"], index: "http://127.0.0.1:1/simple/"}'
+    shop.write(variant(base, dead))
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "no source of torch answers" in done.stderr
+    assert "torch source dead" in done.stderr
+    assert not (shop.folder / "lock.json").exists()
+    assert shop.leftovers() == []
+
+
+def test_a_dead_registry_without_another_base_is_told(shop: Shop, index: Index) -> None:
+    source = f'{{name: alive, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
+    shop.write(variant("127.0.0.1:1/nobody/home:1", source))
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "registry base 127.0.0.1:1/nobody/home:1" in done.stderr
+
+
+def test_an_index_that_changed_a_locked_wheel_is_refused(shop: Shop, index: Index) -> None:
+    assert shop.build("--no-audit").returncode == Exit.OK
+    for cached in (shop.state / "wheels").glob("*/torch-*.whl"):
+        cached.unlink()
+    make_torch(index.files, "9.1.0+rocm9.9", hip="6.6.6")
+    index.refresh()
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.DATA
+    assert "isn't the one that was locked" in done.stderr
+
+
+def test_a_wheel_cut_short_in_transit_is_refused(shop: Shop, index: Index) -> None:
+    wheel = next(index.files.glob("torch-*.whl"))
+    wheel.write_bytes(wheel.read_bytes()[:300])  # the page still names the whole file's hash
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "torch source standin-index" in done.stderr
+    assert shop.leftovers() == []
+
+
+def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_anew(shop: Shop) -> None:
+    assert shop.build("--no-audit").returncode == Exit.OK
+    [cached] = (shop.state / "wheels").glob("*/torch-*.whl")
+    data = bytearray(cached.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    cached.write_bytes(data)
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.DATA
+    assert "torch-9.1.0+rocm9.9-py3-none-any.whl is corrupt" in done.stderr
+    assert shop.build("--no-audit").returncode == Exit.OK

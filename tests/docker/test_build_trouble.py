@@ -1,0 +1,143 @@
+"""What can go wrong around a build: wrong words, a full disk, an engine that dies, a person who stops it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from standins import ROOT, Index, Shop, make_torch, package_index
+
+from buildtool.errors import Exit
+
+SLOW = "FROM scratch AS rootfs\nADD rootfs.tar /\nFROM rootfs\nRUN --network=none sleep 120\n"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    with package_index(tmp_path / "index") as found:
+        make_torch(found.files, "9.1.0+cpu")
+        found.refresh()
+        yield found
+
+
+@pytest.fixture
+def shop(tmp_path: Path, index: Index) -> Shop:
+    """A catalog whose image takes two minutes to build, on the cached root file system of `cpu`."""
+    folder = tmp_path / "shop"
+    (folder / "slow").mkdir(parents=True)
+    (folder / "slow/Dockerfile").write_text(SLOW)
+    made = Shop(folder)
+    made.state.mkdir()
+    (made.state / "rootfs").symlink_to(ROOT / ".weir/rootfs")
+    text = (ROOT / "images/variants.yaml").read_text()
+    bootstrap = text[text.index("      - bootstrap:") : text.index("    torch:")]
+    made.write(
+        "  standin:\n    summary: stand-in, slow to build\n    dockerfile: slow\n"
+        f'    python: "3.11"\n    base:\n{bootstrap}    torch:\n'
+        f'      - {{name: standin-index, build: cpu, require: ["torch==9.1.0+cpu"], index: "{index.url}"}}\n'
+    )
+    return made
+
+
+def test_an_unknown_variant_is_a_usage_error(shop: Shop) -> None:
+    done = shop.build("nonsense")
+    assert done.returncode == Exit.USAGE
+    assert "no variant 'nonsense'" in done.stderr
+    assert "there are: standin" in done.stderr
+
+
+def test_a_duplicate_key_is_a_usage_error(shop: Shop) -> None:
+    with (shop.folder / "variants.yaml").open("a") as file:
+        file.write("    summary: again\n")
+    done = shop.build()
+    assert done.returncode == Exit.USAGE
+    assert "variants.standin.summary: this key stands twice" in done.stderr
+
+
+def test_a_nearly_full_disk_is_refused_before_anything_is_made(shop: Shop, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(small)], check=True)
+    try:
+        done = shop.build(WEIR_STATE=str(small / "state"))
+        left = [p for p in small.rglob("*") if p.is_file()]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "free; building standin may take" in done.stderr
+    assert left == []
+
+
+@pytest.fixture
+def second_engine(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An engine of our own, to be killed."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    socket = f"unix://{folder}/sock"
+    places = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(
+        ["dockerd", "-H", socket, *places, "--bridge=none", "--iptables=false", "--ip6tables=false"],
+        stdout=log,
+        stderr=log,
+    )
+    deadline = time.monotonic() + 30
+    while subprocess.run(["docker", "-H", socket, "info"], check=False, capture_output=True).returncode:
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.3)
+    yield socket, process
+    process.kill()
+    process.wait()
+    log.close()
+    for line in Path("/proc/mounts").read_text().splitlines():
+        if str(folder) in line:
+            subprocess.run(["umount", "-l", line.split()[1]], check=False, capture_output=True)
+
+
+def start_and_wait_for_the_slow_step(shop: Shop, **environment: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        shop.command("--no-audit"),
+        cwd=ROOT,
+        env=shop.environment(**environment),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr
+    for line in process.stderr:
+        if "RUN --network=none sleep 120" in line:
+            return process
+    raise AssertionError("the build ended before its slow step")
+
+
+def test_an_engine_that_dies_in_the_middle_is_named_as_the_cause(
+    shop: Shop, second_engine: tuple[str, "subprocess.Popen[bytes]"]
+) -> None:
+    address, engine = second_engine
+    process = start_and_wait_for_the_slow_step(shop, DOCKER_HOST=address)
+    engine.kill()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == Exit.ENVIRONMENT, said
+    assert "the engine stopped during the build" in said
+    assert "Traceback" not in said
+    assert shop.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_stopped_leaves_nothing_half_made(shop: Shop, number: signal.Signals) -> None:
+    process = start_and_wait_for_the_slow_step(shop)
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED, said
+    assert "Traceback" not in said
+    assert shop.leftovers() == []
+
+
+def test_no_engine_at_all_gives_the_next_step(shop: Shop) -> None:
+    done = shop.build(DOCKER_HOST="unix:///nowhere/docker.sock", PATH="/nowhere")
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "no Docker engine answers" in done.stderr

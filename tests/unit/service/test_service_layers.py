@@ -1,0 +1,46 @@
+"""Which of the service's modules may touch what: torch, yaml and HTTP have one door each."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import service
+
+HERE = Path(service.__file__).parent
+MODULES = sorted(HERE.glob("*.py"))
+# package -> the modules that may import it; whatever else isn't the standard library's or ours is refused
+DOORS = {
+    "torch": {"bert", "inference"},
+    "safetensors": {"inference"},
+    "yaml": {"profile"},
+    "starlette": {"app"},
+    "uvicorn": {"server"},
+    "anyio": {"admission", "app", "server"},
+}
+# the torch side, which only `server` reaches, and only when it loads
+TORCH_SIDE = {"service.bert", "service.inference"}
+
+
+def imports(path: Path, *, top_level: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in tree.body if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_module_opens_only_its_own_doors(path: Path) -> None:
+    for name in imports(path):
+        top = name.split(".")[0]
+        assert top not in {"buildtool", "probes", "docker", "numpy", "transformers", "httpx2"}
+        assert path.stem in DOORS.get(top, {path.stem}), f"{path.name} imports {name}: only {DOORS[top]} may"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_torch_is_reached_only_when_a_model_is_loaded(path: Path) -> None:
+    if path.stem not in {"bert", "inference"}:
+        assert not imports(path, top_level=True) & TORCH_SIDE

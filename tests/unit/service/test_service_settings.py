@@ -1,0 +1,132 @@
+"""What the service was told becomes one checked value, or a message with the file and the key."""
+
+from pathlib import Path
+
+import pytest
+from service import settings as subject
+from service.cli import main
+from service.errors import SettingsError
+from service.profile import read_profile
+from service.settings import Limits, build_settings, parse_listen, profile_path, quota_cpus
+
+SOURCE = Path("profiles/application-x.yaml")
+SHIPPED = Path(subject.__file__).parents[1] / "profiles"
+
+
+def test_defaults_are_the_cpu_profile_on_port_8000() -> None:
+    path = profile_path({})
+    settings = build_settings({}, read_profile(path), path)
+    assert (settings.profile, settings.device) == ("experiment1", "cpu")
+    assert (settings.host, settings.port, settings.weights) == ("0.0.0.0", 8000, "auto")
+    assert settings.limits == Limits()
+    assert settings.threads is None
+
+
+@pytest.mark.parametrize(("name", "device"), [("experiment1", "cpu"), ("experiment2", "rocm")])
+def test_the_shipped_profiles_select_their_device(name: str, device: str) -> None:
+    path = profile_path({"APP_PROFILE": name})
+    assert path.parent == SHIPPED
+    assert build_settings({}, read_profile(path), path).device == device
+
+
+def test_the_environment_wins_over_the_profile() -> None:
+    env = {
+        "WEIR_DEVICE": "cuda",
+        "WEIR_MODEL_DIR": "/m",
+        "WEIR_LISTEN": "127.0.0.1:9",
+        "WEIR_WEIGHTS": "mounted",
+    }
+    settings = build_settings(env, {"device": "cpu"}, SOURCE)
+    assert (settings.device, settings.model_dir, settings.port) == ("cuda", Path("/m"), 9)
+    assert settings.weights == "mounted"
+
+
+def test_empty_variables_are_as_good_as_none() -> None:
+    env = dict.fromkeys(
+        ("APP_PROFILE", "WEIR_DEVICE", "WEIR_LISTEN", "WEIR_WEIGHTS", "WEIR_PROFILES_DIR"), ""
+    )
+    assert profile_path(env).name == "application-experiment1.yaml"
+    assert build_settings(env, {"device": "cpu"}, SOURCE).device == "cpu"
+
+
+def test_a_profiles_numbers_replace_the_limits() -> None:
+    settings = build_settings({}, {"device": "cpu", "max_texts": 4, "threads": 2}, SOURCE)
+    assert (settings.limits.max_texts, settings.threads) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "profile", "said"),
+    [
+        ({}, {"devise": "cpu"}, r"application-x\.yaml: unknown key 'devise'"),
+        ({}, {}, "device is None"),
+        ({}, {"device": False}, "device is False"),  # YAML's `device: no`
+        ({}, {"device": "cpu", "max_texts": "4"}, "max_texts is '4'"),
+        ({}, {"device": "cpu", "max_texts": True}, "max_texts is True"),
+        ({}, {"device": "cpu", "max_texts": 0}, "max_texts is 0"),
+        ({}, {"device": "cpu", "max_tokens": 513}, "max_tokens is 513"),
+        ({"WEIR_WEIGHTS": "some"}, {"device": "cpu"}, "WEIR_WEIGHTS 'some'"),
+        ({"WEIR_LISTEN": "8000"}, {"device": "cpu"}, "WEIR_LISTEN '8000'"),
+    ],
+)
+def test_a_wrong_value_names_its_place(env: dict[str, str], profile: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
+        build_settings(env, profile, SOURCE)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["../experiment1", "a/b", "a b", "é/", "."])
+def test_a_profiles_name_can_not_leave_the_directory(name: str) -> None:
+    with pytest.raises(SettingsError, match="APP_PROFILE"):
+        profile_path({"APP_PROFILE": name})
+
+
+@pytest.mark.parametrize("text", ["", ":80", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:²"])
+def test_a_wrong_address_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError):
+        parse_listen(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device: cpu\ndevice: rocm\n", r"duplicate key 'device'.* line 2"),
+        ("device: [cpu\n", "no valid YAML"),
+        ("device:\tcpu\n\t- x", "no valid YAML"),
+        ("? [a, b]\n: 1\n", "no valid YAML|unknown key"),
+        ("", "must hold keys"),
+        ("- cpu\n", "must hold keys"),
+        ("[" * 1200, "no valid YAML"),
+        ("device: !!python/object:os.system cpu\n", "no valid YAML"),
+    ],
+)
+def test_a_profile_that_is_no_flat_yaml_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "application-x.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        read_profile(path)
+
+
+def test_a_missing_profile_lists_those_there_are() -> None:
+    with pytest.raises(SettingsError, match=r"no profile application-experiment9\.yaml") as caught:
+        read_profile(SHIPPED / "application-experiment9.yaml")
+    assert "experiment1, experiment2" in caught.value.hint
+
+
+def test_a_wrong_setting_ends_the_program_with_2_and_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main({"APP_PROFILE": "experiment9"}) == 2
+    assert capsys.readouterr().err.startswith("error: no profile application-experiment9.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("max 100000\n", None),
+        ("200000 100000\n", 2),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("", None),
+        ("1 0", None),
+    ],
+)
+def test_a_cgroups_quota_becomes_whole_cpus(text: str, cpus: int | None) -> None:
+    assert quota_cpus(text) == cpus
