@@ -14,6 +14,7 @@ import requests.exceptions
 
 from buildtool.errors import BuildFailed, DataError, EngineUnavailable, SourceUnreachable
 
+ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
 
 
@@ -72,11 +73,12 @@ class Engine:
         Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable.
         """
         try:
-            return str(self._client.images.get_registry_data(ref).id)
+            client = docker.from_env(timeout=ANSWER_TIMEOUT_S)
+            return str(client.images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
-        except requests.exceptions.Timeout as error:
-            raise SourceUnreachable(f"registry base {ref}: no answer in time") from error
+        except requests.exceptions.RequestException as error:
+            raise SourceUnreachable(f"registry base {ref}: no answer within {ANSWER_TIMEOUT_S} s") from error
 
     def save(self, ref: str) -> Iterator[bytes]:
         """An image as the engine's archive (`docker save`), in chunks. Raises DataError if unknown."""

@@ -31,7 +31,7 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
         )
     facts = json.loads(line.removeprefix(MARK))
     torch = facts["torch"]
-    found = build_of(torch["version"], torch["hip"], torch["cuda"])
+    found = build_of(torch["hip"], torch["cuda"])
     if found is not resolved.torch_build:
         raise ProofFailed(
             f"{variant.ref} holds torch {torch['version']}, a {found.value} build; "
@@ -61,11 +61,11 @@ def from_seal(text: str) -> Proof:
     return Proof(**data | {"torch_build": TorchBuild(data["torch_build"])})
 
 
-def build_of(version: str, hip: str | None, cuda: str | None) -> TorchBuild:
-    """Which build a torch is, by what it says of itself (`torch.version`), not by its file name."""
-    if hip or "+rocm" in version:
+def build_of(hip: str | None, cuda: str | None) -> TorchBuild:
+    """Which build a torch is, by `torch.version`: a file's name or version label proves nothing."""
+    if hip:
         return TorchBuild.ROCM
-    return TorchBuild.CUDA if cuda or "+cu" in version else TorchBuild.CPU
+    return TorchBuild.CUDA if cuda else TorchBuild.CPU
 
 
 def _rocminfo(facts: dict[str, object]) -> str:

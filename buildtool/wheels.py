@@ -65,7 +65,7 @@ class WheelCache:
             try:
                 self._pip([*quick, *index, *source.require], python, scratch, alone=source.index is not None)
             except CommandFailed as error:
-                raise _unreachable(source, error) from error
+                raise SourceUnreachable(f"torch source {source.name}: {_telling(error)}") from error
             torch = next(iter(scratch.glob("torch-*.whl")), None)
             if torch is None:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
@@ -105,7 +105,7 @@ class WheelCache:
                         f"a wheel isn't the one that was locked:\n{error.tail}",
                         "if the index really changed, resolve afresh: weir build --update-lock",
                     ) from error
-                raise SourceUnreachable(f"locked wheels can't be fetched:\n{error.tail}") from error
+                raise SourceUnreachable(f"locked wheels can't be fetched: {_telling(error)}") from error
             self._keep(scratch)
 
     def verify(self, wheels: Sequence[Wheel]) -> None:
@@ -126,7 +126,7 @@ class WheelCache:
             except CommandFailed as error:
                 wanted = " ".join(word for word in arguments if not word.startswith("-"))
                 raise SourceUnreachable(
-                    f"pip can't resolve {wanted}:\n{error.tail}",
+                    f"pip can't resolve {wanted}: {_telling(error)}",
                     "check the host's pip configuration: python3 -m pip config list",
                 ) from error
             return self._keep(scratch)
@@ -206,8 +206,8 @@ def _pin(requirement: str, torch: Path) -> str:
     return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
 
 
-def _unreachable(source: TorchSource, error: CommandFailed) -> SourceUnreachable:
+def _telling(error: CommandFailed) -> str:
+    """The line of pip's last words that says why: no connection before no version."""
     lines = error.tail.splitlines() or ["pip said nothing"]
-    telling = [line for reason in REASONS for line in lines if reason.search(line)]
-    said = (telling or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")
-    return SourceUnreachable(f"torch source {source.name}: {said[:300]}")
+    found = [line for reason in REASONS for line in lines if reason.search(line)]
+    return (found or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")[:300]

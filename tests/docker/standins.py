@@ -74,7 +74,7 @@ class Index:
         pages = self.files.parent / "simple"
         shutil.rmtree(pages, ignore_errors=True)
         for wheel in self.files.glob("*.whl"):
-            page = pages / wheel.name.split("-")[0] / "index.html"
+            page = pages / wheel.name.split("-")[0].replace("_", "-") / "index.html"
             page.parent.mkdir(parents=True, exist_ok=True)
             digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
             link = f'<a href="/files/{wheel.name}#sha256={digest}">{wheel.name}</a>\n'

@@ -1,8 +1,11 @@
 """What can go wrong around a build: wrong words, a full disk, an engine that dies, a person who stops it."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,29 +75,45 @@ def test_a_nearly_full_disk_is_refused_before_anything_is_made(shop: Shop, tmp_p
 
 
 @pytest.fixture
-def second_engine(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An engine of our own, to be killed."""
-    folder = tmp_path / "engine"
-    folder.mkdir()
+def second_engine() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """An engine of our own, to be killed, with all that it started and mounted."""
+    folder = Path(tempfile.mkdtemp(prefix="weir-engine-"))
     socket = f"unix://{folder}/sock"
     places = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
-    log = (folder / "log").open("wb")
-    process = subprocess.Popen(
-        ["dockerd", "-H", socket, *places, "--bridge=none", "--iptables=false", "--ip6tables=false"],
-        stdout=log,
-        stderr=log,
-    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["dockerd", "-H", socket, *places, "--bridge=none", "--iptables=false", "--ip6tables=false"],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for_engine(socket, folder / "log")
+        yield socket, process
+    finally:
+        process.kill()
+        process.wait()
+        kill_all_that_mounts(str(folder))
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if str(folder) in line:
+                subprocess.run(["umount", "-l", line.split()[1]], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill_all_that_mounts(folder: str) -> None:
+    """containerd and the containers that outlived their engine: they see its folder in command or mounts."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            seen = (process / "mountinfo").read_text() if process.name != str(os.getpid()) else ""
+            own = [line for line in seen.splitlines() if " / / " in line and folder in line]
+            if own or folder.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def wait_for_engine(socket: str, log: Path) -> None:
     deadline = time.monotonic() + 30
     while subprocess.run(["docker", "-H", socket, "info"], check=False, capture_output=True).returncode:
-        assert time.monotonic() < deadline, (folder / "log").read_text()
+        assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.3)
-    yield socket, process
-    process.kill()
-    process.wait()
-    log.close()
-    for line in Path("/proc/mounts").read_text().splitlines():
-        if str(folder) in line:
-            subprocess.run(["umount", "-l", line.split()[1]], check=False, capture_output=True)
 
 
 def start_and_wait_for_the_slow_step(shop: Shop, **environment: str) -> "subprocess.Popen[str]":
