@@ -1,23 +1,34 @@
-# Verbs only; every recipe is one line that a user could type.
+# Verbs only; every recipe is a line or two that a user could type.
 PYTHON ?= python3
 PY := .venv/bin/python
+PROBE ?= probe
 
 .DEFAULT_GOAL := help
-.PHONY: help images test check
+.PHONY: help images engine probe check test bench-build
 
 help: ## what can be done here
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-check: .venv/.ready ## lint, types, unit tests (under 15 s)
-	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q tests/unit
-
-images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are
+images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are (VARIANTS="cpu ...")
 	@$(PY) -m buildtool build $(VARIANTS)
 
 engine: .venv/.ready ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
 	@$(PY) -m buildtool engine
+
+probe: .venv/.ready ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
+	docker compose run --rm $(PROBE)
+	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
+
+check: .venv/.ready ## lint, types and unit tests, in seconds
+	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q tests/unit
+
+test: check images ## everything that needs no GPU; makes the images first
+	$(PY) -m pytest -q tests/docker
+
+bench-build: images ## our build of `cpu` against the naive one, and rebuilds
+	@$(PY) tests/bench/bench_build.py

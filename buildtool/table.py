@@ -1,10 +1,11 @@
-"""The two tables that end a build."""
+"""Tables for the terminal."""
 
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
 from buildtool.audit.render import SummaryRow
+from buildtool.host import Row
 from buildtool.model import BuiltImage
 from buildtool.plan import Target
 from buildtool.proof import Proof
@@ -38,3 +39,9 @@ def audited(rows: Sequence[SummaryRow]) -> str:
     ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
     return tabulate(cells, headers, disable_numparse=True)
+
+
+def diagnosis(rows: Sequence[Row]) -> str:
+    """What the host has and lacks."""
+    cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
+    return tabulate(cells, ("", "state", "found", "next step"), disable_numparse=True)

@@ -1,0 +1,151 @@
+"""What this host has for images and containers: engine, plugins, disk, cards and their groups.
+
+Facts are read from files and programs; what they mean (`diagnose`) is decided without touching anything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from buildtool.buildx import require_buildx
+from buildtool.command import CommandFailed, find, run
+from buildtool.engine import NEXT_STEP, Engine, EngineInfo
+from buildtool.errors import EnvironmentMissing
+from buildtool.files import free_bytes
+from probes.units import decimal_bytes
+
+T = TypeVar("T")
+
+ROOMY_BYTES = 25_000_000_000  # the rocm image, its root file system, its context and the engine's copies
+
+
+class State(Enum):
+    """How a thing stands."""
+
+    OK = "ok"
+    MISSING = "MISSING"  # builds or runs fail without it
+    NOTE = "note"  # something works less well, or only some variants need it
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU's device file and the group that may open it."""
+
+    path: str
+    group_id: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found; None stands for not there."""
+
+    engine: EngineInfo | None
+    buildx: str | None
+    compose: str | None
+    mmdebstrap: bool
+    free_disk_bytes: int
+    kfd: bool
+    dxg: bool
+    nvidia: bool
+    render_nodes: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing, how it stands, and what to type about it."""
+
+    thing: str
+    state: State
+    found: str
+    next_step: str = ""
+
+
+def gather(root: Path = Path("/")) -> Facts:
+    """Look at this host. Device files are looked for below `root`."""
+    engine = _or_none(lambda: Engine(timeout_s=10).info())
+    return Facts(
+        engine=engine,
+        buildx=_or_none(require_buildx),
+        compose=_or_none(_compose_version),
+        mmdebstrap=find("mmdebstrap") is not None,
+        free_disk_bytes=free_bytes(Path(engine.root_dir if engine else "/var/lib")),
+        kfd=(root / "dev/kfd").exists(),
+        dxg=(root / "dev/dxg").exists(),
+        nvidia=(root / "dev/nvidiactl").exists(),
+        render_nodes=_render_nodes(root),
+    )
+
+
+def diagnose(facts: Facts) -> list[Row]:
+    """What the facts mean for building and running images."""
+    return [*_engine_rows(facts), *_source_rows(facts), *_card_rows(facts)]
+
+
+def _engine_rows(facts: Facts) -> list[Row]:
+    hint = "as root on Debian or Ubuntu: make engine"
+    if facts.engine is None:
+        engine = Row("engine", State.MISSING, "none answers", NEXT_STEP)
+    elif facts.engine.containerd_store:
+        engine = Row("engine", State.OK, f"{facts.engine.version}, containerd image store")
+    else:
+        switch = (
+            'for zstd layers put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json'
+        )
+        engine = Row("engine", State.NOTE, f"{facts.engine.version}, classic image store", switch)
+    plugins = [
+        Row(name, State.OK if version else State.MISSING, version or "not there", "" if version else hint)
+        for name, version in (("buildx", facts.buildx), ("compose", facts.compose))
+    ]
+    return [engine, *plugins]
+
+
+def _source_rows(facts: Facts) -> list[Row]:
+    roomy = facts.free_disk_bytes >= ROOMY_BYTES
+    return [
+        Row(
+            "disk",
+            State.OK if roomy else State.NOTE,
+            f"{decimal_bytes(facts.free_disk_bytes)} free for the engine",
+            "" if roomy else f"the rocm image wants {decimal_bytes(ROOMY_BYTES)}: docker builder prune",
+        ),
+        Row(
+            "mmdebstrap",
+            State.OK if facts.mmdebstrap else State.NOTE,
+            "installed" if facts.mmdebstrap else "not installed",
+            "" if facts.mmdebstrap else "only needed where no registry answers: apt-get install mmdebstrap",
+        ),
+    ]
+
+
+def _card_rows(facts: Facts) -> list[Row]:
+    rows = []
+    if facts.kfd and facts.render_nodes:
+        card = facts.render_nodes[0]
+        command = f"RENDER_NODE={card.path} RENDER_GID={card.group_id} docker compose up api-rocm"
+        rows.append(Row("AMD GPU", State.OK, f"/dev/kfd, {len(facts.render_nodes)} render nodes", command))
+    if facts.dxg:
+        rows.append(Row("WSL GPU", State.OK, "/dev/dxg", "docker compose up api-wsl"))
+    if facts.nvidia:
+        rows.append(Row("NVIDIA GPU", State.OK, "/dev/nvidiactl", "docker compose up api-cuda"))
+    return rows or [
+        Row("GPU", State.NOTE, "no /dev/kfd, /dev/dxg or /dev/nvidiactl", "docker compose up (on the CPU)")
+    ]
+
+
+def _compose_version() -> str:
+    return run(["docker", "compose", "version", "--short"]).stdout.strip()
+
+
+def _render_nodes(root: Path) -> tuple[Card, ...]:
+    folder = root / "dev/dri"
+    nodes = sorted(folder.glob("renderD*")) if folder.is_dir() else []
+    return tuple(Card(f"/{node.relative_to(root)}", node.stat().st_gid) for node in nodes)
+
+
+def _or_none(look: Callable[[], T]) -> T | None:
+    try:
+        return look()
+    except (EnvironmentMissing, CommandFailed):
+        return None
