@@ -1,5 +1,7 @@
 """The only formatting of quantities, for both programs. Stored: bytes (int), ns (int) or s (float)."""
 
+import re
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")
 
@@ -34,3 +36,13 @@ def duration(seconds: float) -> str:
         if abs(seconds) * factor >= 1.0:
             return f"{seconds * factor:.3g} {name}"
     return f"{seconds * 1e9:.0f} ns"
+
+
+def parse_bytes(text: str) -> int:
+    """`4GiB`, `512 MiB`, `4GB` (10^9) or a plain number, in bytes. Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B|)", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not a size; write it as 4GiB, 512MiB or 4000000000")
+    number, unit = found.groups()
+    step = 1024 if "i" in unit else 1000
+    return int(float(number) * step ** " kMGT".index((unit or "B")[0].replace("K", "k").replace("B", " ")))

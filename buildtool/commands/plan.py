@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from buildtool import catalog, pipeline, plan
+from buildtool import catalog, plan
 from buildtool.commands.build import workplace
 from buildtool.errors import Exit
 from buildtool.lock import Lock
@@ -25,7 +25,6 @@ def run(args: argparse.Namespace) -> int:
             variant,
             lock.get(variant) or plan.unresolved(variant),
             place.state / "context" / variant.name,
-            pipeline.dockerfile(variant),
         )
         for variant in chosen.select(tuple(args.variants))
     ]

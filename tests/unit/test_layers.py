@@ -17,7 +17,7 @@ GATES = {
     "subprocess": {"buildtool/command.py", "probes/worker.py"},
     "tabulate": {"buildtool/audit/render.py", "buildtool/table.py", "probes/render.py"},
     "elftools": {"buildtool/gpucode/"},
-    "torch": {"probes/device.py", "probes/transfer.py", "probes/spill.py", "probes/scenarios.py"},
+    "torch": {"probes/device.py", "probes/stack.py"},
 }
 # program -> what of the other program it may import
 ACROSS = {"buildtool": {"probes.units", "probes.report", "probes.errors"}, "probes": set()}
@@ -28,7 +28,19 @@ THOUGHT = {
     "buildtool/proof.py",
     "buildtool/errors.py",
     "probes/stats.py",
+    "probes/codec.py",
     "probes/report.py",
+    "probes/pattern.py",
+    "probes/model.py",
+    "probes/workbench.py",
+    "probes/sampling.py",
+    "probes/transfer.py",
+    "probes/spill.py",
+    "probes/scenarios.py",
+    "probes/residency.py",
+    "probes/expectation.py",
+    "probes/answers.py",
+    "probes/render.py",
 }
 ACTING = {
     "buildtool.engine",
@@ -36,6 +48,9 @@ ACTING = {
     "buildtool.buildx",
     "buildtool.sources",
     "probes.device",
+    "probes.stack",
+    "probes.placement",
+    "probes.machine",
     "probes.worker",
 }
 

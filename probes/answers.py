@@ -1,0 +1,166 @@
+"""What the figures of a report mean, in plain sentences with the figures they rest on. Pure."""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from probes import residency
+from probes.report import (
+    Block,
+    Expectation,
+    Measurement,
+    Pass,
+    ProbeReport,
+    Record,
+    Request,
+    Scenario,
+    Stop,
+)
+from probes.stats import median, summarize
+from probes.units import duration, gb_per_s
+
+R = TypeVar("R", bound=Record)
+CLEAR = 3.0  # standard errors between two means before one is called smaller
+WORTH_TELLING = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
+
+
+def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
+    """The records of one kind, in order."""
+    return [record for record in records if isinstance(record, kind)]
+
+
+def all_records(report: ProbeReport) -> list[Record]:
+    """The records of every probe."""
+    return [record for run in report.runs for record in run.records]
+
+
+def answers(report: ProbeReport) -> tuple[str, ...]:
+    """Everything that can be said from this report."""
+    records = all_records(report)
+    return (*_link(records), *_spill(records), *_scenarios(records))
+
+
+def best_gb_per_s(records: Sequence[Record], name: str) -> float | None:
+    """The bandwidth of a path at the largest size measured, from the median. None where it wasn't."""
+    rows = [m for m in pick(records, Measurement) if m.name == name]
+    if not rows:
+        return None
+    largest = max(rows, key=lambda m: m.payload_bytes)
+    return gb_per_s(largest.moved_bytes, median(largest.samples_s))
+
+
+def _link(records: Sequence[Record]) -> list[str]:
+    pinned, pageable, in_place, vram = (
+        best_gb_per_s(records, name) for name in ("h2d_pinned", "h2d_pageable", "zero_copy_read", "vram_read")
+    )
+    said = []
+    if pinned and pageable:
+        said.append(
+            f"Copying into VRAM runs at {pinned:.1f} GB/s from pinned memory and {pageable:.1f} GB/s from "
+            f"ordinary (pageable) memory: pinning once gains a factor of {pinned / pageable:.1f}."
+        )
+    if pinned and in_place and vram:
+        said.append(
+            f"A kernel reads host memory in place at {in_place:.1f} GB/s, {in_place / pinned:.0%} of a "
+            f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(pinned, in_place, vram)}"
+        )
+    return said
+
+
+def break_even_reads(copy: float, in_place: float, vram: float) -> float:
+    """k*: full reads of a large buffer from which copying it to VRAM first is faster. All in GB/s.
+
+    From S/copy + k S/vram = k S/in_place; the latency of the copy is left out, so for small buffers
+    (about a megabyte) the true value is higher. Infinite where VRAM is no faster than reading in place.
+    """
+    gain = 1 / in_place - 1 / vram
+    return 1 / copy / gain if gain > 0 else math.inf
+
+
+def _reads(copy: float, in_place: float, vram: float) -> str:
+    k = break_even_reads(copy, in_place, vram)
+    if math.isinf(k):
+        return "VRAM is no faster, so copying never pays."
+    if k <= 1:
+        return f"data that is read even once is better copied to VRAM (break-even at {k:.2f} reads)."
+    return (
+        f"data that is read {math.floor(k) + 1} times or more is better copied (break-even at {k:.2f} reads)."
+    )
+
+
+def _spill(records: Sequence[Record]) -> list[str]:
+    stops = pick(records, Stop)
+    if not stops:
+        return []
+    requests, expected = pick(records, Request), pick(records, Expectation)
+    said = [f"Asking for more device memory: {residency.verdict(requests, pick(records, Block), stops[-1])}."]
+    driver = residency.driver_verdict(requests)
+    if isinstance(driver, str):
+        said.append(f"The driver itself: {driver}.")
+        oversize = next(request for request in requests if request.purpose == "oversize")
+        if expected and expected[0].behaviour in ("refuses", "spills", "uses_gtt"):
+            agrees = (expected[0].behaviour == "refuses") != oversize.granted
+            said.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
+    return said
+
+
+def _scenarios(records: Sequence[Record]) -> list[str]:
+    passes = pick(records, Pass)
+    said = []
+    link = best_gb_per_s(records, "h2d_pinned")
+    for rows in sorted({p.rows for p in passes}):
+        times = {p.scenario: p for p in passes if p.rows == rows}
+        if len(times) == 4:
+            said += [
+                f"Batch {rows}: {_first_claim(times)}",
+                f"Batch {rows}: {_third_claim(times)}",
+                f"Batch {rows}: {_streaming(times, link)}",
+            ]
+    return said
+
+
+def _first_claim(times: dict[Scenario, Pass]) -> str:
+    resident, spilled = times["resident"], times["zero_copy_weights"]
+    factor = median(spilled.samples_s) / median(resident.samples_s)
+    share = spilled.spilled_bytes / spilled.weight_bytes
+    return (
+        f'"all in VRAM is fastest" {_holds(resident, spilled)}: {_ms(resident)} against {_ms(spilled)}, '
+        f"{factor:.1f} x, with {share:.0%} of the weights left in system RAM."
+    )
+
+
+def _third_claim(times: dict[Scenario, Pass]) -> str:
+    copied, left = times["zero_copy_weights"], times["zero_copy_all"]
+    return (
+        f'"leaving the inputs in system RAM beats copying them" {_holds(left, copied)}: '
+        f"{_ms(left)} left there, {_ms(copied)} copied."
+    )
+
+
+def _streaming(times: dict[Scenario, Pass], link: float | None) -> str:
+    streamed = times["streamed"]
+    rival = min(median(times["zero_copy_weights"].samples_s), median(times["zero_copy_all"].samples_s))
+    took = median(streamed.samples_s)
+    text = (
+        f"streaming the spilled weights through two VRAM buffers takes {_ms(streamed)}, {rival / took:.2f} x "
+    )
+    text += "faster than the better of the two zero-copy ways" if rival >= took else "their speed"
+    if link:
+        limit = streamed.spilled_bytes / link / 1e9
+        text += f"; the link alone needs {duration(limit)}, {limit / took:.0%} of that"
+    return text + "."
+
+
+def _ms(passes: Pass) -> str:
+    told = summarize(passes.samples_s)
+    error = f" +- {duration(told.sem)}" if told.sem is not None else ""
+    return f"{duration(told.median)}{error}"
+
+
+def _holds(faster: Pass, slower: Pass) -> str:
+    """Whether the first really is the faster one, by means and standard errors."""
+    a, b = summarize(faster.samples_s), summarize(slower.samples_s)
+    gap, error = b.mean - a.mean, math.hypot(a.sem or 0.0, b.sem or 0.0)
+    if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.mean, b.mean):
+        return "can't be told from its opposite here"
+    return "holds here" if gap > 0 else "does NOT hold here"

@@ -1,0 +1,132 @@
+"""The table of probes: what each is for, when it is waived, how long it may take, what it runs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes import machine as here
+from probes import placement, scenarios, spill, transfer
+from probes.errors import UsageError
+from probes.expectation import expect
+from probes.report import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
+from probes.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a probe is told: the settings, the machine as it was at the start, the root of its files."""
+
+    settings: Settings
+    machine: Machine
+    root: Path
+
+    @property
+    def torch(self) -> TorchFacts:
+        """Torch's facts; a probe runs only where they are known."""
+        assert isinstance(self.machine.torch, TorchFacts)
+        return self.machine.torch
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is measured, torch's first."""
+        return self.torch.gpus[0]
+
+    def spendable_bytes(self) -> int:
+        """Host memory above the floor, read now. The floor is that of the start, so it can't sink."""
+        floor = self.machine.ram_available_bytes
+        least = here.LEAST_FLOOR if isinstance(floor, Unknown) else here.floor_bytes(floor)
+        return here.spendable_bytes(here.available_bytes(self.root), least)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One probe. The time limits are for a slow machine: past them it is taken to hang."""
+
+    name: str
+    summary: str
+    needs_gpu: bool
+    quick_limit_s: float
+    full_limit_s: float
+    run: Callable[[Workbench, Context], Iterator[Record]]
+
+
+def _transfer(bench: Workbench, context: Context) -> Iterator[Record]:
+    available = here.available_bytes(context.root)
+    return transfer.run(bench, context.settings, 0 if isinstance(available, Unknown) else available)
+
+
+def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
+    pci_id = here.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
+
+    def readings(moment: str) -> tuple[Reading, ...]:
+        kernel = placement.readings(context.root, pci_id, moment)
+        driver = Reading(moment, "driver free VRAM", bench.vram_free_bytes())
+        host = Reading(moment, "host available", here.available_bytes(context.root))
+        return (*kernel, driver, host)
+
+    return spill.run(
+        bench,
+        context.settings,
+        vram_total_bytes=context.gpu.vram_total_bytes,
+        expectation=expect(context.machine),
+        gauges=spill.Gauges(
+            host_spendable_bytes=context.spendable_bytes,
+            gtt_used_bytes=lambda: placement.gtt_used_bytes(context.root, pci_id),
+            readings=readings,
+        ),
+    )
+
+
+def _scenarios(bench: Workbench, context: Context) -> Iterator[Record]:
+    return scenarios.run(bench, context.settings, context.spendable_bytes())
+
+
+PROBES = (
+    Probe(
+        "transfer",
+        "bandwidth and time of copies and reads, pageable, pinned, zero-copy and in VRAM, by size",
+        needs_gpu=False,
+        quick_limit_s=120,
+        full_limit_s=900,
+        run=_transfer,
+    ),
+    Probe(
+        "spill",
+        "ask for device memory up to and past the limit; say where the bytes went",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=600,
+        run=_spill,
+    ),
+    Probe(
+        "scenarios",
+        "a model larger than VRAM: resident, zero-copy weights, zero-copy inputs too, streamed",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=900,
+        run=_scenarios,
+    ),
+)
+
+
+def select(names: tuple[str, ...]) -> tuple[Probe, ...]:
+    """The probes of these names in the table's order, all for none. Raises UsageError for an unknown one."""
+    known = {probe.name for probe in PROBES}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no probe named {name!r}", f"choose from: {', '.join(sorted(known))}")
+    return tuple(probe for probe in PROBES if not names or probe.name in names)
+
+
+def waive(probe: Probe, machine: Machine) -> str | None:
+    """Why the probe can't apply to this machine; None when it can."""
+    if isinstance(machine.torch, Unknown):
+        return machine.torch.reason
+    if probe.needs_gpu and machine.torch.obstacle:
+        return f"no GPU to measure: {machine.torch.obstacle}"
+    return None
+
+
+def limit_s(probe: Probe, settings: Settings) -> float:
+    """How long the probe may take with these settings."""
+    return probe.quick_limit_s if settings.quick else probe.full_limit_s

@@ -1,0 +1,124 @@
+"""The command line: list, run, show. Prints, turns failures into messages and exit codes, nothing else."""
+
+import argparse
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from probes import catalog, render, session
+from probes.answers import answers
+from probes.errors import Exit, ProbeError
+from probes.job import Told
+from probes.report import Machine, ProbeRun, Settings, TorchFacts, read_report
+from probes.units import parse_bytes
+
+EXITS = (
+    "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch or device missing or unusable, "
+    "4 a probe broke, 5 unreadable or unwritable report."
+)
+
+
+class Teller(session.Listener):
+    """Prints a run as it goes on, in plain lines."""
+
+    def machine(self, found: Machine) -> None:
+        """The machine, a line per fact."""
+        for text in render.machine_lines(found):
+            print(text, flush=True)
+
+    def started(self, probe: catalog.Probe) -> None:
+        """The probe's name, before it can hang."""
+        print(f"{probe.name}: {probe.summary}", flush=True)
+
+    def record(self, record: Told) -> None:
+        """A line for each record that has one."""
+        text = "" if isinstance(record, TorchFacts) else render.record_line(record)
+        if text:
+            print(f"  {text}", flush=True)
+
+    def ended(self, run: ProbeRun) -> None:
+        """How it ended."""
+        print(f"{run.probe}: {render.ended_line(run)}", flush=True)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m probes",
+        description="Measure what memory placement costs on this machine.",
+        epilog=EXITS,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("list", help="name the probes", allow_abbrev=False)
+    run = verbs.add_parser("run", help="run all probes, or those named", allow_abbrev=False, epilog=EXITS)
+    run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
+    run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
+    run.add_argument("--out", type=Path, default=Path("reports/probes"), metavar="DIR", help="%(default)s")
+    run.add_argument("--vram", type=_size, metavar="SIZE", help="pretend the card has no more, e.g. 4GiB")
+    run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
+    run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
+    show = verbs.add_parser("show", help="print a report", allow_abbrev=False)
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("--markdown", action="store_true", help="for pasting")
+    return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _list() -> Exit:
+    for probe in catalog.PROBES:
+        print(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
+    return Exit.OK
+
+
+def _run(args: argparse.Namespace) -> Exit:
+    probes = catalog.select(tuple(args.names))
+    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    settings = Settings(quick=args.quick, seed=seed, vram_cap_bytes=args.vram)
+    report, path = session.measure(probes, settings, folder=args.out, listener=Teller())
+    for text in answers(report):
+        print(text)
+    print(f"report: {path}")
+    return session.exit_code(report, require_gpu=args.require == "gpu")
+
+
+def _show(args: argparse.Namespace) -> Exit:
+    print(render.render(read_report(args.file), markdown=args.markdown))
+    return Exit.OK
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    args = build_parser().parse_args(argv)
+    try:
+        if args.verb == "list":
+            return int(_list())
+        return int(_run(args) if args.verb == "run" else _show(args))
+    except ProbeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:  # `show ... | head`
+        sys.stderr.close()
+        return int(Exit.OK)
+    except KeyboardInterrupt:
+        print("interrupted; the report holds what was measured by then", file=sys.stderr)
+        return int(Exit.INTERRUPTED)
+
+
+def _terminate(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def entry() -> None:
+    """Console entry point."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Frozen dataclasses to JSON and back, guided by their type hints.
+
+A class with a `tag` can stand in a union: the tag is written under the key "is".
+"""
+
+import dataclasses
+import types
+import typing
+from typing import TypeAlias, TypeVar
+
+from probes.errors import ReportError
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+T = TypeVar("T")
+
+TAG = "is"
+
+
+def encode(value: object) -> Json:
+    """The JSON form of a dataclass, tuple or plain value. Raises TypeError for anything else."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    tag = getattr(type(value), "tag", None)
+    fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {TAG: tag, **fields} if tag else fields
+
+
+def decode(shape: type[T], value: Json, where: str = "report") -> T:
+    """The value of type `shape` that `encode` had written. Keys that the shape lacks are ignored.
+
+    Raises ReportError naming the place (`report.runs[2].records[0].wall_s`), what was expected and found.
+    """
+    return typing.cast(T, _decode(shape, value, where))
+
+
+def _decode(hint: object, value: Json, where: str) -> object:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return _one_of(typing.get_args(hint), value, where)
+    if origin in (typing.Union, types.UnionType):
+        return _union(typing.get_args(hint), value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _mismatch("a list", value, where)
+        item = typing.get_args(hint)[0]
+        return tuple(_decode(item, each, f"{where}[{i}]") for i, each in enumerate(value))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _dataclass(hint, value, where)
+    return _plain(hint, value, where)
+
+
+def _one_of(allowed: tuple[object, ...], value: Json, where: str) -> object:
+    if value not in allowed:
+        raise _mismatch(f"one of {', '.join(map(str, allowed))}", value, where)
+    return value
+
+
+def _union(members: tuple[object, ...], value: Json, where: str) -> object:
+    if isinstance(value, dict):
+        for member in members:
+            if getattr(member, "tag", None) == value.get(TAG):
+                return _decode(member, value, where)
+        tags = [str(member.tag) for member in members if hasattr(member, "tag")]
+        raise _mismatch(f'an object whose "{TAG}" is one of {", ".join(tags)}', value.get(TAG), where)
+    for member in members:
+        if not hasattr(member, "tag"):
+            try:
+                return _decode(member, value, where)
+            except ReportError:
+                continue
+    raise _mismatch(" or ".join(getattr(m, "__name__", str(m)) for m in members), value, where)
+
+
+def _dataclass(shape: type, value: Json, where: str) -> object:
+    if not isinstance(value, dict):
+        raise _mismatch("an object", value, where)
+    hints = typing.get_type_hints(shape)
+    missing = [f.name for f in dataclasses.fields(shape) if f.name not in value]
+    if missing:
+        raise ReportError(f"{where}: the key `{missing[0]}` is missing")
+    fields = {
+        f.name: _decode(hints[f.name], value[f.name], f"{where}.{f.name}") for f in dataclasses.fields(shape)
+    }
+    return shape(**fields)
+
+
+def _plain(hint: object, value: Json, where: str) -> object:
+    if hint is float and type(value) in (int, float):
+        return float(typing.cast(float, value))
+    if hint is types.NoneType and value is None:
+        return None
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    raise _mismatch(getattr(hint, "__name__", str(hint)), value, where)
+
+
+def _mismatch(expected: str, found: Json, where: str) -> ReportError:
+    return ReportError(f"{where}: expected {expected}, found {str(found)[:60]!r}")

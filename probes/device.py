@@ -1,0 +1,303 @@
+"""The gate to torch: what it can reach, buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
+
+On ROCm torch calls the GPU "cuda" too; nothing below differs.
+"""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+
+import torch
+
+from probes.errors import OutOfMemory, ProbeError, Unsupported
+from probes.model import StackPlan
+from probes.pattern import WORD_BYTES, Pattern, signed
+from probes.report import Api, Gpu, TorchFacts, Unknown
+from probes.stack import LinearStack
+from probes.units import binary_bytes
+from probes.workbench import WRITTEN, Action, Kind, Operation, Span
+
+CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which even a small container has
+# torch.cuda._sleep counts clock cycles; 2 GHz is above what today's cards reach, so waits come out longer
+CYCLES_PER_S = 2e9
+SHORTEST_LEAD_S, LONGEST_LEAD_S = 20e-6, 0.2
+WAKE_CYCLES = 100_000_000  # some 50 ms: an idle card needs them to raise its clocks
+
+
+def describe() -> TorchFacts:
+    """What this torch is and which GPUs it can really compute on (one sum is tried)."""
+    api, api_version = _api()
+    obstacle = _obstacle(api)
+    count = 0 if obstacle else torch.cuda.device_count()
+    return TorchFacts(
+        version=torch.__version__,
+        api=api,
+        api_version=api_version,
+        threads=torch.get_num_threads(),
+        gpus=tuple(_gpu(index) for index in range(count)),
+        obstacle=obstacle,
+    )
+
+
+def _api() -> tuple[Api, str]:
+    if torch.version.hip:
+        return "hip", torch.version.hip
+    if torch.version.cuda:
+        return "cuda", torch.version.cuda
+    return "none", ""
+
+
+def _obstacle(api: Api) -> str:
+    if api == "none":
+        return "this torch is a CPU build"
+    try:
+        torch.cuda.init()
+        total = torch.ones(8, device="cuda").sum().item()
+    except (RuntimeError, AssertionError) as error:  # torch raises both for what a driver or build lacks
+        return f"torch can't use a GPU: {_first_line(error)}"
+    return "" if total == 8 else f"the GPU added eight ones to {total}"
+
+
+def _gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    target = getattr(properties, "gcnArchName", "").split(":")[0] if torch.version.hip else ""
+    bus = getattr(properties, "pci_bus_id", None)
+    l2 = getattr(properties, "L2_cache_size", None)
+    integrated = getattr(properties, "is_integrated", None)
+    # asking for free memory opens a context on the card: only the one that is measured is worth it
+    free = torch.cuda.mem_get_info(0)[0] if index == 0 else Unknown("only the first GPU is opened")
+    return Gpu(
+        name=properties.name,
+        target=target or f"sm_{properties.major}{properties.minor}",
+        pci_id=Unknown("this torch doesn't tell it")
+        if bus is None
+        else f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0",
+        vram_total_bytes=properties.total_memory,
+        vram_free_bytes=free,
+        l2_bytes=l2 if l2 else Unknown("this torch doesn't tell it"),
+        integrated=bool(integrated) if integrated is not None else Unknown("this torch doesn't tell it"),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+class _HostView:
+    """Pinned host memory as the CUDA array interface shows it to torch.
+
+    Keeps the owner alive: torch holds this object for as long as the tensor made of it lives.
+    """
+
+    def __init__(self, owner: torch.Tensor) -> None:
+        types = {torch.int64: "<i8", torch.float16: "<f2", torch.float32: "<f4"}
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": tuple(owner.shape),
+            "typestr": types[owner.dtype],
+            "data": (owner.data_ptr(), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
+    """A device tensor over the same bytes in host memory. int64, float16 or float32, contiguous.
+
+    Raises Unsupported when the memory isn't pinned (a HIP kernel would fault on it), torch can't take the
+    interface (it asks numpy for help), or made a copy.
+    """
+    if not pinned.is_pinned() or not pinned.is_contiguous():
+        raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
+    try:
+        view = torch.as_tensor(_HostView(pinned), device="cuda")
+    except (RuntimeError, TypeError) as error:
+        reason = f"this torch can't make a zero-copy tensor: {_first_line(error)}"
+        raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
+    if view.data_ptr() != pinned.data_ptr():
+        raise Unsupported("torch copied the memory instead of aliasing it: no zero-copy tensors here")
+    return view
+
+
+class TorchSpan:
+    """A piece of a buffer: `seen` by operations, `home` where its content is written and compared."""
+
+    def __init__(self, seen: torch.Tensor, home: torch.Tensor, kind: Kind, first_word: int) -> None:
+        self.seen, self.home, self.kind, self.first_word = seen, home, kind, first_word
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length."""
+        return int(self.seen.numel()) * WORD_BYTES
+
+
+class TorchMemory:
+    """A buffer of one kind, as 64-bit words."""
+
+    def __init__(self, kind: Kind, n_bytes: int, *, has_gpu: bool) -> None:
+        self.kind, self.n_bytes = kind, n_bytes
+        words = n_bytes // WORD_BYTES
+        device = "cuda" if kind == "vram" and has_gpu else "cpu"
+        pin = kind in ("pinned", "zero_copy") and has_gpu
+        self._home = torch.empty(words, dtype=torch.int64, device=device, pin_memory=pin)
+        self._seen = zero_copy(self._home) if kind == "zero_copy" and has_gpu else self._home
+
+    def span(self, offset_bytes: int, n_bytes: int) -> TorchSpan:
+        """A piece of it; both figures are multiples of 8."""
+        first, end = offset_bytes // WORD_BYTES, (offset_bytes + n_bytes) // WORD_BYTES
+        return TorchSpan(self._seen[first:end], self._home[first:end], self.kind, first)
+
+    def release(self) -> None:
+        """Let go of the bytes, whoever still holds this object."""
+        del self._home, self._seen
+
+
+class TorchWorkbench:
+    """`probes.workbench.Workbench` on torch's first GPU, or on the CPU without one."""
+
+    def __init__(self, *, has_gpu: bool) -> None:
+        self.has_gpu = has_gpu
+        if has_gpu:
+            torch.cuda.init()
+            torch.cuda._sleep(WAKE_CYCLES)
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def memory(self, kind: Kind, n_bytes: int) -> Iterator[TorchMemory]:
+        """A buffer, freed at the end. Raises OutOfMemory."""
+        with refusals(f"{binary_bytes(n_bytes)} of {kind} memory"):
+            memory = TorchMemory(kind, n_bytes, has_gpu=self.has_gpu)
+        try:
+            yield memory
+        finally:
+            memory.release()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        gc.collect()
+        if self.has_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def fill(self, span: Span, pattern: Pattern) -> None:
+        """Write the pattern, indexed from the start of the span's buffer."""
+        piece = _torch(span)
+        _write_pattern(piece.home, pattern, piece.first_word)
+        self._finish()
+
+    def matches(self, span: Span, pattern: Pattern) -> bool:
+        """Compare every word with the pattern, in chunks."""
+        self._finish()
+        piece = _torch(span)
+        for start in range(0, piece.home.numel(), CHUNK_WORDS):
+            found = piece.home[start : start + CHUNK_WORDS]
+            expected = torch.empty_like(found)
+            _write_pattern(expected, pattern, piece.first_word + start)
+            if not torch.equal(found, expected):
+                return False
+        return True
+
+    def total(self, span: Span) -> int:
+        """The sum of the words as int64, read where the device reads."""
+        return int(_torch(span).seen.sum().item())
+
+    def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
+        """The action, ready to be repeated. `kernel_copy` adds one to each word on the way."""
+        to = _torch(target) if target else None
+        of = _torch(source) if source else None
+        if action == "write" and to:
+            return partial(to.seen.fill_, signed(WRITTEN.start))
+        if action == "read" and of:
+            return partial(torch.sum, of.seen)
+        if action == "kernel_copy" and to and of:
+            return partial(torch.add, of.seen, 1, out=to.seen)
+        if action == "copy" and to and of:
+            # a copy to pageable memory that claims not to block may not be there when the next line reads it
+            queued = "pageable" not in (to.kind, of.kind)
+            return partial(to.seen.copy_, of.seen, non_blocking=queued)
+        raise ProbeError(f"the action {action} lacks a side")
+
+    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
+        """Seconds between device events around the operations, queued behind a wait of `lead_s`."""
+        if not self.has_gpu:
+            return None
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        if lead_s > 0:
+            torch.cuda._sleep(int(min(max(lead_s, SHORTEST_LEAD_S), LONGEST_LEAD_S) * CYCLES_PER_S))
+        start.record()
+        for operation in operations:
+            operation()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def wall_s(self, operations: Sequence[Operation]) -> float:
+        """Seconds of the host's clock, everything finished before and after."""
+        self._finish()
+        began = time.perf_counter()
+        for operation in operations:
+            operation()
+        self._finish()
+        return time.perf_counter() - began
+
+    def queue_s(self, operation: Operation) -> float:
+        """Seconds that the host needs to hand the operation to the device, without its end."""
+        self._finish()
+        began = time.perf_counter()
+        operation()
+        handed = time.perf_counter() - began
+        self._finish()
+        return handed
+
+    def vram_free_bytes(self) -> int:
+        """Free VRAM by the driver's account. 0 without a GPU."""
+        return int(torch.cuda.mem_get_info()[0]) if self.has_gpu else 0
+
+    def cap_vram(self, n_bytes: int) -> None:
+        """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(n_bytes / total, 1.0))
+
+    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[LinearStack]:
+        """The model of the scenarios, all weights in VRAM."""
+        return self._stack(plan, seed)
+
+    @contextmanager
+    def _stack(self, plan: StackPlan, seed: int) -> Iterator[LinearStack]:
+        with refusals(f"a model of {binary_bytes(plan.weight_bytes)}"):
+            stack = LinearStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None)
+        try:
+            yield stack
+        finally:
+            stack.release()
+            self._give_back()
+
+    def _finish(self) -> None:
+        if self.has_gpu:
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def refusals(wanted: str) -> Iterator[None]:
+    """Torch's ways of saying out of memory, for VRAM and for pinned memory, as ours. Others pass."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(f"{wanted} were refused: {_first_line(error)}") from None
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        raise OutOfMemory(f"{wanted} were refused: {_first_line(error)}") from None
+
+
+def _torch(span: Span) -> TorchSpan:
+    assert isinstance(span, TorchSpan)  # a workbench is only ever handed its own spans
+    return span
+
+
+def _write_pattern(words: torch.Tensor, pattern: Pattern, first_word: int) -> None:
+    torch.arange(first_word, first_word + words.numel(), dtype=torch.int64, device=words.device, out=words)
+    words.mul_(signed(pattern.step)).add_(signed(pattern.start))

@@ -1,0 +1,63 @@
+"""Everything that can go wrong while probing, with the exit code a script can rely on."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of `python -m probes`."""
+
+    OK = 0
+    REQUIRED = 1  # done, but what --require asked for isn't here; the report is written
+    USAGE = 2
+    DEVICE = 3  # torch or the GPU is missing, unusable or in use by another run
+    BROKEN = 4  # a probe crashed, hung or returned garbage; the report holds what it had measured
+    DATA = 5  # a report can't be read or written
+    INTERRUPTED = 130
+
+
+class ProbeError(Exception):
+    """A failure that a user can cause or meet. Never shown as a traceback."""
+
+    exit_code: Exit = Exit.BROKEN
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(ProbeError):
+    """The command line asks for something that isn't there."""
+
+    exit_code = Exit.USAGE
+
+
+class DeviceUnusable(ProbeError):
+    """Torch or the GPU is missing, too small or not permitted."""
+
+    exit_code = Exit.DEVICE
+
+
+class DeviceBusy(DeviceUnusable):
+    """Another run holds the GPU: figures of two runs at once would be worth nothing."""
+
+
+class Unsupported(DeviceUnusable):
+    """This torch or device lacks a way of doing it; what doesn't need that way can go on."""
+
+
+class OutOfMemory(DeviceUnusable):
+    """An allocation was refused, by the driver or by a cap that the probe had set itself."""
+
+
+class ContentMismatch(ProbeError):
+    """Bytes arrived that aren't the bytes that were sent; no timing of them may be kept."""
+
+
+class ReportError(ProbeError):
+    """A report that can't be read, written or trusted."""
+
+    exit_code = Exit.DATA

@@ -1,0 +1,36 @@
+"""One run at a time on a GPU: an advisory lock on a file named after its PCI id."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from probes.errors import DeviceBusy, ReportError
+
+
+@contextmanager
+def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
+    """Hold the GPU's lock in a folder that all runs share (the reports', also when they are in containers).
+
+    The kernel releases it however the holder ends. Raises DeviceBusy when another run holds it, ReportError
+    when the folder can't be written.
+    """
+    path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
+    try:  # reading is enough for flock, so that another user's file will do
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ReportError(
+            f"can't write to {folder}: {error.strerror}", "choose a writable directory: --out DIR"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeviceBusy(
+                f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,285 @@
+"""A report as text or Markdown. Tabulate draws the tables where it is installed (on the host)."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from probes import residency, stats
+from probes.answers import answers, pick
+from probes.report import (
+    Block,
+    Done,
+    Expectation,
+    Failed,
+    Gap,
+    Gpu,
+    Machine,
+    Measurement,
+    Pass,
+    ProbeReport,
+    ProbeRun,
+    Reading,
+    Record,
+    Request,
+    Stop,
+    TorchFacts,
+    Unknown,
+    Waived,
+)
+from probes.units import binary_bytes, duration, gb_per_s
+
+Rows = list[list[str]]
+
+
+def table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
+    """The rows under their headers; figures keep the form they were given."""
+    try:
+        from tabulate import tabulate
+    except ImportError:
+        return _plain_table(headers, rows, markdown=markdown)
+    return tabulate(rows, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+
+
+def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
+    lines = [list(headers), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    rule = ["-" * width for width in widths]
+    edge, gap = ("| ", " | ") if markdown else ("", "  ")
+    texts = (
+        edge + gap.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in (lines[0], rule, *rows)
+    )
+    return "\n".join(text + " |" if markdown else text.rstrip() for text in texts)
+
+
+def render(report: ProbeReport, *, markdown: bool = False) -> str:
+    """The whole report: the answers first, then the machine, then each probe's table."""
+    said = answers(report)
+    parts = [
+        _heading("What it means", markdown=markdown) + _bullets(said) if said else "",
+        _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine)),
+        _settings_line(report),
+        *(_run(run, markdown=markdown) for run in report.runs),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _settings_line(report: ProbeReport) -> str:
+    asked = report.settings
+    cap = "" if asked.vram_cap_bytes is None else f", VRAM capped to {binary_bytes(asked.vram_cap_bytes)}"
+    return f"started {report.started}, {'quick' if asked.quick else 'full'}, seed {asked.seed}{cap}"
+
+
+def _bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def _heading(text: str, *, markdown: bool) -> str:
+    return f"## {text}\n\n" if markdown else f"{text}\n"
+
+
+def machine_lines(machine: Machine) -> list[str]:
+    """What is here, a line each."""
+    place = "WSL" if machine.wsl else "container" if machine.container else "no container seen"
+    lines = [
+        f"host {machine.host}, kernel {_text(machine.kernel)}, {machine.cpus} CPUs, {place}",
+        f"RAM {_bytes(machine.ram_total_bytes)}, {_bytes(machine.ram_available_bytes)} available, "
+        f"container limit: {_bytes(machine.cgroup_limit_bytes)}",
+        f"GPU driver: {_text(machine.gpu_driver)}; device files: {' '.join(machine.device_files) or 'none'}",
+        _torch_line(machine.torch),
+    ]
+    if isinstance(machine.torch, TorchFacts):
+        lines += [_gpu_line(gpu) for gpu in machine.torch.gpus]
+    return lines
+
+
+def _torch_line(facts: TorchFacts | Unknown) -> str:
+    if isinstance(facts, Unknown):
+        return f"torch: {facts.reason}"
+    build = "CPU build" if facts.api == "none" else f"{facts.api.upper()} {facts.api_version}"
+    return f"torch {facts.version} ({build}), {facts.threads} threads" + (
+        f"; {facts.obstacle}" if facts.obstacle else ""
+    )
+
+
+def _gpu_line(gpu: Gpu) -> str:
+    return (
+        f"GPU {gpu.name} ({gpu.target}, {_text(gpu.pci_id)}): VRAM {_bytes(gpu.vram_total_bytes)}, "
+        f"{_bytes(gpu.vram_free_bytes)} free, L2 {_bytes(gpu.l2_bytes)}"
+    )
+
+
+def _bytes(value: int | Unknown) -> str:
+    return f"unknown ({value.reason})" if isinstance(value, Unknown) else binary_bytes(value)
+
+
+def _text(value: str | Unknown) -> str:
+    return f"unknown ({value.reason})" if isinstance(value, Unknown) else value
+
+
+def _run(run: ProbeRun, *, markdown: bool) -> str:
+    parts = [
+        _heading(run.probe, markdown=markdown) + ended_line(run),
+        _transfer_table(run.records, markdown=markdown),
+        _spill_text(run.records, markdown=markdown),
+        _pass_table(run.records, markdown=markdown),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def ended_line(run: ProbeRun) -> str:
+    """How the probe ended."""
+    match run.outcome:
+        case Done():
+            return f"done in {run.seconds:.1f} s, {len(run.records)} records"
+        case Waived(reason):
+            return f"waived: {reason}"
+        case Failed(reason=reason, hint=hint):
+            return f"FAILED after {run.seconds:.1f} s, {len(run.records)} records kept: {reason}" + (
+                f"\n  {hint}" if hint else ""
+            )
+
+
+def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
+    measured = sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes))
+    if not measured:
+        return ""
+    headers = ("path", "size", "GB/s", "median", "mean +- SEM", "p5 .. p95", "n", "wall median", "doubts")
+    told = _remedies([m.samples_s for m in measured])
+    gaps = [
+        f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
+        for gap in pick(records, Gap)
+    ]
+    return "\n".join([table(headers, [_transfer_row(m) for m in measured], markdown=markdown), *told, *gaps])
+
+
+def _transfer_row(measured: Measurement) -> list[str]:
+    told = stats.summarize(measured.samples_s)
+    return [
+        measured.name,
+        binary_bytes(measured.payload_bytes),
+        f"{gb_per_s(measured.moved_bytes, told.median):.3g}",
+        duration(told.median),
+        _mean(told),
+        f"{duration(told.p5)} .. {duration(told.p95)}",
+        str(told.n),
+        duration(stats.median(measured.wall_s)),
+        _doubts(told),
+    ]
+
+
+def _doubts(told: stats.Summary) -> str:
+    return ", ".join(doubt.reason for doubt in stats.doubts(told))
+
+
+def _remedies(samples: Sequence[tuple[float, ...]]) -> list[str]:
+    """What to do about the doubts of a table, each once."""
+    found = [doubt.remedy for s in samples for doubt in stats.doubts(stats.summarize(s))]
+    return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
+
+
+def _mean(told: stats.Summary) -> str:
+    return duration(told.mean) + (f" +- {duration(told.sem)}" if told.sem is not None else "")
+
+
+def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
+    blocks = pick(records, Block)
+    if not blocks:
+        return ""
+    placed = sorted(
+        residency.place(blocks), key=lambda p: (p.block.asked, not p.block.control, p.block.index)
+    )
+    alike = groupby(placed, key=lambda p: (p.block.asked, p.block.control, p.by_timing, p.by_counters))
+    headers = ("asked as", "blocks", "bytes", "read GB/s", "by timing", "by counters", "doubts")
+    rows = [_block_row(list(members)) for _, members in alike]
+    return "\n".join([table(headers, rows, markdown=markdown), *_gauge_lines(pick(records, Reading))])
+
+
+def _block_row(alike: Sequence[residency.Placed]) -> list[str]:
+    """A row for neighbouring blocks of one kind and one fate."""
+    first = alike[0]
+    return [
+        f"{first.block.asked}{' (control)' if first.block.control else ''}",
+        str(len(alike)),
+        binary_bytes(sum(p.block.n_bytes for p in alike)),
+        f"{stats.median([p.gb_per_s for p in alike]):.4g}",
+        first.by_timing,
+        first.by_counters,
+        "signals disagree" if first.disagree else "",
+    ]
+
+
+def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
+    """Each gauge with its readings in order; one that was never known only with its reason."""
+    lines = []
+    for gauge in dict.fromkeys(reading.gauge for reading in readings):
+        mine = [reading for reading in readings if reading.gauge == gauge]
+        if all(isinstance(reading.value_bytes, Unknown) for reading in mine):
+            mine = mine[:1]
+        told = ", ".join(f"{reading.moment} {_bytes(reading.value_bytes)}" for reading in mine)
+        lines.append(f"gauge {gauge}: {told}")
+    return lines
+
+
+def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
+    passes = sorted(pick(records, Pass), key=lambda p: p.rows)
+    if not passes:
+        return ""
+    headers = (
+        "scenario",
+        "batch",
+        "weights",
+        "spilled",
+        "median",
+        "mean +- SEM",
+        "n",
+        "wall median",
+        "differs",
+        "doubts",
+    )
+    told = _remedies([p.samples_s for p in passes])
+    return "\n".join([table(headers, [_pass_row(p) for p in passes], markdown=markdown), *told])
+
+
+def _pass_row(passes: Pass) -> list[str]:
+    told = stats.summarize(passes.samples_s)
+    return [
+        passes.scenario,
+        str(passes.rows),
+        binary_bytes(passes.weight_bytes),
+        binary_bytes(passes.spilled_bytes),
+        duration(told.median),
+        _mean(told),
+        str(told.n),
+        duration(stats.median(passes.wall_s)),
+        f"{passes.difference:.1e}",
+        _doubts(told),
+    ]
+
+
+def record_line(record: Record) -> str:
+    """One record as a run tells it while it goes on; empty for those that only the report needs."""
+    text = ""
+    match record:
+        case Measurement():
+            told = stats.summarize(record.samples_s)
+            rate = f"{gb_per_s(record.moved_bytes, told.median):9.3g} GB/s"
+            text = f"{_row_name(record)} {rate}  {_mean(told)}  n={told.n}"
+        case Gap():
+            text = f"{_row_name(record)} not measured: {record.reason}"
+        case Expectation():
+            text = f"expected: {record.sentence} [{record.source}]"
+        case Stop():
+            text = f"stopped at {binary_bytes(record.held_bytes)}, {record.cause}: {record.note}"
+        case Request(purpose="oversize"):
+            answer = "granted" if record.granted else f"refused: {record.message}"
+            text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
+        case Pass():
+            told = stats.summarize(record.samples_s)
+            text = f"{record.scenario:<18} batch {record.rows:<4} {_mean(told)}  n={told.n}"
+        case Request() | Block() | Reading():
+            pass
+    return text
+
+
+def _row_name(record: Measurement | Gap) -> str:
+    return f"{record.name:<16} {binary_bytes(record.payload_bytes):>10}"

@@ -1,0 +1,318 @@
+"""The report of a run: what was asked, what is here, every raw sample. Derived figures are not stored.
+
+Schema 1 (2026): first form. A reader refuses other versions; new keys alone don't change the version.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from probes.codec import Json, decode, encode
+from probes.errors import ReportError
+
+SCHEMA_VERSION = 1
+
+Clock = Literal["device", "wall"]
+Label = Literal["vram", "host", "paged", "unclear"]
+Asked = Literal["vram", "zero_copy"]
+Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
+Api = Literal["cuda", "hip", "none"]
+Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed"]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A figure that couldn't be had, and why. Never stands for zero."""
+
+    tag: ClassVar[str] = "unknown"
+    reason: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was asked for. `seed` orders the sizes and makes the content."""
+
+    quick: bool
+    seed: int
+    vram_cap_bytes: int | None  # pretend that the card has no more than this
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as torch sees it."""
+
+    name: str
+    target: str  # gfx803, sm_90
+    pci_id: str | Unknown  # 0000:03:00.0
+    vram_total_bytes: int
+    vram_free_bytes: int | Unknown
+    l2_bytes: int | Unknown
+    integrated: bool | Unknown
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """The torch build, and what it can reach."""
+
+    tag: ClassVar[str] = "torch"
+    version: str
+    api: Api
+    api_version: str  # of the CUDA or HIP it was built with; empty for a CPU build
+    threads: int
+    gpus: tuple[Gpu, ...]
+    obstacle: str  # why there is no GPU for this torch; empty when there is one
+
+
+@dataclass(frozen=True)
+class Card:
+    """One display or compute card by the kernel's files, whatever torch thinks of it. Bytes."""
+
+    name: str  # card0
+    driver: str
+    pci_id: str | Unknown
+    vram_total_bytes: int | Unknown
+    vram_used_bytes: int | Unknown
+    gtt_total_bytes: int | Unknown
+    gtt_used_bytes: int | Unknown
+    link_speed: str | Unknown  # "8.0 GT/s PCIe", as it is now: links train down at idle
+    link_width: int | Unknown  # lanes
+
+
+@dataclass(frozen=True)
+class KfdNode:
+    """One GPU of the KFD topology (AMD compute)."""
+
+    node: int
+    target: str  # gfx803
+    render_minor: int | Unknown
+    apu: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is here, in one snapshot. The memory figures are those at the start of the run."""
+
+    host: str
+    kernel: str | Unknown
+    wsl: bool
+    container: bool
+    cpus: int
+    ram_total_bytes: int | Unknown
+    ram_available_bytes: int | Unknown  # the kernel's MemAvailable, or less where a cgroup limit is nearer
+    cgroup_limit_bytes: int | Unknown
+    gpu_driver: str | Unknown
+    device_files: tuple[str, ...]
+    cards: tuple[Card, ...]
+    kfd_nodes: tuple[KfdNode, ...]
+    torch: TorchFacts | Unknown
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Repeated timings of one operation on buffers of one size. Content was verified."""
+
+    tag: ClassVar[str] = "measurement"
+    name: str  # h2d_pinned
+    payload_bytes: int  # of one buffer
+    moved_bytes: int  # that bandwidth counts: reads plus writes in the same memory
+    batch: int  # operations per device sample; each sample is divided by it
+    clock: Clock  # the headline's
+    device_s: tuple[float, ...] | Unknown  # seconds per operation, by device events
+    wall_s: tuple[float, ...]  # seconds of one operation, synchronised on both sides
+
+    @property
+    def samples_s(self) -> tuple[float, ...]:
+        """The headline's samples, seconds per operation."""
+        return self.device_s if self.clock == "device" and isinstance(self.device_s, tuple) else self.wall_s
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A row that was not measured, and why."""
+
+    tag: ClassVar[str] = "gap"
+    name: str
+    payload_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One memory gauge at one moment, with its source."""
+
+    tag: ClassVar[str] = "reading"
+    moment: str
+    gauge: str
+    value_bytes: int | Unknown
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What an over-allocation should do here, said before trying, and who says so."""
+
+    tag: ClassVar[str] = "expectation"
+    behaviour: Behaviour
+    sentence: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request for device memory and the answer."""
+
+    tag: ClassVar[str] = "request"
+    purpose: Literal["block", "oversize"]
+    asked_bytes: int
+    held_bytes: int  # by this probe already
+    vram_free_bytes: int  # by the driver's account, just before
+    cap_bytes: int | None  # set by the probe itself, in torch's allocator
+    granted: bool
+    message: str  # the refusal's words
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the spill probe, re-read after everything was allocated. Content was verified."""
+
+    tag: ClassVar[str] = "block"
+    index: int
+    asked: Asked  # zero_copy blocks are controls: known to lie in host memory
+    control: bool
+    n_bytes: int
+    read_s: tuple[float, ...]
+    vram_drop_bytes: int | Unknown  # by how much the driver's free VRAM fell when it was allocated
+    gtt_growth_bytes: int | Unknown
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why the spill probe asked for no more."""
+
+    tag: ClassVar[str] = "stop"
+    cause: Literal["refused", "target", "floor"]
+    held_bytes: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward passes through the stack in one scenario, compared with the all-resident output."""
+
+    tag: ClassVar[str] = "pass"
+    scenario: Scenario
+    rows: int  # batch size
+    layers: int
+    weight_bytes: int
+    spilled_bytes: int  # of the weights, left in host memory
+    input_bytes: int
+    dtype: str
+    device_s: tuple[float, ...] | Unknown
+    wall_s: tuple[float, ...]
+    difference: float  # largest absolute difference of outputs, over the largest output
+
+    @property
+    def samples_s(self) -> tuple[float, ...]:
+        """Seconds per pass by the device's clock, by the wall's where there is no other."""
+        return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
+
+
+Record = Measurement | Gap | Reading | Expectation | Request | Block | Stop | Pass
+
+
+@dataclass(frozen=True)
+class Done:
+    """The probe ran to its end."""
+
+    tag: ClassVar[str] = "done"
+
+
+@dataclass(frozen=True)
+class Waived:
+    """The probe can't apply here."""
+
+    tag: ClassVar[str] = "waived"
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The probe broke. `wedged`: not even SIGKILL ended it, so nothing more was started."""
+
+    tag: ClassVar[str] = "failed"
+    reason: str
+    hint: str
+    exit_code: int
+    wedged: bool
+
+
+Outcome = Done | Waived | Failed
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """One probe's outcome and whatever it had measured by then."""
+
+    probe: str
+    outcome: Outcome
+    seconds: float
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """One run of `python -m probes run`."""
+
+    schema_version: int
+    tool_version: str
+    started: str  # UTC, 2026-02-08T12:00:00Z
+    settings: Settings
+    machine: Machine
+    runs: tuple[ProbeRun, ...]
+
+
+def to_json(report: ProbeReport) -> str:
+    """The report as a file holds it."""
+    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> ProbeReport:
+    """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
+    try:
+        value: Json = json.loads(text)
+    except ValueError as error:
+        raise ReportError(f"not JSON: {error}") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ReportError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
+    return decode(ProbeReport, value)
+
+
+def read_report(path: Path) -> ProbeReport:
+    """The report in a file. Raises ReportError, naming the file."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"can't read {path}: {error}", "make one: python -m probes run") from error
+    except ReportError as error:
+        raise ReportError(f"{path} is not a probe report: {error.message}", error.hint) from error
+
+
+def write_report(report: ProbeReport, path: Path) -> None:
+    """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(to_json(report))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ReportError(
+            f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
+        ) from error

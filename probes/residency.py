@@ -1,0 +1,123 @@
+"""Where a block lies, by two independent signals, and what an over-allocation did. Pure.
+
+The first signal is the bandwidth of reading the block, held against two controls of known place:
+VRAM and the link differ by more than tenfold on every discrete card (96 against 6.5 GB/s on a WX 4100,
+3459 against 51 on an H200). The second is what the driver's counters did when it was allocated.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probes.report import Block, Label, Request, Stop, Unknown
+from probes.stats import median
+from probes.units import binary_bytes, gb_per_s
+
+LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't tell one from the other
+FAR_BELOW = 3.0  # slower than the link by this factor: pages come and go
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Read bandwidth of blocks whose place is known, GB/s."""
+
+    vram_gb_per_s: float
+    host_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A block with its label by each signal."""
+
+    block: Block
+    gb_per_s: float
+    by_timing: Label
+    by_counters: Label
+
+    @property
+    def disagree(self) -> bool:
+        """Whether both signals speak and say different things."""
+        return "unclear" not in (self.by_timing, self.by_counters) and self.by_timing != self.by_counters
+
+
+def read_gb_per_s(block: Block) -> float:
+    """The block's median read bandwidth, GB/s."""
+    return gb_per_s(block.n_bytes, median(block.read_s))
+
+
+def controls(blocks: Sequence[Block]) -> Controls | Unknown:
+    """The controls among the blocks, or why there are none."""
+    vram = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "vram"]
+    host = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "zero_copy"]
+    if not vram or not host:
+        return Unknown("the control blocks were not measured")
+    return Controls(median(vram), median(host))
+
+
+def by_timing(read: float, known: Controls) -> Label:
+    """The label nearest to the read bandwidth (GB/s) on a logarithmic scale."""
+    if known.vram_gb_per_s < LEAST_CONTRAST * known.host_gb_per_s:
+        return "unclear"
+    if read < known.host_gb_per_s / FAR_BELOW:
+        return "paged"
+    return "vram" if read > math.sqrt(known.vram_gb_per_s * known.host_gb_per_s) else "host"
+
+
+def by_counters(block: Block) -> Label:
+    """The label that the driver's own accounts give; unclear when they moved by less than half the block."""
+    half = block.n_bytes // 2
+    if isinstance(block.gtt_growth_bytes, int) and block.gtt_growth_bytes >= half:
+        return "host"
+    if isinstance(block.vram_drop_bytes, int) and block.vram_drop_bytes >= half:
+        return "vram"
+    return "unclear"
+
+
+def place(blocks: Sequence[Block]) -> tuple[Placed, ...]:
+    """Every block with both labels."""
+    known = controls(blocks)
+    return tuple(
+        Placed(
+            block,
+            read_gb_per_s(block),
+            by_timing(read_gb_per_s(block), known) if isinstance(known, Controls) else "unclear",
+            by_counters(block),
+        )
+        for block in blocks
+    )
+
+
+def refused_by(request: Request) -> str:
+    """Who refused: our cap, if there is one and the driver had room for the request, else the driver."""
+    capped = request.cap_bytes is not None and request.vram_free_bytes >= request.asked_bytes
+    return "torch's cap" if capped else "the driver"
+
+
+def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) -> str:
+    """What happened, in a sentence."""
+    held = binary_bytes(stop.held_bytes)
+    outside = [p for p in place(blocks) if not p.block.control and p.by_timing in ("host", "paged")]
+    spilled = sum(p.block.n_bytes for p in outside)
+    if spilled:
+        return (
+            f"spilled silently: of {held} granted as device memory, {binary_bytes(spilled)} "
+            "reads at the link's speed or below"
+        )
+    unclear = any(p.by_timing == "unclear" for p in place(blocks))
+    where = "where the blocks lie can't be told by timing" if unclear else "every block lies in VRAM"
+    if stop.cause == "refused":
+        refusal = [request for request in requests if not request.granted][-1]
+        return f"refused with out of memory by {refused_by(refusal)} at {held}; {where}"
+    return f"{held} were granted; {where} ({stop.note})"
+
+
+def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
+    """What the driver said to one request larger than all free VRAM."""
+    asked = [request for request in requests if request.purpose == "oversize"]
+    if not asked:
+        return Unknown("the driver was not asked for more than the free VRAM")
+    told = "granted: it would spill" if asked[0].granted else "refused with out of memory: it does not spill"
+    return (
+        f"one request for {binary_bytes(asked[0].asked_bytes)} with {binary_bytes(asked[0].vram_free_bytes)} "
+        f"free was {told}"
+    )

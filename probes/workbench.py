@@ -1,0 +1,91 @@
+"""What a probe may ask of a device. Torch's answer is `probes.device`; tests simulate one."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from probes.model import StackPlan
+from probes.pattern import Pattern
+from probes.report import Scenario
+
+Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
+Action = Literal["copy", "kernel_copy", "read", "write"]
+Operation = Callable[[], object]
+
+WRITTEN = Pattern(start=0x5DEECE66D1234567, step=0)  # what the action "write" leaves in every word
+
+
+class Span(Protocol):
+    """A piece of a buffer, aligned to words."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length."""
+
+
+class Memory(Protocol):
+    """A buffer of one kind."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length."""
+
+    def span(self, offset_bytes: int, n_bytes: int) -> Span:
+        """A piece of it; both figures are multiples of 8."""
+
+
+class Stack(Protocol):
+    """A model whose weights can be placed."""
+
+    def spill(self) -> None:
+        """Move the plan's spilled weights out of VRAM into pinned host memory."""
+
+    def passes(self, scenario: Scenario, rows: int) -> Operation:
+        """One forward pass, to be repeated. "resident" works before `spill`, the others after it."""
+
+    def difference(self, scenario: Scenario, rows: int) -> float:
+        """Run once; largest absolute difference from the resident output, over the largest output."""
+
+
+class Workbench(Protocol):
+    """Buffers, operations on them, clocks."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is memory other than the host's."""
+
+    def memory(self, kind: Kind, n_bytes: int) -> AbstractContextManager[Memory]:
+        """A buffer, freed at the end. Raises OutOfMemory."""
+
+    def fill(self, span: Span, pattern: Pattern) -> None:
+        """Write the pattern, indexed from the start of the span's buffer."""
+
+    def matches(self, span: Span, pattern: Pattern) -> bool:
+        """Compare every word with the pattern."""
+
+    def total(self, span: Span) -> int:
+        """The sum of the words as int64, read where the device reads."""
+
+    def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
+        """The action, ready to be repeated. `kernel_copy` adds one to each word on the way."""
+
+    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
+        """Seconds between device events around the operations, queued behind a wait of `lead_s`.
+
+        None where the device has no clock of its own.
+        """
+
+    def wall_s(self, operations: Sequence[Operation]) -> float:
+        """Seconds of the host's clock, everything finished before and after."""
+
+    def queue_s(self, operation: Operation) -> float:
+        """Seconds that the host needs to hand the operation to the device, without its end."""
+
+    def vram_free_bytes(self) -> int:
+        """Free VRAM by the driver's account. 0 without a GPU."""
+
+    def cap_vram(self, n_bytes: int) -> None:
+        """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
+
+    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[Stack]:
+        """The model of the scenarios, all weights in VRAM."""

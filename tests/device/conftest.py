@@ -1,0 +1,28 @@
+"""Tests that need a process, torch or a GPU; each says what it lacks and is skipped."""
+
+import json
+import sys
+
+import pytest
+from device_bars import Bar
+
+
+@pytest.fixture
+def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
+    def hold(name: str, value: float, *, limit: float, at_least: bool = False, **more: object) -> None:
+        ok = value >= limit if at_least else value <= limit
+        relation = ">=" if at_least else "<="
+        line = {"bar": name, "value": round(value, 4), "must_be": f"{relation} {limit}", "ok": ok, **more}
+        with capsys.disabled():
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+        assert ok, line
+
+    return hold
+
+
+@pytest.fixture
+def gpu() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")

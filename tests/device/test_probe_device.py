@@ -1,0 +1,168 @@
+"""Torch's workbench against plain torch, on a real GPU."""
+
+import statistics
+
+import pytest
+from device_bars import Bar
+
+torch = pytest.importorskip("torch")
+
+from probes import residency, spill  # noqa: E402
+from probes.device import TorchWorkbench, describe, zero_copy  # noqa: E402
+from probes.errors import OutOfMemory, ProbeError  # noqa: E402
+from probes.model import plan_stack  # noqa: E402
+from probes.pattern import Pattern  # noqa: E402
+from probes.report import Unknown  # noqa: E402
+from probes.sampling import QUICK, sample  # noqa: E402
+from probes.workbench import WRITTEN  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("gpu")
+MIB = 2**20
+SIZE = 1024 * MIB
+OPERATIONS = 10  # between two events: the start event fires before the host has handed over the first
+PATTERN = Pattern(0xABCDEF)
+
+
+@pytest.fixture(scope="module")
+def bench() -> TorchWorkbench:
+    return TorchWorkbench(has_gpu=torch.cuda.is_available())
+
+
+def plain_event_loop(operation, repeats: int = 7) -> float:
+    """Seconds per operation as anyone would measure them with events."""
+    times = []
+    for _ in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(OPERATIONS):
+            operation()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / OPERATIONS)
+    return statistics.median(times[3:])
+
+
+def test_the_gpu_is_described(bench: TorchWorkbench) -> None:
+    facts = describe()
+    assert not facts.obstacle
+    assert facts.gpus[0].vram_total_bytes >= facts.gpus[0].vram_free_bytes > 0
+    assert facts.gpus[0].target.startswith(("sm_", "gfx"))
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "source"),
+    [
+        ("copy", "vram", "pageable"),
+        ("copy", "vram", "pinned"),
+        ("copy", "pageable", "vram"),
+        ("copy", "pinned", "vram"),
+        ("copy", "vram", "vram"),
+        ("kernel_copy", "zero_copy", "vram"),
+        ("kernel_copy", "vram", "zero_copy"),
+        ("write", "vram", None),
+        ("write", "zero_copy", None),
+    ],
+)
+def test_content_arrives(bench: TorchWorkbench, action: str, target: str, source: str | None) -> None:
+    with bench.memory(target, 8 * MIB) as to, bench.memory(source or "vram", 8 * MIB) as of:
+        there, here = to.span(MIB, 2 * MIB), of.span(MIB, 2 * MIB)
+        bench.fill(there, Pattern(1, 3))
+        bench.fill(here, PATTERN)
+        assert not bench.matches(there, PATTERN)
+        bench.operation(action, there, here if source else None)()
+        expected = {"copy": PATTERN, "kernel_copy": PATTERN.plus(1), "write": WRITTEN}[action]
+        assert bench.matches(there, expected)
+
+
+@pytest.mark.parametrize("kind", ["vram", "zero_copy"])
+def test_a_read_sums_what_is_there(bench: TorchWorkbench, kind: str) -> None:
+    with bench.memory(kind, 8 * MIB) as memory:
+        span = memory.span(MIB, 2 * MIB)
+        bench.fill(span, PATTERN)
+        assert bench.total(span) == PATTERN.total(MIB // 8, 2 * MIB // 8)
+
+
+def test_zero_copy_aliases_and_keeps_its_owner_alive() -> None:
+    pinned = torch.arange(1000, dtype=torch.int64).pin_memory()
+    view = zero_copy(pinned)
+    assert view.data_ptr() == pinned.data_ptr()
+    assert view.is_cuda
+    view.add_(1)
+    torch.cuda.synchronize()
+    assert pinned[10] == 11
+    del pinned
+    assert int(view.sum()) == sum(range(1, 1001))
+
+
+def test_zero_copy_of_pageable_memory_is_refused() -> None:
+    with pytest.raises(ProbeError, match="pinned"):
+        zero_copy(torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "target", "source"),
+    [
+        ("pinned H2D", "copy", "vram", "pinned"),
+        ("pinned D2H", "copy", "pinned", "vram"),
+        ("zero-copy read", "read", None, "zero_copy"),
+        ("VRAM read", "read", None, "vram"),
+    ],
+)
+def test_our_clock_agrees_with_a_plain_loop_of_events(
+    bar: Bar, bench: TorchWorkbench, name: str, action: str, target: str | None, source: str
+) -> None:
+    with bench.memory(target or "vram", SIZE) as to, bench.memory(source, SIZE) as of:
+        bench.fill(to.span(0, SIZE), Pattern(1, 3))
+        bench.fill(of.span(0, SIZE), PATTERN)
+        operation = bench.operation(action, to.span(0, SIZE) if target else None, of.span(0, SIZE))
+        ours = sample(bench, [operation], effort=QUICK, queued=True)
+        plain = plain_event_loop(operation)
+    assert isinstance(ours.device_s, tuple)
+    mine = statistics.median(ours.device_s)
+    gb_per_s = round(SIZE / mine / 1e9, 1)
+    bar(f"{name}: distance from a plain event loop", abs(mine / plain - 1), limit=0.03, gb_per_s=gb_per_s)
+
+
+def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench) -> None:
+    half, size = 100, 64 * MIB
+    run = spill._Run(
+        bench,
+        spill.Gauges(lambda: 2**40, lambda: Unknown("not watched"), lambda _: ()),
+        spill.Plan(None, 0, 0, size),
+        (stack := spill.ExitStack()),
+    )
+    with stack:
+        for index in range(half):
+            spill._add(run, "zero_copy", control=index < 2)
+            spill._add(run, "vram", control=index < 2)
+        placed = residency.place([spill._reread(bench, held) for held in run.held])
+    right = [p for p in placed if p.by_timing == ("vram" if p.block.asked == "vram" else "host")]
+    bar("known blocks labelled right", len(right), limit=2 * half, at_least=True)
+
+
+def test_a_cap_makes_the_card_small(bench: TorchWorkbench) -> None:
+    try:
+        bench.cap_vram(1024 * MIB)
+        with bench.memory("vram", 512 * MIB), pytest.raises(OutOfMemory), bench.memory("vram", 768 * MIB):
+            pass
+    finally:
+        bench.cap_vram(torch.cuda.get_device_properties(0).total_memory)
+
+
+def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> None:
+    """Many passes in a row, layers small enough for copies to run far ahead if nothing held them."""
+    width, layers = 1024, 24
+    layer = width * width * 2
+    plan = plan_stack(
+        width=width, weight_bytes=layers * layer, budget_bytes=layers * layer // 2, room_bytes=2**34
+    )
+    with bench.stack(plan, 11) as stack:
+        for rows in (1, 256):
+            stack.difference("resident", rows)
+        stack.spill()
+        worst = 0.0
+        for _ in range(50):
+            for rows in (1, 256):
+                stack.passes("streamed", rows)()  # queued behind one another, nothing waits in between
+                worst = max(worst, stack.difference("streamed", rows))
+    bar("streamed outputs, largest difference in 100 passes", worst, limit=0.0, spilled=len(plan.spilled))

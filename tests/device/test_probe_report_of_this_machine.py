@@ -1,0 +1,106 @@
+"""Relations that the report of a quick run must show on any discrete GPU (WEIR_REPORT names the file)."""
+
+import os
+from pathlib import Path
+
+import pytest
+from device_bars import Bar
+
+from probes import residency, stats
+from probes.answers import all_records, best_gb_per_s, pick
+from probes.report import Block, Done, Expectation, Measurement, Pass, ProbeReport, Request, Stop, read_report
+
+QUICK_S = 45.0
+
+
+@pytest.fixture(scope="module")
+def report() -> ProbeReport:
+    path = os.environ.get("WEIR_REPORT")
+    if not path:
+        pytest.skip("needs WEIR_REPORT, the report of a run on this machine")
+    found = read_report(Path(path))
+    if found.machine.torch.tag == "unknown" or found.machine.torch.obstacle:
+        pytest.skip("needs the report of a run with a GPU")
+    return found
+
+
+def rate(report: ProbeReport, name: str) -> float:
+    found = best_gb_per_s(all_records(report), name)
+    assert found is not None, f"{name} was not measured"
+    return found
+
+
+def test_every_probe_ran_to_its_end(report: ProbeReport) -> None:
+    assert [run.probe for run in report.runs] == ["transfer", "spill", "scenarios"]
+    assert all(isinstance(run.outcome, Done) for run in report.runs), report.runs
+
+
+def test_quick_mode_is_quick(bar: Bar, report: ProbeReport) -> None:
+    took = os.environ.get("WEIR_QUICK_S")
+    if not took:
+        pytest.skip("needs WEIR_QUICK_S, the seconds that the run took")
+    parts = {run.probe: round(run.seconds, 1) for run in report.runs}
+    bar("quick run of all probes, seconds", float(took), limit=QUICK_S, parts=parts)
+
+
+def test_pinned_copies_are_not_slower_than_pageable_ones(bar: Bar, report: ProbeReport) -> None:
+    for way in ("h2d", "d2h"):
+        pinned, pageable = rate(report, f"{way}_pinned"), rate(report, f"{way}_pageable")
+        bar(f"{way}: pinned over pageable", pinned / pageable, limit=1.0, at_least=True, gb_per_s=pinned)
+
+
+def test_the_memories_rank_as_they_must(bar: Bar, report: ProbeReport) -> None:
+    pinned, in_place, vram = (rate(report, n) for n in ("h2d_pinned", "zero_copy_read", "vram_read"))
+    bar("zero-copy read over pinned copy", in_place / pinned, limit=1.05, gb_per_s=in_place)
+    bar("VRAM read over zero-copy read", vram / in_place, limit=3.0, at_least=True, gb_per_s=vram)
+
+
+def test_samples_are_steady(bar: Bar, report: ProbeReport) -> None:
+    rows = [*pick(all_records(report), Measurement), *pick(all_records(report), Pass)]
+    told = [stats.summarize(row.samples_s) for row in rows]
+    steady = [one for one in told if one.sem is not None and one.sem <= 0.02 * one.mean]
+    limit = 0.75 if report.settings.quick else 0.9  # 20 samples against 100
+    bar(
+        "rows with SEM <= 2 % of the mean",
+        len(steady) / len(told),
+        limit=limit,
+        at_least=True,
+        rows=len(told),
+    )
+
+
+def test_spill_probe_did_what_was_expected(bar: Bar, report: ProbeReport) -> None:
+    records = all_records(report)
+    expected, requests = pick(records, Expectation)[0], pick(records, Request)
+    oversize = [request for request in requests if request.purpose == "oversize"]
+    assert pick(records, Stop)
+    assert oversize
+    if expected.behaviour == "refuses":
+        assert not oversize[0].granted
+        assert pick(records, Stop)[-1].cause == "refused"
+
+
+def test_every_block_is_labelled_as_it_was_placed(bar: Bar, report: ProbeReport) -> None:
+    placed = residency.place(pick(all_records(report), Block))
+    if pick(all_records(report), Expectation)[0].behaviour != "refuses":
+        pytest.skip("where a driver spills, the place of a block isn't known beforehand")
+    right = [p for p in placed if p.by_timing == ("vram" if p.block.asked == "vram" else "host")]
+    bar("blocks labelled right", len(right) / len(placed), limit=1.0, at_least=True, blocks=len(placed))
+    assert not [p for p in placed if p.disagree]
+
+
+def test_scenarios_rank_as_they_must(bar: Bar, report: ProbeReport) -> None:
+    passes = pick(all_records(report), Pass)
+    link = rate(report, "h2d_pinned")
+    for rows in (1, 256):
+        took = {p.scenario: stats.median(p.samples_s) for p in passes if p.rows == rows}
+        spilled = next(p.spilled_bytes for p in passes if p.rows == rows and p.scenario == "streamed")
+        limit_s = spilled / link / 1e9
+        others = min(took["zero_copy_weights"], took["zero_copy_all"])
+        bar(
+            f"batch {rows}: resident over the best split",
+            took["resident"] / min(others, took["streamed"]),
+            limit=1.0,
+        )
+        bar(f"batch {rows}: streamed over the link's limit", took["streamed"] / limit_s, limit=1.25)
+        bar(f"batch {rows}: zero-copy over streamed", others / took["streamed"], limit=1.0, at_least=True)

@@ -1,0 +1,176 @@
+"""A simulated workbench: a GPU of given VRAM, link and driver, with its own clock and symbolic content."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from probes.errors import OutOfMemory, Unsupported
+from probes.model import StackPlan
+from probes.pattern import Pattern
+from probes.report import Scenario, Unknown
+from probes.spill import Gauges
+from probes.workbench import WRITTEN
+
+GIB = 2**30
+LATENCY_S = 5e-6
+SPEED = {"vram": 3000e9, "pinned": 55e9, "zero_copy": 51e9, "pageable": 9e9, "spilled": 3e9}
+
+
+@dataclass
+class FakeMemory:
+    kind: str
+    n_bytes: int
+    place: str
+    pieces: dict[tuple[int, int], Pattern] = field(default_factory=dict)
+
+    def span(self, offset_bytes: int, n_bytes: int) -> "FakeSpan":
+        return FakeSpan(self, offset_bytes, n_bytes)
+
+
+@dataclass(frozen=True)
+class FakeSpan:
+    memory: FakeMemory
+    offset: int
+    n_bytes: int
+
+    @property
+    def content(self) -> Pattern:
+        pieces = self.memory.pieces
+        whole = (0, self.memory.n_bytes)
+        return pieces.get((self.offset, self.n_bytes)) or pieces[whole]
+
+
+@dataclass
+class FakeOperation:
+    seconds: float
+    effect: Callable[[], object] = lambda: None
+
+    def __call__(self) -> object:
+        return self.effect()
+
+
+@dataclass
+class FakeBench:
+    has_gpu: bool = True
+    vram_bytes: int = 16 * GIB
+    spills: bool = False  # grants beyond VRAM, as WDDM does
+    host_has_bytes: int = 64 * GIB
+    has_zero_copy: bool = True
+    corrupts: str = ""  # the action whose content arrives wrong
+    cap_bytes: int | None = None
+    used_vram: int = 0
+    spilled_bytes: int = 0
+    host_used: int = 0
+    stack_difference: float = 0.0
+    events: list[str] = field(default_factory=list)
+
+    def _where(self, kind: str, n_bytes: int) -> str:
+        if kind == "zero_copy" and not self.has_zero_copy:
+            raise Unsupported("this torch can't make a zero-copy tensor")
+        if kind != "vram":
+            return kind
+        if self.cap_bytes is not None and self.used_vram + n_bytes > self.cap_bytes:
+            raise OutOfMemory("out of memory; the allocator's limit was set by the user")
+        if self.used_vram + n_bytes <= self.vram_bytes:
+            return "vram"
+        if not self.spills:
+            raise OutOfMemory("out of memory")
+        return "spilled"
+
+    @contextmanager
+    def memory(self, kind: str, n_bytes: int) -> Iterator[FakeMemory]:
+        place = self._where(kind, n_bytes)
+        taken = {
+            "used_vram": n_bytes if place == "vram" else 0,
+            "spilled_bytes": n_bytes if place == "spilled" else 0,
+        }
+        taken["host_used"] = 0 if place == "vram" else n_bytes
+        self._book(taken, 1)
+        try:
+            yield FakeMemory(kind, n_bytes, place, {(0, n_bytes): Pattern(0)})
+        finally:
+            self._book(taken, -1)
+
+    def _book(self, taken: dict[str, int], sign: int) -> None:
+        for name, amount in taken.items():
+            setattr(self, name, getattr(self, name) + sign * amount)
+
+    def fill(self, span: FakeSpan, pattern: Pattern) -> None:
+        if (span.offset, span.n_bytes) == (0, span.memory.n_bytes):
+            span.memory.pieces.clear()
+        span.memory.pieces[(span.offset, span.n_bytes)] = pattern
+
+    def matches(self, span: FakeSpan, pattern: Pattern) -> bool:
+        return span.content == pattern
+
+    def total(self, span: FakeSpan) -> int:
+        content = span.content.plus(1) if self.corrupts == "read" else span.content
+        return content.total(span.offset // 8, span.n_bytes // 8)
+
+    def operation(self, action: str, target: FakeSpan | None, source: FakeSpan | None) -> FakeOperation:
+        def effect() -> None:
+            if target and source:
+                self.fill(target, source.content.plus(1 if action == "kernel_copy" else 0))
+            elif target:
+                self.fill(target, WRITTEN)
+            if target and action == self.corrupts:
+                self.fill(target, Pattern(666))
+
+        sides = [side for side in (target, source) if side]
+        speed = min(SPEED[side.memory.place] for side in sides)
+        return FakeOperation(LATENCY_S + sides[0].n_bytes / speed, effect)
+
+    def device_s(self, operations: Sequence[FakeOperation], *, lead_s: float) -> float | None:
+        self.events.append(f"device {len(operations)}")
+        return self._do(operations) if self.has_gpu else None
+
+    def wall_s(self, operations: Sequence[FakeOperation]) -> float:
+        return self._do(operations) + 1e-5
+
+    def _do(self, operations: Sequence[FakeOperation]) -> float:
+        for operation in operations:
+            operation()
+        return sum(operation.seconds for operation in operations)
+
+    def queue_s(self, operation: FakeOperation) -> float:
+        operation()
+        return 3e-6
+
+    def vram_free_bytes(self) -> int:
+        return self.vram_bytes - self.used_vram
+
+    def cap_vram(self, n_bytes: int) -> None:
+        self.cap_bytes = n_bytes
+
+    @contextmanager
+    def stack(self, plan: StackPlan, seed: int) -> Iterator["FakeStack"]:
+        yield FakeStack(plan, self.stack_difference)
+
+
+@dataclass
+class FakeStack:
+    plan: StackPlan
+    off: float
+    spilled: bool = False
+
+    def spill(self) -> None:
+        self.spilled = True
+
+    def passes(self, scenario: Scenario, rows: int) -> FakeOperation:
+        assert self.spilled == (scenario != "resident")
+        resident = (self.plan.weight_bytes - self.plan.spilled_bytes) / SPEED["vram"]
+        link = {"zero_copy_weights": 51e9, "zero_copy_all": 45e9, "streamed": 55e9}
+        return FakeOperation(
+            resident + self.plan.spilled_bytes / link[scenario] if self.spilled else resident * 1.3
+        )
+
+    def difference(self, scenario: Scenario, rows: int) -> float:
+        return 0.0 if scenario == "resident" else self.off
+
+
+def gauges(bench: FakeBench, *, gtt: bool = True) -> Gauges:
+    return Gauges(
+        host_spendable_bytes=lambda: bench.host_has_bytes - bench.host_used,
+        gtt_used_bytes=lambda: bench.host_used if gtt else Unknown("no GTT here"),
+        readings=lambda moment: (),
+    )

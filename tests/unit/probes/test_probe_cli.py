@@ -1,0 +1,321 @@
+import builtins
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from probe_fakes import FakeBench, gauges
+from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, failed, machine, report, waived
+
+from probes import catalog, cli, render, scenarios, session, spill, transfer, worker
+from probes.errors import DeviceBusy, Exit, UsageError
+from probes.job import DESCRIBE, Job
+from probes.lock import gpu_lock
+from probes.report import (
+    Done,
+    Expectation,
+    Failed,
+    ProbeReport,
+    Stop,
+    TorchFacts,
+    Unknown,
+    Waived,
+    read_report,
+    write_report,
+)
+from probes.units import parse_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def full() -> ProbeReport:
+    """A report of all probes on the simulated GPU."""
+    kept, transfer.MOST_SLOTS = transfer.MOST_SLOTS, 8
+    bench = FakeBench(vram_bytes=140 * GIB)
+    expected = Expectation("refuses", "It refuses.", "a test")
+    spilled = spill.run(
+        bench, SETTINGS, vram_total_bytes=bench.vram_bytes, expectation=expected, gauges=gauges(bench)
+    )
+    runs = (
+        done("transfer", *transfer.run(bench, SETTINGS, 32 * GIB)),
+        done("spill", *spilled),
+        done("scenarios", *scenarios.run(FakeBench(vram_bytes=140 * GIB), SETTINGS, 32 * GIB)),
+    )
+    transfer.MOST_SLOTS = kept
+    return report(*runs, torch=CUDA_TORCH)
+
+
+def without_tabulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def fake(name: str, *rest: object) -> object:
+        if name == "tabulate":
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("markdown", [True, False])
+def test_a_report_reads_well_with_and_without_tabulate(
+    full: ProbeReport, monkeypatch: pytest.MonkeyPatch, plain: bool, markdown: bool
+) -> None:
+    if plain:
+        without_tabulate(monkeypatch)
+    text = render.render(full, markdown=markdown)
+    for part in ("What it means", "h2d_pinned", "256.00 MiB", "zero_copy_all", "by timing", "Some GPU"):
+        assert part in text
+    assert ("## transfer" in text) == markdown
+    assert text.index("What it means") < text.index("h2d_pinned   ")
+
+
+def test_markdown_tables_have_as_many_cells_in_every_line(full: ProbeReport) -> None:
+    tables: dict[int, set[int]] = {}
+    lines = render.render(full, markdown=True).splitlines()
+    number = 0
+    for before, line in zip(["", *lines], lines, strict=False):
+        number += line.startswith("|") and not before.startswith("|")
+        if line.startswith("|"):
+            tables.setdefault(number, set()).add(line.count("|"))
+    assert len(tables) == 3
+    assert all(len(widths) == 1 for widths in tables.values())
+
+
+def test_every_record_has_its_line_or_none_on_purpose(full: ProbeReport) -> None:
+    lines = [render.record_line(record) for run in full.runs for record in run.records]
+    assert any("expected: It refuses." in line for line in lines)
+    assert any("asked the driver" in line for line in lines)
+    assert any("stopped at" in line for line in lines)
+    assert any("GB/s" in line for line in lines)
+    assert any("batch 256" in line for line in lines)
+
+
+def test_list_names_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert [line.split()[0] for line in told.splitlines()] == ["transfer", "spill", "scenarios"]
+
+
+def test_an_unknown_probe_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "transfr"]) == Exit.USAGE
+    assert "choose from: scenarios, spill, transfer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["run", "--vram", "4 apples"], ["run", "--qui"], ["show"]])
+def test_wrong_words_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(words)
+    assert raised.value.code == Exit.USAGE
+    assert "usage: python -m probes" in capsys.readouterr().err
+
+
+def test_a_report_that_is_none_is_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    assert cli.main(["show", str(tmp_path / "r.json")]) == Exit.DATA
+    assert "not a probe report" in capsys.readouterr().err
+
+
+def test_show_prints_a_file(tmp_path: Path, full: ProbeReport, capsys: pytest.CaptureFixture[str]) -> None:
+    write_report(full, tmp_path / "r.json")
+    assert cli.main(["show", str(tmp_path / "r.json")]) == Exit.OK
+    assert "vram_read" in capsys.readouterr().out
+
+
+Play = Callable[[Job], worker.Ended]
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[str]]:
+    """Replace worker processes by a function; returns the list of jobs that were run."""
+
+    def install(play: Play) -> list[str]:
+        seen: list[str] = []
+
+        def run(job: Job, *, limit_s: float, heard: object) -> worker.Ended:
+            seen.append(job.probe)
+            assert limit_s > 0
+            return play(job)
+
+        monkeypatch.setattr(worker, "run", run)
+        return seen
+
+    return install
+
+
+def ended(*records: object, outcome: object = None) -> worker.Ended:
+    return worker.Ended(outcome or Done(), records, 0.5)  # type: ignore[arg-type]
+
+
+def with_torch(facts: TorchFacts, then: worker.Ended) -> Play:
+    return lambda job: ended(facts) if job.probe == DESCRIBE else then
+
+
+def only_report(folder: Path) -> ProbeReport:
+    (path,) = folder.glob("*.json")
+    return read_report(path)
+
+
+def test_without_a_gpu_what_needs_one_is_waived_and_not_started(
+    tmp_path: Path, workers: Callable[[Play], list[str]]
+) -> None:
+    seen = workers(with_torch(CPU_TORCH, ended()))
+    assert cli.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
+    assert seen == [DESCRIBE, "transfer"]
+    outcomes = [run.outcome for run in only_report(tmp_path).runs]
+    assert outcomes == [Done(), *[Waived("no GPU to measure: this torch is a CPU build")] * 2]
+
+
+def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
+    workers(with_torch(CPU_TORCH, ended()))
+    assert cli.main(["run", "--require", "gpu", "--out", str(tmp_path)]) == Exit.REQUIRED
+    assert len(only_report(tmp_path).runs) == 3
+
+
+def test_a_missing_torch_waives_all_with_its_reason(
+    tmp_path: Path, workers: Callable[[Play], list[str]]
+) -> None:
+    missing = Failed("torch can't be imported: No module named 'torch'", "", int(Exit.DEVICE), wedged=False)
+    seen = workers(lambda job: ended(outcome=missing))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
+    assert seen == [DESCRIBE]
+    assert {run.outcome for run in only_report(tmp_path).runs} == {Waived(missing.reason)}
+
+
+def test_a_broken_probe_does_not_stop_the_others(
+    tmp_path: Path, workers: Callable[[Play], list[str]]
+) -> None:
+    broken = Failed("the worker was killed by SIGSEGV", "", int(Exit.BROKEN), wedged=False)
+    seen = workers(with_torch(CUDA_TORCH, ended(outcome=broken)))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert seen == [DESCRIBE, "transfer", "spill", "scenarios"]
+
+
+def test_after_a_wedge_nothing_more_is_started(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wedged = Failed("wedged: SIGKILL did not end process 7", "", int(Exit.BROKEN), wedged=True)
+    seen = workers(with_torch(CUDA_TORCH, ended(outcome=wedged)))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert seen == [DESCRIBE, "transfer"]
+    assert only_report(tmp_path).runs[0].outcome == wedged
+    assert "wedged" in capsys.readouterr().out
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
+    def play(job: Job) -> worker.Ended:
+        if job.probe == "spill":
+            return ended(Stop("floor", 0, "a test"), outcome=Failed("interrupted", "", 130, wedged=False))
+        return ended(CUDA_TORCH) if job.probe == DESCRIBE else ended()
+
+    workers(play)
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    runs = only_report(tmp_path).runs
+    assert [run.probe for run in runs] == ["transfer", "spill"]
+    assert len(runs[1].records) == 1
+
+
+def test_an_unwritable_folder_shows_before_anything_is_measured(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = workers(with_torch(CPU_TORCH, ended()))
+    (tmp_path / "file").write_text("")
+    assert cli.main(["run", "--out", str(tmp_path / "file")]) == Exit.DATA
+    assert seen == [DESCRIBE]
+    assert "--out DIR" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_share_a_gpu(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = workers(with_torch(CUDA_TORCH, ended()))
+    with gpu_lock(tmp_path, "0000:03:00.0"):
+        assert cli.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
+    assert seen == [DESCRIBE]
+    assert "another run is measuring GPU 0000:03:00.0" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.json"))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.OK
+
+
+def test_different_gpus_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    one, other = "0000:03:00.0", "0000:04:00.0"
+    with gpu_lock(tmp_path, one), gpu_lock(tmp_path, other), pytest.raises(DeviceBusy):
+        gpu_lock(tmp_path, other).__enter__()
+
+
+def test_reports_of_one_second_do_not_overwrite_each_other(
+    tmp_path: Path, workers: Callable[[Play], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers(with_torch(CPU_TORCH, ended()))
+    monkeypatch.setattr(session, "file_name", lambda _: "same.json")
+    for _ in range(3):
+        cli.main(["run", "--out", str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["same-2.json", "same-3.json", "same.json"]
+
+
+@pytest.mark.parametrize(
+    ("found", "require", "code"),
+    [
+        (report(done("transfer"), waived()), False, Exit.OK),
+        (report(waived()), True, Exit.REQUIRED),
+        (report(done("transfer"), torch=CUDA_TORCH), True, Exit.OK),
+        (report(failed(4)), True, Exit.BROKEN),
+        (report(failed(3)), False, Exit.DEVICE),
+        (report(failed(3), failed(4)), False, Exit.BROKEN),
+        (report(torch=Unknown("no torch")), False, Exit.DEVICE),
+        (
+            report(
+                torch=replace(CUDA_TORCH, gpus=(), obstacle="no driver"), device_files=("/dev/nvidiactl",)
+            ),
+            False,
+            Exit.DEVICE,
+        ),
+        (report(torch=replace(CUDA_TORCH, gpus=(), obstacle="no driver")), False, Exit.OK),
+    ],
+)
+def test_exit_codes_say_what_happened(found: ProbeReport, require: bool, code: Exit) -> None:
+    assert session.exit_code(found, require_gpu=require) == code
+
+
+def test_the_variant_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEIR_VARIANT", raising=False)
+    assert session.file_name(report(host="a b/c")) == "20260208T120000Z-a-b-c.json"
+    monkeypatch.setenv("WEIR_VARIANT", "cpu")
+    assert session.file_name(report()) == "20260208T120000Z-cpu.json"
+
+
+def test_probes_are_selected_in_the_tables_order() -> None:
+    assert [p.name for p in catalog.select(("spill", "transfer"))] == ["transfer", "spill"]
+    assert catalog.select(()) == catalog.PROBES
+    with pytest.raises(UsageError):
+        catalog.select(("spill", "nonsense"))
+
+
+def test_a_probe_that_needs_a_gpu_is_waived_only_without_one() -> None:
+    (spill_probe,) = catalog.select(("spill",))
+    assert catalog.waive(spill_probe, machine(torch=CUDA_TORCH)) is None
+    assert catalog.waive(spill_probe, machine()) == "no GPU to measure: this torch is a CPU build"
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("4GiB", 4 * GIB),
+        ("512 MiB", 512 * 2**20),
+        ("1.5GiB", 3 * GIB // 2),
+        ("4GB", 4 * 10**9),
+        ("100kB", 10**5),
+        ("1KiB", 1024),
+        ("7B", 7),
+        ("4096", 4096),
+    ],
+)
+def test_sizes_are_read_with_their_unit(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 G", "-1GiB", "4GiBs", "1e9", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as 4GiB"):
+        parse_bytes(text)

@@ -1,0 +1,145 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe_fakes import FakeBench
+from probe_samples import SETTINGS, done, report
+
+from probes import scenarios
+from probes.answers import answers, break_even_reads
+from probes.errors import ContentMismatch, DeviceUnusable
+from probes.model import plan_stack, spread
+from probes.report import Measurement, Pass, Settings, Unknown
+
+MIB, GIB = 2**20, 2**30
+
+
+def run(bench: FakeBench) -> list[Pass]:
+    return [record for record in scenarios.run(bench, SETTINGS, 32 * GIB) if isinstance(record, Pass)]
+
+
+def test_four_scenarios_are_timed_at_each_batch_the_resident_ones_first() -> None:
+    found = run(FakeBench())
+    assert [p.scenario for p in found[:2]] == ["resident", "resident"]
+    assert {(p.scenario, p.rows) for p in found} == {
+        (scenario, rows) for scenario in ("resident", *scenarios.SPLIT) for rows in scenarios.ROWS
+    }
+
+
+def test_the_budget_holds_resident_layers_and_two_buffers() -> None:
+    chosen = scenarios.plan(SETTINGS, vram_free_bytes=100 * GIB, host_spendable_bytes=100 * GIB)
+    assert chosen.weight_bytes == GIB
+    resident = chosen.weight_bytes - chosen.spilled_bytes
+    assert resident + 2 * chosen.layer_bytes <= 0.75 * GIB
+
+
+def test_a_wrong_output_is_not_timed() -> None:
+    with pytest.raises(ContentMismatch, match="differ from the resident ones"):
+        run(FakeBench(stack_difference=0.5))
+    with pytest.raises(ContentMismatch):
+        run(FakeBench(stack_difference=float("nan")))
+
+
+def test_a_small_card_gets_a_smaller_model_with_the_same_share_spilled() -> None:
+    chosen = scenarios.plan(SETTINGS, vram_free_bytes=GIB, host_spendable_bytes=100 * GIB)
+    assert chosen.weight_bytes <= 0.6 * GIB
+    assert 0.2 < chosen.spilled_bytes / chosen.weight_bytes < 0.4
+
+
+def test_a_named_budget_makes_the_model_a_third_larger() -> None:
+    settings = Settings(quick=False, seed=1, vram_cap_bytes=4 * GIB)
+    chosen = scenarios.plan(settings, vram_free_bytes=100 * GIB, host_spendable_bytes=100 * GIB)
+    assert chosen.weight_bytes == pytest.approx(4 * GIB / 0.75, rel=0.03)
+
+
+def test_no_room_is_told() -> None:
+    with pytest.raises(DeviceUnusable, match="room for 8 layers"):
+        scenarios.plan(SETTINGS, vram_free_bytes=8 * MIB, host_spendable_bytes=GIB)
+
+
+@given(st.integers(1, 200), st.data())
+def test_spilled_layers_are_spread_evenly(layers: int, data: st.DataObject) -> None:
+    spilled = data.draw(st.integers(0, layers))
+    found = spread(layers, spilled)
+    assert len(found) == spilled
+    gaps = {b - a for a, b in pairwise(found)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+@given(st.integers(GIB, 64 * GIB), st.integers(GIB, 64 * GIB), st.integers(GIB, 64 * GIB))
+def test_some_layers_stay_and_some_spill_whatever_the_sizes(weights: int, budget: int, room: int) -> None:
+    chosen = plan_stack(width=4096, weight_bytes=weights, budget_bytes=budget, room_bytes=room)
+    assert 0 < len(chosen.spilled) < chosen.layers
+    assert chosen.weight_bytes <= min(weights, room)
+
+
+def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pass]:
+    return [
+        Pass(
+            name,  # type: ignore[arg-type]
+            rows,
+            32,
+            GIB,
+            0 if name == "resident" else GIB // 4,
+            8192,
+            "float16",
+            tuple(took * (1 + noise * (-1) ** i) for i in range(20)),
+            (took,) * 20,
+            0.0,
+        )
+        for name, took in times.items()
+    ]
+
+
+TIMES = {"resident": 1e-3, "zero_copy_weights": 20e-3, "zero_copy_all": 22e-3, "streamed": 16e-3}
+LINK = Measurement("h2d_pinned", GIB, GIB, 1, "device", (GIB / 55e9,) * 20, (0.02,) * 20)
+
+
+def said(times: dict[str, float], *, noise: float = 0.0) -> str:
+    return "\n".join(
+        answers(report(done("scenarios", *passes(1, times, noise=noise)), done("transfer", LINK)))
+    )
+
+
+def test_the_users_statement_is_refuted_when_copying_is_faster() -> None:
+    assert '"leaving the inputs in system RAM beats copying them" does NOT hold here' in said(TIMES)
+
+
+def test_the_users_statement_is_confirmed_when_it_holds() -> None:
+    text = said({**TIMES, "zero_copy_all": 15e-3})
+    assert '"leaving the inputs in system RAM beats copying them" holds here' in text
+
+
+@pytest.mark.parametrize(("took", "noise"), [(20.1e-3, 0.0), (20.5e-3, 0.2)])
+def test_a_difference_within_the_noise_or_of_no_use_is_not_told(took: float, noise: float) -> None:
+    text = said({**TIMES, "zero_copy_all": took}, noise=noise)
+    assert "copying them\" can't be told from its opposite here" in text
+
+
+def test_streaming_is_held_against_the_link() -> None:
+    text = said(TIMES)
+    assert "1.25 x faster than the better" in text
+    assert "the link alone needs 4.88 ms, 31% of that" in text
+
+
+def test_break_even_is_the_papers_formula() -> None:
+    assert break_even_reads(55, 35.2, 3000) == pytest.approx(0.65, abs=0.01)
+    assert break_even_reads(26, 25.13, 1400) == pytest.approx(0.98, abs=0.01)
+    assert break_even_reads(26, 30, 20) == float("inf")
+
+
+def test_the_link_is_told_in_words() -> None:
+    def row(name: str, rate: float) -> Measurement:
+        return Measurement(name, GIB, GIB, 1, "device", (GIB / rate / 1e9,) * 20, (1.0,) * 20)
+
+    rows = [row("h2d_pinned", 55), row("h2d_pageable", 11), row("zero_copy_read", 51), row("vram_read", 3459)]
+    text = "\n".join(answers(report(done("transfer", *rows))))
+    assert "pinning once gains a factor of 5.0" in text
+    assert "read even once is better copied" in text
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    assert answers(report()) == ()
+    alone = Measurement("h2h_copy", 4096, 4096, 1, "wall", Unknown("none"), (1.0,))
+    assert answers(report(done("transfer", alone))) == ()

@@ -1,0 +1,188 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe_fakes import FakeBench, gauges
+from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, machine
+
+from probes import residency, spill
+from probes.answers import pick
+from probes.errors import ContentMismatch
+from probes.expectation import expect
+from probes.report import Block, Expectation, Gap, Record, Request, Settings, Stop, Unknown
+
+MIB, GIB = 2**20, 2**30
+EXPECTED = Expectation("refuses", "It refuses.", "a test")
+FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
+
+
+def run(bench: FakeBench, settings: Settings = SETTINGS, *, gtt: bool = True) -> list[Record]:
+    return list(
+        spill.run(
+            bench,
+            settings,
+            vram_total_bytes=bench.vram_bytes,
+            expectation=EXPECTED,
+            gauges=gauges(bench, gtt=gtt),
+        )
+    )
+
+
+def verdict(records: list[Record]) -> str:
+    return residency.verdict(pick(records, Request), pick(records, Block), pick(records, Stop)[-1])
+
+
+def labels(records: list[Record]) -> list[str]:
+    return [p.by_timing for p in residency.place(pick(records, Block)) if not p.block.control]
+
+
+def test_the_expectation_is_told_before_anything_is_asked() -> None:
+    assert run(FakeBench())[0] == EXPECTED
+
+
+def test_a_big_card_is_capped_in_quick_mode_and_the_cap_is_named() -> None:
+    records = run(FakeBench(vram_bytes=140 * GIB))
+    assert pick(records, Stop)[-1].cause == "refused"
+    assert pick(records, Stop)[-1].held_bytes <= 4 * GIB
+    assert "refused with out of memory by torch's cap" in verdict(records)
+    assert set(labels(records)) == {"vram"}
+
+
+def test_a_card_that_refuses_is_said_to_refuse() -> None:
+    records = run(FakeBench(vram_bytes=4 * GIB), FULL)
+    assert "refused with out of memory by the driver" in verdict(records)
+    assert not pick(records, Request)[-1].granted
+
+
+def test_a_driver_that_spills_is_caught_with_the_bytes() -> None:
+    records = run(FakeBench(vram_bytes=4 * GIB, spills=True), FULL)
+    assert pick(records, Stop)[-1].cause == "target"
+    spilled = [
+        p for p in residency.place(pick(records, Block)) if p.by_timing != "vram" and not p.block.control
+    ]
+    assert {p.by_timing for p in spilled} == {"paged"}  # read at 3 GB/s where the link does 51
+    assert {p.by_counters for p in spilled} == {"host"}
+    assert "spilled silently" in verdict(records)
+
+
+def test_the_driver_is_asked_for_more_than_it_has_whatever_the_cap() -> None:
+    refuses = run(FakeBench(vram_bytes=140 * GIB))
+    spills = run(FakeBench(vram_bytes=140 * GIB, spills=True))
+    assert "it does not spill" in str(residency.driver_verdict(pick(refuses, Request)))
+    assert "it would spill" in str(residency.driver_verdict(pick(spills, Request)))
+
+
+def test_the_host_memory_floor_ends_the_asking() -> None:
+    bench = FakeBench(vram_bytes=4 * GIB, spills=True, host_has_bytes=1700 * MIB)
+    records = run(bench, FULL)
+    assert pick(records, Stop)[-1].cause == "floor"
+
+
+def test_with_little_host_memory_the_driver_is_not_asked_too_much() -> None:
+    records = run(FakeBench(vram_bytes=4 * GIB, host_has_bytes=300 * MIB), FULL)
+    assert [gap.name for gap in pick(records, Gap)] == ["zero_copy control"]
+    assert not [request for request in pick(records, Request) if request.purpose == "oversize"]
+    assert isinstance(residency.driver_verdict(pick(records, Request)), Unknown)
+
+
+def test_changed_content_stops_the_probe() -> None:
+    with pytest.raises(ContentMismatch, match="does not hold what was written"):
+        run(FakeBench(corrupts="read"))
+
+
+def test_everything_is_given_back() -> None:
+    bench = FakeBench(vram_bytes=4 * GIB, spills=True)
+    run(bench, FULL)
+    assert (bench.used_vram, bench.spilled_bytes, bench.host_used) == (0, 0, 0)
+
+
+def test_controls_are_labelled_as_they_were_placed() -> None:
+    controls = [p for p in residency.place(pick(run(FakeBench()), Block)) if p.block.control]
+    assert len(controls) == 2 * spill.CONTROLS
+    assert all(p.by_timing == ("vram" if p.block.asked == "vram" else "host") for p in controls)
+    assert not any(p.disagree for p in controls)
+
+
+def block(index: int, seconds: float, *, asked: str = "vram", control: bool = False) -> Block:
+    return Block(index, asked, control, GIB, (seconds,), Unknown("not read"), Unknown("not read"))  # type: ignore[arg-type]
+
+
+def test_memories_of_one_speed_are_not_told_apart_by_timing() -> None:
+    apu = [block(0, 0.02, control=True), block(1, 0.025, asked="zero_copy", control=True), block(2, 0.02)]
+    assert [p.by_timing for p in residency.place(apu)] == ["unclear"] * 3
+    assert "can't be told" in residency.verdict((), apu, Stop("target", GIB, "enough"))
+
+
+def test_without_controls_nothing_is_labelled() -> None:
+    assert residency.place([block(0, 0.02)])[0].by_timing == "unclear"
+    assert isinstance(residency.controls([]), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("drop", "growth", "label"),
+    [
+        (GIB, 0, "vram"),
+        (0, GIB, "host"),
+        (GIB, GIB, "host"),
+        (100, 0, "unclear"),
+        (Unknown("no"), Unknown("no"), "unclear"),
+        (GIB, Unknown("NVIDIA has no GTT"), "vram"),
+    ],
+)
+def test_counters_say_where_a_block_went(drop: int | Unknown, growth: int | Unknown, label: str) -> None:
+    assert (
+        residency.by_counters(replace(block(0, 1.0), vram_drop_bytes=drop, gtt_growth_bytes=growth)) == label
+    )
+
+
+def test_signals_that_differ_are_pointed_at() -> None:
+    blocks = [
+        block(0, 0.0003, control=True),
+        block(1, 0.02, asked="zero_copy", control=True),
+        replace(block(2, 0.02), vram_drop_bytes=GIB),
+    ]
+    assert [p.disagree for p in residency.place(blocks)] == [False, False, True]
+
+
+@given(
+    st.integers(GIB, 200 * GIB),
+    st.none() | st.integers(256 * MIB, 64 * GIB),
+    st.booleans(),
+)
+def test_the_plan_goes_past_the_limit_in_blocks_of_whole_pages(
+    total: int, cap: int | None, quick: bool
+) -> None:
+    chosen = spill.plan(Settings(quick, 1, cap), vram_total_bytes=total, vram_free_bytes=total)
+    assert chosen.block_bytes % spill.ALIGNMENT == 0
+    assert spill.BLOCK_RANGE[0] <= chosen.block_bytes <= spill.BLOCK_RANGE[1]
+    assert chosen.limit_bytes <= total
+    assert chosen.target_bytes > chosen.limit_bytes
+    assert not (quick and total > spill.BIG_CARD) or chosen.cap_bytes is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "behaviour"),
+    [
+        ({"torch": CUDA_TORCH}, "refuses"),
+        ({"torch": HIP_TORCH}, "refuses"),
+        ({"torch": HIP_TORCH, "kfd_nodes": (APU_NODE,)}, "uses_gtt"),
+        ({"torch": HIP_TORCH, "wsl": True}, "spills"),
+        ({"torch": CUDA_TORCH, "wsl": True}, "spills"),
+        ({"torch": CPU_TORCH}, "unknown"),
+        ({"torch": CPU_TORCH, "wsl": True}, "unknown"),
+        ({"torch": Unknown("torch is not installed")}, "unknown"),
+    ],
+)
+def test_what_is_to_be_expected_follows_from_the_machine(changes: dict[str, object], behaviour: str) -> None:
+    found = expect(machine(**changes))
+    assert found.behaviour == behaviour
+    assert found.sentence
+    assert found.source
+
+
+def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_told() -> None:
+    records = run(FakeBench(vram_bytes=4 * GIB, has_zero_copy=False), FULL)
+    assert [gap.name for gap in pick(records, Gap)] == ["zero_copy control"]
+    assert set(labels(records)) == {"unclear"}
+    assert "refused with out of memory by the driver" in verdict(records)

@@ -1,0 +1,182 @@
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe_fakes import FakeBench, FakeOperation
+from probe_samples import SETTINGS
+
+from probes import sampling, transfer
+from probes.errors import ContentMismatch, DeviceUnusable, OutOfMemory
+from probes.pattern import Pattern, signed
+from probes.report import Gap, Measurement, Settings, Unknown
+from probes.sampling import Effort
+from probes.stats import median
+from probes.units import gb_per_s
+
+MIB, GIB = 2**20, 2**30
+
+
+@pytest.fixture(autouse=True)
+def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MOST_SLOTS", 32)  # simulated caches need no rotation
+
+
+def measured(bench: FakeBench, settings: Settings = SETTINGS) -> list[Measurement]:
+    return [m for m in transfer.run(bench, settings, 32 * GIB) if isinstance(m, Measurement)]
+
+
+def test_each_size_rotates_through_the_whole_buffer() -> None:
+    with FakeBench().memory("vram", 64 * MIB) as memory:
+        offsets = transfer._Rotation(memory, None, MIB).offsets
+    assert len(offsets) == 32
+    assert max(offsets) >= 60 * MIB
+    assert all(b - a >= MIB for a, b in pairwise(offsets))
+
+
+def rates(bench: FakeBench) -> dict[str, float]:
+    return {
+        m.name: gb_per_s(m.moved_bytes, median(m.samples_s))
+        for m in measured(bench)
+        if m.payload_bytes == 256 * MIB
+    }
+
+
+def test_every_path_is_measured_at_every_size() -> None:
+    found = measured(FakeBench())
+    assert Counter((m.name, m.payload_bytes) for m in found) == Counter(
+        (path.name, size) for path in transfer.GPU_PATHS for size in transfer.QUICK_SIZES
+    )
+
+
+def test_bandwidths_are_those_of_the_simulated_machine() -> None:
+    found = rates(FakeBench())
+    assert found["h2d_pinned"] == pytest.approx(55, rel=0.02)
+    assert found["h2d_pageable"] == pytest.approx(9, rel=0.02)
+    assert found["zero_copy_read"] == pytest.approx(51, rel=0.02)
+    assert found["vram_read"] == pytest.approx(3000, rel=0.1)
+    assert found["vram_copy"] == pytest.approx(6000, rel=0.1)  # read and written
+
+
+def test_without_a_gpu_only_host_paths_are_measured_by_the_wall_clock() -> None:
+    found = measured(FakeBench(has_gpu=False))
+    assert {m.name for m in found} == {"h2h_copy", "h2h_read", "h2h_write"}
+    assert all(m.clock == "wall" and isinstance(m.device_s, Unknown) for m in found)
+
+
+def test_copies_of_pageable_memory_lead_with_the_wall_clock() -> None:
+    clocks = {m.name: m.clock for m in measured(FakeBench())}
+    assert clocks["h2d_pageable"] == clocks["d2h_pageable"] == "wall"
+    assert clocks["h2d_pinned"] == clocks["vram_read"] == "device"
+
+
+@pytest.mark.parametrize("action", ["copy", "kernel_copy", "read", "write"])
+def test_wrong_content_stops_the_probe(action: str) -> None:
+    with pytest.raises(ContentMismatch, match="not what was sent"):
+        measured(FakeBench(corrupts=action))
+
+
+def test_a_copy_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBench, "operation", lambda *_: FakeOperation(1e-6))
+    with pytest.raises(ContentMismatch):
+        measured(FakeBench())
+
+
+def test_the_seed_fixes_the_order_and_another_changes_it() -> None:
+    def order(seed: int) -> list[tuple[str, int]]:
+        found = measured(FakeBench(), Settings(quick=True, seed=seed, vram_cap_bytes=None))
+        return [(m.name, m.payload_bytes) for m in found]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+def test_buffers_are_freed_between_paths() -> None:
+    bench = FakeBench()
+    for _ in transfer.run(bench, SETTINGS, 32 * GIB):
+        assert bench.used_vram <= 2 * 256 * MIB
+    assert (bench.used_vram, bench.host_used) == (0, 0)
+
+
+def test_sizes_that_do_not_fit_are_gaps_with_the_reason() -> None:
+    bench = FakeBench(vram_bytes=512 * MIB)
+    found = list(transfer.run(bench, SETTINGS, 32 * GIB))
+    gaps = {(gap.name, gap.payload_bytes) for gap in found if isinstance(gap, Gap)}
+    assert gaps == {(path.name, 256 * MIB) for path in transfer.GPU_PATHS}
+
+
+def test_the_cap_holds_for_buffers_too() -> None:
+    settings = Settings(quick=True, seed=1, vram_cap_bytes=512 * MIB)
+    assert any(isinstance(record, Gap) for record in transfer.run(FakeBench(), settings, 32 * GIB))
+
+
+@pytest.mark.parametrize(("host", "vram"), [(100 * MIB, GIB), (GIB, 100 * MIB), (0, None)])
+def test_too_little_memory_is_told(host: int, vram: int | None) -> None:
+    with pytest.raises(DeviceUnusable, match="free memory"):
+        transfer.arena_bytes(GIB, host_available_bytes=host, vram_free_bytes=vram)
+
+
+@given(st.integers(2**27, 2**40), st.none() | st.integers(2**27, 2**40))
+def test_both_buffers_stay_within_a_quarter_of_either_memory(host: int, vram: int | None) -> None:
+    size = transfer.arena_bytes(GIB, host_available_bytes=host, vram_free_bytes=vram)
+    assert size & (size - 1) == 0
+    assert 2 * size <= min(host, host if vram is None else vram) / 4
+
+
+def test_a_refused_buffer_is_the_callers_to_hear() -> None:
+    bench = FakeBench(vram_bytes=4 * GIB)
+    bench.cap_bytes = 100 * MIB
+    with pytest.raises(OutOfMemory):
+        measured(bench)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 200), st.integers(0, 2**64), st.integers(0, 2**64))
+def test_the_closed_form_is_the_sum_of_the_words(first: int, words: int, start: int, step: int) -> None:
+    pattern = Pattern(start, step)
+    assert pattern.total(first, words) == signed(sum(step * i + start for i in range(first, first + words)))
+
+
+class Ticks:
+    """A clock that advances by a step at every look."""
+
+    def __init__(self, step: float) -> None:
+        self.time, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.time += self.step
+        return self.time
+
+
+def test_short_operations_are_batched_and_the_sample_is_per_operation() -> None:
+    found = sampling.sample(
+        FakeBench(), [FakeOperation(2.5e-6)], effort=Effort(10, 2, 1.0), queued=True, now=Ticks(0)
+    )
+    assert found.batch == 20
+    assert found.device_s == pytest.approx((2.5e-6,) * 10)
+    assert found.wall_s == pytest.approx((12.5e-6,) * 10)
+
+
+def test_operations_take_turns() -> None:
+    turns: list[int] = []
+    operations = [FakeOperation(1e-3, lambda i=i: turns.append(i)) for i in range(3)]
+    sampling.sample(FakeBench(), operations, effort=Effort(6, 2, 1.0), queued=False, now=Ticks(0))
+    assert turns == [i % 3 for i in range(len(turns))]
+    assert len(turns) >= 12
+
+
+def test_a_spent_budget_ends_a_row_but_not_before_the_least_samples() -> None:
+    found = sampling.sample(
+        FakeBench(), [FakeOperation(1.0)], effort=Effort(100, 7, 0.5), queued=False, now=Ticks(1)
+    )
+    assert (len(found.device_s), len(found.wall_s)) == (7, 7)  # type: ignore[arg-type]
+
+
+def test_without_zero_copy_the_other_paths_are_measured() -> None:
+    found = list(transfer.run(FakeBench(has_zero_copy=False), SETTINGS, 32 * GIB))
+    gaps = {gap.name: gap.reason for gap in found if isinstance(gap, Gap)}
+    assert set(gaps) == {"zero_copy_read", "zero_copy_write"}
+    assert all("can't make a zero-copy tensor" in reason for reason in gaps.values())
+    assert {m.name for m in found if isinstance(m, Measurement)} == {
+        path.name for path in transfer.GPU_PATHS if path.name not in gaps
+    }
