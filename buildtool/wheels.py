@@ -29,6 +29,7 @@ REASONS = (
     re.compile(r"ConnectTimeout|ReadTimeout|NewConnectionError|Max retries exceeded|HTTP error|Client Error"),
     re.compile(r"No matching distribution|Could not find a version"),
 )
+IS_TORCH = re.compile(r"\s*torch(\[[^\]]*\])?(?![\w-])")  # a requirement of torch itself, with its extras
 CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that say how, not where
 # What a build needs on the host's side: never installed into an image.
 TOOLS = ("installer>=0.7", "pip>=23")
@@ -63,7 +64,8 @@ class WheelCache:
             index = ["--index-url", source.index] if source.index else []
             quick = ["--no-deps", "--retries", "0", "--timeout", str(ANSWER_TIMEOUT_S)]
             try:
-                self._pip([*quick, *index, *source.require], python, scratch, alone=source.index is not None)
+                alone = [text for text in source.require if IS_TORCH.match(text)]
+                self._pip([*quick, *index, *alone], python, scratch, alone=source.index is not None)
             except CommandFailed as error:
                 raise SourceUnreachable(f"torch source {source.name}: {_telling(error)}") from error
             torch = next(iter(scratch.glob("torch-*.whl")), None)
@@ -202,7 +204,7 @@ def _connection_settings() -> dict[str, str]:
 
 def _pin(requirement: str, torch: Path) -> str:
     """The requirement, with torch pinned to the version of the wheel at hand (extras kept)."""
-    match = re.match(r"\s*torch(\[[^\]]*\])?(?![\w-])", requirement)
+    match = IS_TORCH.match(requirement)
     return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
 
 
