@@ -101,6 +101,13 @@ def install_wheels() -> None:
         )
 
 
+def copy_payload(epoch: int) -> None:
+    """Copy the mounted tree to /. Its folders carry the time of their transfer, and copies take that over."""
+    shutil.copytree(INPUT, "/", dirs_exist_ok=True)
+    for path in (INPUT, *INPUT.rglob("*")):
+        os.utime(Path("/") / path.relative_to(INPUT), (epoch, epoch))
+
+
 def main() -> None:
     """Make the layer that the arguments ask for."""
     parser = argparse.ArgumentParser()
@@ -108,14 +115,15 @@ def main() -> None:
     parser.add_argument("--user", help="NAME:UID to add")
     args = parser.parse_args()
     since_ns = time.time_ns() - 2_000_000_000  # file systems' clocks tick coarser than ours
+    epoch = int(os.environ["SOURCE_DATE_EPOCH"])
     if args.kind == "wheels":
         install_wheels()
     else:
-        shutil.copytree(INPUT, "/", dirs_exist_ok=True)
+        copy_payload(epoch)
     if args.user:
         name, _, number = args.user.partition(":")
         add_user(name, int(number))
-    settle_times(since_ns, int(os.environ["SOURCE_DATE_EPOCH"]))
+    settle_times(since_ns, epoch)
 
 
 main()

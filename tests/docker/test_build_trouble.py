@@ -15,6 +15,7 @@ from standins import ROOT, Index, Shop, make_torch, package_index
 
 from buildtool.errors import Exit
 
+NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 SLOW = "FROM scratch AS rootfs\nADD rootfs.tar /\nFROM rootfs\nRUN --network=none sleep 120\n"
 
 
@@ -82,7 +83,8 @@ def second_engine() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     places = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["dockerd", "-H", socket, *places, "--bridge=none", "--iptables=false", "--ip6tables=false"],
+            # a network namespace of its own: `--bridge=none` removes docker0, and it must not be the host's
+            ["unshare", "--net", "dockerd", "-H", socket, *places, *NO_NETWORK],
             stdout=log,
             stderr=log,
         )

@@ -1,0 +1,142 @@
+"""The two images that `make images` made: their size, what they hold, and what must not be in them."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buildtool import catalog, proof
+from buildtool.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports" / "images"
+Report = dict[str, dict[str, object]]
+Bar = Callable[..., None]
+
+
+@pytest.fixture
+def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
+    """Tells a bar of the project as one JSON line, and holds it."""
+
+    def hold(name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> None:
+        ok = value >= limit if at_least else value <= limit
+        with capsys.disabled():
+            print("\n" + json.dumps({"bar": name, "value": value, "limit": limit, "unit": unit, "ok": ok}))
+        assert ok, f"{name}: {value} against {limit} {unit}"
+
+    return hold
+
+
+def report(variant: str) -> Report:
+    data: Report = json.loads((REPORTS / f"{variant}.json").read_text())
+    return data
+
+
+def shell(ref: str, script: str) -> str:
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network=none", "--entrypoint=sh", ref, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_cpu_image_is_small(bar: Bar) -> None:
+    totals = report("cpu")["totals"]
+    bar("cpu-unpacked", int(str(totals["unpacked_bytes"])), 1_000_000_000, "bytes unpacked")
+    bar("cpu-compressed", int(str(totals["stored_bytes"])), 320_000_000, "bytes stored")
+
+
+def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
+    found = shell(
+        "weir/cpu:latest",
+        "find / -xdev 2>/dev/null | grep -iE 'nvidia|libcu(da|blas|dnn|fft|sparse)|triton/' || true",
+    )
+    assert found.strip() == ""
+    assert report("cpu")["gpu_code"]["by_target"] == {}
+
+
+def test_the_report_tells_of_the_image_that_the_engine_holds() -> None:
+    for variant in ("cpu", "rocm"):
+        held = Engine().inspect(f"weir/{variant}:latest")
+        assert held
+        assert report(variant)["image"]["digest"] == held["Id"]
+
+
+def test_the_report_has_the_keys_that_others_rely_on() -> None:
+    data = report("rocm")
+    assert data["schema_version"]
+    assert {"ref", "digest"} <= set(data["image"])
+    assert {"unpacked_bytes", "stored_bytes"} <= set(data["totals"])
+    assert {"limit_bytes", "verdict"} <= set(data["budget"])
+    assert data["layers"]
+    assert data["packages"]
+    for finding in data["findings"]:
+        assert {"id", "severity", "bytes", "paths", "remedy"} <= set(finding)
+
+
+def test_the_rocm_image_tells_bytes_for_each_gfx_target(bar: Bar) -> None:
+    by_target = report("rocm")["gpu_code"]["by_target"]
+    large = {target for target, n_bytes in by_target.items() if int(str(n_bytes)) > 100_000_000}
+    assert {"gfx803", "gfx906", "gfx1100"} <= large
+    bar("rocm-gfx-targets", len(large), 8, "targets with over 100 MB", at_least=True)
+
+
+def test_the_rocm_image_says_that_its_torch_has_no_gpu_kernels() -> None:
+    labels = Engine().inspect("weir/rocm:latest")["Config"]["Labels"]  # type: ignore[index]
+    if labels["io.weir.source.torch"] != "debian-rocm":
+        pytest.fail("built from ROCm wheels: this machine reaches an index; extend this test to prove them")
+    assert labels["io.weir.torch.build"] == "cpu"
+    assert "torch-without-gpu-kernels" in {finding["id"] for finding in report("rocm")["findings"]}
+
+
+def test_rocminfo_and_torch_run_in_the_rocm_image() -> None:
+    ran = Engine().run("weir/rocm:latest", proof.COMMAND)
+    facts = json.loads(ran.stdout.split(proof.MARK)[1])
+    assert facts["rocminfo"]["present"]
+    assert "ROCk module is NOT loaded" in facts["rocminfo"]["said"] or facts["rocminfo"]["exit_code"] == 0
+    assert facts["torch"]["product_ok"]
+    assert facts["uid"] == 10001
+
+
+@pytest.mark.parametrize("variant", ["cpu", "rocm"])
+def test_nothing_of_the_host_is_inside(variant: str) -> None:
+    script = (
+        "cat /etc/apt/sources.list /etc/pip.conf /root/.config/pip/pip.conf /root/.netrc 2>/dev/null; env"
+    )
+    said = shell(f"weir/{variant}:latest", script)
+    assert "http" not in said
+    assert "PIP_" not in said
+    labels = Engine().inspect(f"weir/{variant}:latest")["Config"]["Labels"]  # type: ignore[index]
+    assert not [value for value in labels.values() if "://" in value]
+
+
+@pytest.mark.parametrize("variant", ["cpu", "rocm"])
+def test_no_file_is_newer_than_the_catalog_says(variant: str) -> None:
+    epoch = catalog.load().source_date_epoch
+    found = shell(f"weir/{variant}:latest", f"find / -xdev -newermt @{epoch} 2>/dev/null").split()
+    made_by_the_engine = ("/etc", "/dev", "/proc", "/sys", "/.dockerenv")
+    assert [path for path in found if path != "/" and not path.startswith(made_by_the_engine)] == []
+
+
+@pytest.mark.parametrize("variant", ["cpu", "rocm"])
+def test_the_image_is_made_to_be_served(variant: str) -> None:
+    config = Engine().inspect(f"weir/{variant}:latest")["Config"]  # type: ignore[index]
+    assert config["User"] == "10001:10001"
+    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "service.health"]
+    assert config["Labels"]["org.opencontainers.image.title"] == f"weir/{variant}"
+    tools = "gcc|cc1|ld\\.bfd|apt-get|pip3?"
+    assert shell(f"weir/{variant}:latest", f"ls /usr/bin | grep -xE '{tools}' || true").strip() == ""
+
+
+def test_a_second_build_without_cache_has_the_same_digest(bar: Bar) -> None:
+    before = Engine().inspect("weir/cpu:latest")
+    build = [str(ROOT / ".venv/bin/python"), "-m", "buildtool", "build", "cpu", "--no-cache", "--no-audit"]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    after = Engine().inspect("weir/cpu:latest")
+    assert before
+    assert after
+    bar("cpu-manifest-digests-of-two-builds", len({before["Id"], after["Id"]}), 1, "digests")
