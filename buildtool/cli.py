@@ -14,6 +14,7 @@ VERBS = {
     "build": "build image variants, prove them, audit them (what `make images` does)",
     "plan": "print the build plan (docker buildx bake JSON) and do nothing",
     "audit": "say where an image's bytes are and what to do about it",
+    "prune": "take GPU code for other cards out of a tree or a file",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",
 }

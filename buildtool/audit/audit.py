@@ -1,0 +1,110 @@
+"""The audit from end to end: open, read, count, judge, write. What the command line and the builder call."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+from buildtool.audit.archive import Archive, StreamArchive, Tick, open_archive
+from buildtool.audit.documents import Platform
+from buildtool.audit.facts import gather
+from buildtool.audit.image import read_image
+from buildtool.audit.limits import LIMITS, Limits
+from buildtool.audit.render import render_markdown
+from buildtool.audit.report import AuditReport, make_report, to_json
+from buildtool.files import write_text
+from buildtool.gpucode.target import TargetId
+from buildtool.model import Budget
+from probes.units import decimal_bytes
+
+TOLD_EVERY_S = 5.0
+NO_BUDGET = Budget()
+
+
+class Saver(Protocol):
+    """What the audit needs of an engine."""
+
+    def save(self, ref: str) -> Iterator[bytes]:
+        """An image as `docker save` writes it, in chunks."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller wants to know."""
+
+    budget: Budget = NO_BUDGET
+    targets: tuple[str, ...] = ()
+    image: str | None = None  # which of several images in an archive
+    platform: Platform | None = None
+    top: int = 20
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        """Raises BadTarget, before an image is read for nothing."""
+        for target in self.targets:
+            TargetId.parse(target)
+
+
+def audit_image(
+    ref: str,
+    *,
+    engine: Saver,
+    budget: Budget = NO_BUDGET,
+    targets: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> AuditReport:
+    """Audit an image that the engine holds, without extracting it; `say` hears of progress every few seconds.
+
+    Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
+    """
+    return audit_engine(ref, engine, wish=Wish(budget=budget, targets=targets), tick=told_ticks(say, ref))
+
+
+def audit_engine(ref: str, engine: Saver, *, wish: Wish, tick: Tick) -> AuditReport:
+    """Audit an image that the engine holds. Raises as `audit_image` does."""
+    archive = StreamArchive(engine.save(ref), label=ref, limits=wish.limits, tick=tick)
+    return _audited(archive, ref, ref, wish)
+
+
+def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
+    """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageFault."""
+    archive = open_archive(path, limits=wish.limits, tick=tick)
+    return _audited(archive, str(path), wish.image, wish)
+
+
+def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, Path]:
+    """Write `stem.json` and `stem.md`; returns both paths. Raises as `buildtool.files.write_text` does."""
+    as_json, as_markdown = directory / f"{stem}.json", directory / f"{stem}.md"
+    write_text(as_json, to_json(report))
+    write_text(as_markdown, render_markdown(report))
+    return as_json, as_markdown
+
+
+def told_ticks(say: Callable[[str], None], label: str) -> Tick:
+    """Progress for logs: a line every TOLD_EVERY_S seconds with the bytes read so far."""
+    total, told = 0, time.monotonic()
+
+    def tick(n_bytes: int) -> None:
+        nonlocal total, told
+        total += n_bytes
+        now = time.monotonic()
+        if now - told >= TOLD_EVERY_S:
+            told = now
+            say(f"audit {label}: {decimal_bytes(total)} read")
+
+    return tick
+
+
+def _audited(archive: Archive, label: str, ref: str | None, wish: Wish) -> AuditReport:
+    contents = read_image(archive, label=label, ref=ref, platform=wish.platform, limits=wish.limits)
+    facts = gather(contents, targets=wish.targets, top=wish.top)
+    return make_report(contents, facts, wish.budget, _tool_version())
+
+
+def _tool_version() -> str:
+    try:
+        return version("gpu-weir")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,240 @@
+"""The JSON documents of an image (index, manifest, config, manifest.json): text to values, strictly."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from buildtool.audit.faults import LimitExceeded, MalformedDocument
+from buildtool.audit.limits import LIMITS, Limits
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ATTESTATION = "vnd.docker.reference.type"
+_ATTESTATION_ARTIFACT = "application/vnd.docker.attestation.manifest.v1+json"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a manifest runs on. `unknown/unknown` marks attestations."""
+
+    os: str
+    architecture: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A pointer to content, by digest and size."""
+
+    media_type: str
+    digest: str
+    stored_bytes: int
+    platform: Platform | None
+    names: tuple[str, ...]  # what annotations call the image
+    urls: tuple[str, ...]
+    is_attestation: bool
+
+
+@dataclass(frozen=True)
+class Index:
+    """A list of manifests, or of further indexes."""
+
+    manifests: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One image for one platform; layers from the bottom up."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    is_attestation: bool
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """What a config says of its image. `commands`: a text for each layer, None if the history doesn't fit."""
+
+    platform: Platform
+    diff_ids: tuple[str, ...]
+    commands: tuple[str, ...] | None
+    labels: Mapping[str, str]
+    env: tuple[str, ...]
+    user: str
+
+
+@dataclass(frozen=True)
+class SavedImage:
+    """One row of docker's manifest.json: paths inside the archive."""
+
+    config: str
+    layers: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def parse_json(text: bytes, *, place: str, limits: Limits = LIMITS) -> Json:
+    """A JSON value, without NaN, doubled keys or deep nesting. Raises MalformedDocument."""
+
+    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("an object has the same key twice")
+        return found
+
+    def refuse(word: str) -> Json:
+        raise ValueError(f"{word} is no JSON")
+
+    if len(text) > limits.document_bytes:
+        raise LimitExceeded(f"a JSON document of {len(text):,} bytes", place=place)
+    try:
+        value: Json = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        _check_depth(value, limits.json_depth)
+    except (ValueError, RecursionError) as error:
+        raise MalformedDocument(f"not a usable JSON document ({_brief(error)})", place=place) from error
+    return value
+
+
+def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS) -> Index | Manifest:
+    """An OCI index or manifest, or Docker's equal (v2 list and manifest), told by content.
+
+    Raises MalformedDocument, also for a document that could be read as either (CVE-2021-41190).
+    """
+    top = _Node(parse_json(text, place=place, limits=limits), place)
+    if top.has("manifests") == top.has("layers"):
+        raise MalformedDocument("neither an image index nor an image manifest, or both", place=place)
+    if top.has("manifests"):
+        rows = top.items("manifests")
+        if len(rows) > limits.manifests:
+            raise LimitExceeded(f"an index of {len(rows):,} manifests", place=place)
+        return Index(tuple(_descriptor(row) for row in rows))
+    layers = tuple(_descriptor(row) for row in top.items("layers"))
+    if len(layers) > limits.layers:
+        raise LimitExceeded(f"a manifest of {len(layers):,} layers", place=place)
+    artifact = top.text("artifactType", "")
+    return Manifest(_descriptor(top.child("config")), layers, artifact == _ATTESTATION_ARTIFACT)
+
+
+def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageConfig:
+    """An image's config. Raises MalformedDocument."""
+    top = _Node(parse_json(text, place=place, limits=limits), place)
+    rootfs = top.child("rootfs")
+    diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
+    if len(diff_ids) > limits.layers:
+        raise LimitExceeded(f"a config of {len(diff_ids):,} layers", place=place)
+    steps = [row for row in top.items("history") if not row.flag("empty_layer")]
+    commands = tuple(row.text("created_by", "") for row in steps)
+    run = top.child("config")
+    return ImageConfig(
+        platform=_platform(top),
+        diff_ids=diff_ids,
+        commands=commands if len(commands) == len(diff_ids) else None,
+        labels=run.child("Labels").string_map(),
+        env=run.texts("Env"),
+        user=run.text("User", ""),
+    )
+
+
+def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[SavedImage, ...]:
+    """docker's manifest.json. Raises MalformedDocument."""
+    rows = _Node({"rows": parse_json(text, place=place, limits=limits)}, place).items("rows")
+    return tuple(SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows)
+
+
+class _Node:
+    """A JSON object that is read with the types we need, or a MalformedDocument that names the key."""
+
+    def __init__(self, value: Json, place: str) -> None:
+        if not isinstance(value, Mapping):
+            raise MalformedDocument("a JSON object is missing", place=place)
+        self._value = value
+        self.place = place
+
+    def has(self, key: str) -> bool:
+        return self._value.get(key) is not None
+
+    def child(self, key: str) -> "_Node":
+        return _Node(self._value.get(key) or {}, f"{self.place}, `{key}`")
+
+    def items(self, key: str) -> tuple["_Node", ...]:
+        return tuple(_Node(row, f"{self.place}, `{key}[{at}]`") for at, row in enumerate(self._list(key)))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(row if isinstance(row, str) else self._wrong(key) for row in self._list(key))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value.get(key)
+        if value is None and default is not None:
+            return default
+        return value if isinstance(value, str) else self._wrong(key)
+
+    def flag(self, key: str) -> bool:
+        return self._value.get(key) is True
+
+    def count(self, key: str) -> int:
+        value = self._value.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+            raise MalformedDocument(f"`{key}` is no size", place=self.place)
+        return value
+
+    def string_map(self) -> Mapping[str, str]:
+        return {key: value for key, value in self._value.items() if isinstance(value, str)}
+
+    def _list(self, key: str) -> Sequence[Json]:
+        value = self._value.get(key)
+        if value is None:
+            return ()
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise MalformedDocument(f"`{key}` is no list", place=self.place)
+        return value
+
+    def _wrong(self, key: str) -> str:
+        raise MalformedDocument(f"`{key}` is missing or no text", place=self.place)
+
+
+def _descriptor(row: _Node) -> Descriptor:
+    notes = row.child("annotations").string_map()
+    platform = _platform(row.child("platform")) if row.has("platform") else None
+    names = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+    return Descriptor(
+        media_type=row.text("mediaType", ""),
+        digest=_digest(row, row.text("digest")),
+        stored_bytes=row.count("size"),
+        platform=platform,
+        names=tuple(notes[key] for key in names if notes.get(key)),
+        urls=row.texts("urls"),
+        is_attestation=_ATTESTATION in notes or (platform is not None and platform.os == "unknown"),
+    )
+
+
+def _digest(row: _Node, text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise MalformedDocument(f"{text[:80]!r} is no sha256 digest", place=row.place)
+    return text
+
+
+def _platform(row: _Node) -> Platform:
+    return Platform(row.text("os", "unknown"), row.text("architecture", "unknown"), row.text("variant", ""))
+
+
+def _check_depth(value: Json, allowed: int) -> None:
+    level: list[Json] = [value]
+    while level:
+        if not allowed:
+            raise ValueError("nested too deeply")
+        allowed -= 1
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        level = below
+
+
+def _brief(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]

@@ -1,0 +1,29 @@
+"""How much of anything an image may have before reading stops: what keeps memory and time finite."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds for one image. The defaults are far above any image seen; each can be raised by hand."""
+
+    meta_bytes: int = MIB  # one PAX header, GNU long name or sparse map; Go's archive/tar has the same bound
+    meta_depth: int = 8  # extension headers before one entry; honest writers use at most three
+    path_bytes: int = 4096  # PATH_MAX of Linux, including the final NUL
+    entries: int = 10_000_000  # in all layers together
+    index_bytes: int = 200 * MIB  # of memory for the index of all layers: some 600,000 entries
+    document_bytes: int = 4 * MIB  # one JSON document; containers/image has the same bound
+    documents_bytes: int = 32 * MIB  # all JSON documents of one archive
+    json_depth: int = 64
+    captured_bytes: int = 64 * MIB  # package databases kept while streaming
+    captured_file_bytes: int = 16 * MIB
+    unpacked_bytes: int = 1 << 40  # of one blob after decompression
+    window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window
+    index_depth: int = 4  # indexes within indexes
+    manifests: int = 1024  # of one index
+    layers: int = 512  # overlayfs stops at 128 in practice, containerd's importer doesn't
+
+
+LIMITS = Limits()

@@ -1,0 +1,221 @@
+"""Layers applied on one another by the OCI rules, without files: what is visible at last, and what is waste.
+
+Whiteouts speak of lower layers only, wherever they stand in the tar; a non-directory replaces a
+directory and the other way round; parents are resolved through symbolic links inside the image, as
+engines do (containerd's fs.RootPath).
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from buildtool.audit.faults import MalformedTar
+from buildtool.audit.layer import LayerIndex, split
+from buildtool.audit.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK
+
+Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
+_HOPS = 40  # Linux follows at most 40 symbolic links in one path
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The image's file system and every member of every layer, numbered through ("row").
+
+    `visible[row]` is 1 for members, other than directories, that stand in the final tree, `shown[row]`
+    for files whose content some visible path has: a hard link keeps the content of a removed path.
+    `links` maps a hard link's row to the row that holds the content. `dangling` are links to nothing.
+    """
+
+    layers: Sequence[LayerIndex]
+    starts: Sequence[int]  # first row of each layer
+    tree: Tree
+    visible: bytearray
+    shown: bytearray
+    links: dict[int, int]
+    dangling: tuple[int, ...]
+
+    def layer_of(self, row: int) -> int:
+        """The layer's position, bottom first."""
+        return bisect_right(self.starts, row) - 1
+
+    def digest(self, row: int) -> bytes | None:
+        """The content's digest, None for files that were too small to be hashed."""
+        layer = self.layer_of(row)
+        return self.layers[layer].digests.get(row - self.starts[layer])
+
+    def path(self, row: int) -> bytes:
+        """A member's path without a leading slash."""
+        layer = self.layer_of(row)
+        return self.layers[layer].path(row - self.starts[layer])
+
+    def size(self, row: int) -> int:
+        """Bytes of content that this member itself brings; 0 for a hard link."""
+        layer = self.layer_of(row)
+        return self.layers[layer].sizes[row - self.starts[layer]]
+
+
+class Finder:
+    """Looks up paths in a merged tree, each directory resolved once."""
+
+    def __init__(self, merged: Merged) -> None:
+        self._walker = _Walker(merged.layers, merged.starts, merged.tree)
+        self._known: dict[bytes, Tree | None] = {}
+
+    def row(self, path: bytes) -> int | None:
+        """The row at a path; None for nothing there and for directories."""
+        directory, _, name = path.rpartition(b"/")
+        if directory not in self._known:
+            self._known[directory] = self._walker.holder(directory)
+        holder = self._known[directory]
+        row = holder.get(name) if holder is not None else None
+        return row if isinstance(row, int) else None
+
+
+def merge(layers: Sequence[LayerIndex]) -> Merged:
+    """Apply the layers, bottom first. Raises MalformedTar for parents that are links in a circle."""
+    starts = [0, *accumulate(index.n_entries for index in layers)]
+    total = starts.pop()
+    merger = _Merger(layers, starts, total)
+    for position in range(len(layers)):
+        merger.apply(position)
+    shown = bytearray(total)
+    kinds = b"".join(bytes(index.kinds) for index in layers)
+    for row in range(total):
+        if merger.visible[row]:
+            kind = kinds[row]
+            if kind == FILE:
+                shown[row] = 1
+            elif kind == HARDLINK and row in merger.links:
+                shown[merger.links[row]] = 1
+    return Merged(layers, starts, merger.tree, merger.visible, shown, merger.links, tuple(merger.dangling))
+
+
+class _Walker:
+    """Finds the directory that a path means in a tree."""
+
+    def __init__(self, layers: Sequence[LayerIndex], starts: Sequence[int], tree: Tree) -> None:
+        self._layers, self._starts, self.tree = layers, starts, tree
+
+    def holder(self, directory: bytes) -> Tree | None:
+        """What a directory holds, links in its path followed; None when it isn't there."""
+        return self._descend(directory, make=False)
+
+    def link(self, row: int) -> bytes | None:
+        """A symbolic link's target, None for other members."""
+        position = bisect_right(self._starts, row) - 1
+        index, at = self._layers[position], row - self._starts[position]
+        return index.links[at] if index.kinds[at] == SYMLINK else None
+
+    def removed(self, row: "int | Tree") -> None:
+        """Hear of what a made directory replaces. Nothing, for a finished tree."""
+
+    def _descend(self, directory: bytes, *, make: bool) -> Tree | None:
+        trail: list[Tree] = [self.tree]
+        waiting = directory.split(b"/")[::-1]
+        hops = _HOPS
+        while waiting:
+            part = waiting.pop()
+            if part in (b"", b".", b".."):
+                if part == b".." and len(trail) > 1:
+                    trail.pop()
+                continue
+            child = trail[-1].get(part)
+            target = self.link(child) if isinstance(child, int) else None
+            if target is not None:
+                hops -= 1
+                if hops < 0:
+                    raise MalformedTar("symbolic links in a circle", place=repr(directory))
+                if target[:1] == b"/":
+                    del trail[1:]
+                waiting += target.split(b"/")[::-1]
+                continue
+            if not isinstance(child, dict):
+                if not make:
+                    return None
+                if child is not None:
+                    self.removed(child)
+                child = trail[-1][part] = {}
+            trail.append(child)
+        return trail[-1]
+
+
+class _Merger(_Walker):
+    """The tree while layers are put onto it."""
+
+    def __init__(self, layers: Sequence[LayerIndex], starts: Sequence[int], total: int) -> None:
+        super().__init__(layers, starts, {})
+        self.visible = bytearray(total)
+        self.links: dict[int, int] = {}
+        self.dangling: list[int] = []
+        self._known: dict[bytes, Tree] = {}
+        self._gone: dict[tuple[bytes, bytes], int] = {}
+
+    def apply(self, position: int) -> None:
+        """Put one layer on top: first what it takes away, then what it brings."""
+        index, start = self._layers[position], self._starts[position]
+        self._known, self._gone = {}, {}
+        self._take_away(index)
+        directory, holder = None, self.tree
+        for at, (where, name, kind) in enumerate(zip(index.dirs, index.names, index.kinds, strict=True)):
+            if where is not directory or not self._known:
+                directory, holder = where, self._holder_for(where)
+            old = holder.get(name)
+            if kind == DIRECTORY:
+                if not isinstance(old, dict):
+                    if old is not None:
+                        self.removed(old)
+                    holder[name] = {}
+                continue
+            if kind == HARDLINK:
+                self._link(start + at, index.links[at])
+            if old is not None:
+                self.removed(old)
+            holder[name] = start + at
+            self.visible[start + at] = 1
+
+    def removed(self, row: "int | Tree") -> None:
+        """Hide a member, or a whole directory."""
+        waiting = [row]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, dict):
+                waiting += item.values()
+                self._known = {}
+            else:
+                self.visible[item] = 0
+                if self._known and self.link(item) is not None:
+                    self._known = {}
+
+    def _holder_for(self, directory: bytes) -> Tree:
+        holder = self._known.get(directory)
+        if holder is None:
+            holder = self._descend(directory, make=True)
+            assert holder is not None  # because it was made
+            self._known[directory] = holder
+        return holder
+
+    def _take_away(self, index: LayerIndex) -> None:
+        for directory in index.opaque:
+            holder = self.holder(directory)
+            if holder:
+                self.removed(dict(holder))
+                holder.clear()
+        for directory, name in index.whiteouts:
+            holder = self.holder(directory)
+            if holder is not None and name in holder:
+                gone = holder.pop(name)
+                self.removed(gone)
+                if isinstance(gone, int):
+                    self._gone[directory, name] = gone
+
+    def _link(self, row: int, target: bytes) -> None:
+        directory, name = split(target)
+        holder = self.holder(directory)
+        found = holder.get(name) if holder is not None else None
+        if found is None:  # a lower layer's file may be linked to and removed in one layer
+            found = self._gone.get((directory, name))
+        if isinstance(found, int):
+            self.links[row] = self.links.get(found, found)
+        else:
+            self.dangling.append(row)

@@ -1,0 +1,166 @@
+"""Which package a file belongs to, by the image's own databases: dpkg's, Python's, conda's.
+
+A file has one owner: the first of Debian, Python, conda that lists it. Bytes are real file sizes.
+"""
+
+import json
+import posixpath
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from buildtool.audit.layer import split
+from buildtool.audit.merge import Finder, Merged
+from buildtool.audit.shown import show_text
+
+UNOWNED = 0
+
+
+class Manager(Enum):
+    """Who installed a package."""
+
+    DEB = "deb"
+    PYTHON = "python"
+    CONDA = "conda"
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package, before its bytes are known."""
+
+    manager: Manager
+    name: str
+    version: str
+    place: str = ""  # the directory it is installed in, where that isn't the whole system
+
+
+@dataclass
+class Ownership:
+    """`owner[row]` is a position in `packages`; position 0 stands for none."""
+
+    packages: list[Package] = field(default_factory=list)
+    owner: "array[int]" = field(default_factory=lambda: array("i"))
+
+
+@dataclass(frozen=True)
+class _Database:
+    """A captured file of the final tree."""
+
+    directory: str
+    name: str
+    text: str
+
+
+def find_owners(merged: Merged) -> Ownership:
+    """Who owns each member of the image's final tree."""
+    databases = list(_databases(merged))
+    ownership = Ownership([Package(Manager.DEB, "", "")], array("i", bytes(4 * len(merged.visible))))
+    finder = Finder(merged)
+    for package, paths in (
+        *_deb_packages(databases),
+        *_python_packages(databases),
+        *_conda_packages(databases),
+    ):
+        number = len(ownership.packages)
+        ownership.packages.append(_readable(package))
+        for path in paths:
+            row = finder.row(path)
+            if row is not None and ownership.owner[row] == UNOWNED:
+                ownership.owner[row] = number
+    return ownership
+
+
+def _readable(package: Package) -> Package:
+    """The package with names fit to be shown: they come from the image and may hold anything."""
+    fields = show_text(package.name), show_text(package.version), show_text(package.place)
+    return Package(package.manager, *fields)
+
+
+def _databases(merged: Merged) -> Iterator[_Database]:
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        for at in index.captured:
+            if merged.visible[start + at]:
+                directory = index.dirs[at].decode("utf-8", "surrogateescape")
+                yield _Database(directory, index.names[at].decode("utf-8", "surrogateescape"), index.text(at))
+
+
+_Claim = tuple[Package, Iterable[bytes]]
+
+
+def _deb_packages(databases: list[_Database]) -> Iterator[_Claim]:
+    lists = {
+        row.name.removesuffix(".list"): row.text for row in databases if row.directory.endswith("dpkg/info")
+    }
+    sums = {row.name: row.text for row in databases if row.name.endswith(".md5sums")}
+    for row in databases:
+        if row.directory == "var/lib/dpkg" and row.name == "status":
+            for name, version, architecture in parse_dpkg_status(row.text):
+                listed = lists.get(f"{name}:{architecture}") or lists.get(name) or ""
+                stems = (name, f"{name}:{architecture}")
+                own = [f"var/lib/dpkg/info/{stem}.{end}" for stem in stems for end in _DPKG_ENDS]
+                paths = [*listed.splitlines(), *own, *(_DPKG_FILES if name == "dpkg" else ())]
+                yield Package(Manager.DEB, name, version), map(_relative, paths)
+        elif row.directory.endswith("dpkg/status.d") and not row.name.endswith(".md5sums"):  # distroless
+            for name, version, _ in parse_dpkg_status(row.text):
+                lines = sums.get(f"{row.name}.md5sums", "").splitlines()
+                yield (
+                    Package(Manager.DEB, name, version),
+                    (_relative(line.partition("  ")[2]) for line in lines),
+                )
+
+
+_DPKG_SCRIPTS = ("preinst", "postinst", "prerm", "postrm", "config")
+_DPKG_ENDS = ("list", "md5sums", "conffiles", "shlibs", "symbols", "triggers", "templates", *_DPKG_SCRIPTS)
+_DPKG_FILES = ("var/lib/dpkg/status", "var/lib/dpkg/status-old", "var/lib/dpkg/available")
+
+
+def parse_dpkg_status(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, version and architecture of each installed package in a dpkg status file."""
+    for stanza in re.split(r"\n\s*\n", text):
+        fields = dict(re.findall(r"^(Package|Version|Architecture|Status): *(.*?) *$", stanza, re.MULTILINE))
+        if "Package" in fields and fields.get("Status", "ok installed").endswith(" installed"):
+            yield fields["Package"], fields.get("Version", ""), fields.get("Architecture", "")
+
+
+def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
+    metadata = {row.directory: row.text for row in databases if row.name == "METADATA"}
+    for row in databases:
+        if row.name == "RECORD" and row.directory.endswith(".dist-info"):
+            site, _, info = row.directory.rpartition("/")
+            name, _, version = info.removesuffix(".dist-info").partition("-")
+            head = metadata.get(row.directory, "").partition("\n\n")[0]
+            fields = dict(re.findall(r"^(Name|Version): *(.*?) *$", head, re.MULTILINE))
+            package = Package(Manager.PYTHON, fields.get("Name", name), fields.get("Version", version), site)
+            yield package, _record_paths(row.text, site, row.directory)
+
+
+def _record_paths(record: str, site: str, info: str) -> Iterator[bytes]:
+    """The files that a RECORD lists, and the bytecode that was compiled from them after installation."""
+    for line in record.splitlines():
+        path = (
+            line[1:].partition('",')[0].replace('""', '"') if line.startswith('"') else line.split(",", 1)[0]
+        )
+        whole = posixpath.normpath(path if path.startswith("/") else f"{site}/{path}").lstrip("/")
+        yield whole.encode("utf-8", "surrogateescape")
+    for name in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
+        yield f"{info}/{name}".encode("utf-8", "surrogateescape")
+
+
+def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
+    for row in databases:
+        if row.directory.endswith("conda-meta") and row.name.endswith(".json"):
+            prefix = row.directory.removesuffix("conda-meta")
+            try:
+                told = json.loads(row.text)
+                name, version, files = str(told["name"]), str(told["version"]), list(map(str, told["files"]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # somebody's own file in that directory
+            paths = (_relative(prefix + path) for path in (*files, f"conda-meta/{row.name}"))
+            yield Package(Manager.CONDA, name, version, prefix.rstrip("/")), paths
+
+
+def _relative(path: str) -> bytes:
+    raw = path.encode("utf-8", "surrogateescape")
+    return raw.removeprefix(b"/").removeprefix(b"./") if b"/." not in raw else b"/".join(split(raw))

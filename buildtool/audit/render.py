@@ -1,0 +1,199 @@
+"""An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from buildtool.audit.budget import Judgement, Verdict
+from buildtool.audit.report import AuditReport
+from probes.units import decimal_bytes
+
+MARKDOWN_BYTES = 1_000_000  # GitHub refuses step summaries above 1,024 KiB
+_CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
+_COMMAND_WIDTH = 60
+_PATHS = 4
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One image in a build's summary, as text."""
+
+    ref: str
+    torch: str
+    layers: str
+    unpacked: str
+    stored: str
+    verdict: str
+    biggest_finding: str
+
+
+@dataclass(frozen=True)
+class _Section:
+    title: str
+    headers: tuple[str, ...]
+    rows: Rows
+
+
+def summary_row(report: AuditReport) -> SummaryRow:
+    """The image in one line."""
+    biggest = max(report.findings, key=lambda row: row.unpacked_bytes, default=None)
+    grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
+    told = f"{grave.id}: {decimal_bytes(grave.unpacked_bytes)}" if grave else "none"
+    return SummaryRow(
+        ref=report.image.ref,
+        torch=report.torch_build,
+        layers=str(len(report.layers)),
+        unpacked=decimal_bytes(report.totals.unpacked_bytes),
+        stored=_bytes(report.totals.stored_bytes),
+        verdict=report.budget.verdict.value,
+        biggest_finding=told,
+    )
+
+
+def render_table(report: AuditReport, top: int = 10) -> str:
+    """The report for a terminal."""
+    blocks = [*_headline(report)]
+    for section in _sections(report, top):
+        table = tabulate(section.rows, section.headers, tablefmt="simple", disable_numparse=True)
+        blocks.append(f"\n{section.title}\n{table}")
+    for finding in report.findings:
+        paths = "".join(f"\n    {path}" for path in finding.paths[:_PATHS])
+        more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
+        remedy = finding.remedy.replace("\n", "\n      ")
+        title = f"{finding.title} ({decimal_bytes(finding.unpacked_bytes)})"
+        blocks.append(f"\n[{finding.severity.value}] {finding.id}: {title}{paths}{more}\n    do: {remedy}")
+    blocks += [f"\nnote: {note}" for note in report.notes]
+    return "\n".join(blocks) + "\n"
+
+
+def render_markdown(report: AuditReport, top: int = 20) -> str:
+    """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
+    lines = [f"# {_cell(report.image.ref)}", "", *(f"- {_cell(line)}" for line in _headline(report)[1:])]
+    for section in _sections(report, top):
+        rows = [[_cell(cell) for cell in row] for row in section.rows]
+        lines += [
+            "",
+            f"## {section.title}",
+            "",
+            tabulate(rows, section.headers, "github", disable_numparse=True),
+        ]
+    for finding in report.findings:
+        size = decimal_bytes(finding.unpacked_bytes)
+        lines += ["", f"## {finding.id}: {_cell(finding.title)} ({finding.severity.value}, {size})", ""]
+        lines += [f"- {_cell(path)}" for path in finding.paths[:top]]
+        lines += ["", "```sh", finding.remedy.replace("```", ""), "```"]
+    lines += ["", *(f"- note: {_cell(note)}" for note in report.notes)]
+    return _capped("\n".join(lines) + "\n")
+
+
+def _headline(report: AuditReport) -> list[str]:
+    totals, image = report.totals, report.image
+    stored = f"{_bytes(totals.stored_bytes)} stored (compressed layers)"
+    lines = [
+        image.ref,
+        f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
+        f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {len(report.layers)} layers, "
+        f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} files, {stored}",
+        f"budget: {report.budget.verdict.value} (unpacked {_judgement(report.budget.unpacked)}; "
+        f"stored {_judgement(report.budget.stored)})",
+    ]
+    if totals.stored_reason:
+        lines.append(f"stored bytes unknown: {totals.stored_reason}")
+    if image.attestations:
+        size = decimal_bytes(image.attestations_stored_bytes)
+        lines.append(f"{image.attestations} attestation manifests beside it, {size} stored, not counted")
+    return lines
+
+
+def _sections(report: AuditReport, top: int) -> list[_Section]:
+    total = report.totals.unpacked_bytes or 1
+    owners = sorted(report.owners.items(), key=lambda row: -row[1])
+    kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
+    gpu = sorted(report.gpu_code.items(), key=lambda row: -row[1])
+    sections = [
+        _Section(
+            "Layers (bottom first)",
+            ("#", "unpacked", "stored", "entries", "made by"),
+            [
+                (
+                    str(n),
+                    decimal_bytes(row.unpacked_bytes),
+                    _bytes(row.stored_bytes),
+                    f"{row.n_entries:,}",
+                    _short(row.command or "unknown"),
+                )
+                for n, row in enumerate(report.layers)
+            ],
+        ),
+        _Section("Owners", ("owner", "unpacked", "share"), [_share(*row, total) for row in owners]),
+        _Section("Kinds", ("kind", "unpacked", "share"), [_share(*row, total) for row in kinds]),
+        _Section(
+            f"Largest packages (of {len(report.packages)})",
+            ("package", "version", "by", "unpacked"),
+            [
+                (row.name, row.version, row.manager, decimal_bytes(row.unpacked_bytes))
+                for row in report.packages[:top]
+            ],
+        ),
+        _Section(
+            "Largest directories",
+            ("directory", "visible"),
+            [(f"/{path}", decimal_bytes(n)) for path, n in report.top_directories[:top]],
+        ),
+        _Section(
+            "Largest files",
+            ("file", "unpacked", "layer", "owner"),
+            [
+                (f"/{row.path}", decimal_bytes(row.unpacked_bytes), str(row.layer), row.owner)
+                for row in report.top_files[:top]
+            ],
+        ),
+        _Section(
+            "GPU code by target",
+            ("target", "visible", "of it inside libraries"),
+            [
+                (target, decimal_bytes(n), decimal_bytes(report.gpu_in_libraries.get(target, 0)))
+                for target, n in gpu
+            ],
+        ),
+    ]
+    return [section for section in sections if section.rows]
+
+
+def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
+    return name, decimal_bytes(n_bytes), f"{100 * n_bytes / total:.1f} %"
+
+
+def _judgement(judged: Judgement) -> str:
+    if judged.verdict is Verdict.NONE:
+        return "no limit"
+    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
+    return f"{_bytes(judged.actual_bytes)} {sign} {_bytes(judged.limit_bytes)}"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else decimal_bytes(n_bytes)
+
+
+def _short(text: str) -> str:
+    words = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return words if len(words) <= _COMMAND_WIDTH else words[: _COMMAND_WIDTH - 3] + "..."
+
+
+def _cell(text: str) -> str:
+    """Text that can't break out of a Markdown table, link or tag."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+    for char in "\\`*_|[]":
+        escaped = escaped.replace(char, f"\\{char}")
+    return " ".join(escaped.split())
+
+
+def _capped(text: str) -> str:
+    raw = text.encode()
+    if len(raw) <= MARKDOWN_BYTES:
+        return text
+    kept = raw[: MARKDOWN_BYTES - len(_CUT.encode())].rpartition(b"\n")[0]
+    return kept.decode("utf-8", "ignore") + _CUT

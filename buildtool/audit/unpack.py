@@ -1,0 +1,154 @@
+"""Byte streams on their way through: hashed, told apart by their first bytes, decompressed within bounds."""
+
+import hashlib
+import sys
+import zlib
+from collections.abc import Iterator
+from enum import Enum
+
+from buildtool.audit.faults import LimitExceeded, MalformedStream, Truncated
+from buildtool.audit.limits import LIMITS, Limits
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
+
+
+class Form(Enum):
+    """What a blob is by its first bytes, whatever its media type says."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    TAR = "tar"
+    JSON = "json"
+    OTHER = "other"
+
+
+class Meter:
+    """Hashes and counts the bytes that flow through it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.n_bytes = 0
+
+    def through(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same chunks, each counted before it is handed on."""
+        for chunk in chunks:
+            self._hash.update(chunk)
+            self.n_bytes += len(chunk)
+            yield chunk
+
+    @property
+    def digest(self) -> str:
+        """`sha256:` and the hex digest of what has passed so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def sniff(head: bytes) -> Form:
+    """Tell a blob's form from its first bytes (512 are enough)."""
+    if head.startswith(b"\x1f\x8b"):
+        return Form.GZIP
+    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50"):
+        return Form.ZSTD  # a frame, or a skippable one before it
+    if head[257:262] == b"ustar" or (len(head) >= 512 and not any(head[:512])) or _is_old_tar(head):
+        return Form.TAR
+    return Form.JSON if head.lstrip()[:1] in (b"{", b"[") else Form.OTHER
+
+
+def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[bytes]]:
+    """The first bytes of a stream, and the whole stream."""
+    held: list[bytes] = []
+    have = 0
+    for chunk in chunks:
+        held.append(chunk)
+        have += len(chunk)
+        if have >= n_bytes:
+            break
+    first = b"".join(held)
+    return first[:n_bytes], _chain(first, chunks)
+
+
+def decompressed(
+    chunks: Iterator[bytes], form: Form, *, place: str, limits: Limits = LIMITS
+) -> Iterator[bytes]:
+    """The plain bytes of a gzip (any number of members), zstd (any number of frames) or plain stream.
+
+    Pieces are at most PIECE bytes, whatever the ratio. Raises MalformedStream, Truncated, LimitExceeded.
+    """
+    if form is Form.GZIP:
+        pieces = _gunzip(chunks, place)
+    elif form is Form.ZSTD:
+        pieces = _unzstd(chunks, place, limits.window_log)
+    else:
+        pieces = chunks
+    passed = 0
+    for piece in pieces:
+        passed += len(piece)
+        if passed > limits.unpacked_bytes:
+            raise LimitExceeded(f"more than {limits.unpacked_bytes:,} bytes after decompression", place=place)
+        yield piece
+
+
+def _gunzip(chunks: Iterator[bytes], place: str) -> Iterator[bytes]:
+    decoder: zlib._Decompress | None = zlib.decompressobj(wbits=31)
+    for chunk in chunks:
+        rest = chunk
+        while rest:
+            if decoder is None:
+                rest = rest.lstrip(b"\0")  # writers may pad with zeros after the last member
+                if not rest:
+                    break
+                decoder = zlib.decompressobj(wbits=31)
+            try:
+                piece = decoder.decompress(rest, PIECE)
+            except zlib.error as error:
+                raise MalformedStream(f"gzip data is damaged ({error})", place=place) from error
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            if decoder.eof:
+                decoder = None
+            if piece:
+                yield piece
+    while decoder is not None and (piece := decoder.decompress(b"", PIECE)):
+        yield piece
+    if decoder is not None and not decoder.eof:
+        raise Truncated("gzip data ends inside a member", place=place)
+
+
+def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[bytes]:
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window_log}
+    decoder = zstd.ZstdDecompressor(options=options)
+    begun = False
+    for chunk in chunks:
+        rest = chunk
+        while rest or (begun and not decoder.needs_input):
+            if decoder.eof:
+                decoder, begun = zstd.ZstdDecompressor(options=options), False
+            try:
+                piece = decoder.decompress(rest, PIECE)
+            except zstd.ZstdError as error:
+                raise MalformedStream(f"zstd data is damaged or refused ({error})", place=place) from error
+            begun = not decoder.eof
+            rest = decoder.unused_data if decoder.eof else b""
+            if piece:
+                yield piece
+    if begun:
+        raise Truncated("zstd data ends inside a frame", place=place)
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """A header from before `ustar`: told by its checksum alone."""
+    if len(head) < 512:
+        return False
+    try:
+        return int(head[148:156].strip(b" \0"), 8) == sum(head[:148]) + 256 + sum(head[156:512])
+    except ValueError:
+        return False
+
+
+def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from chunks

@@ -1,0 +1,125 @@
+"""Uncompressed bundles of code objects (`__CLANG_OFFLOAD_BUNDLE__`): read the entry table, lay out a new one.
+
+Format: LLVM's ClangOffloadBundler document. Little-endian; magic (24 bytes), u64 entry count, then for
+each entry u64 offset from the bundle's start, u64 size, u64 id length, id.
+"""
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from buildtool.gpucode.errors import BadBundle, BadTarget
+from buildtool.gpucode.target import SPIRV, TargetId
+
+MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runtimes can map them
+HEAD_BYTES = 1 << 16  # as much of a bundle as its entry table may take here
+_MAX_ENTRIES = 1024
+_MAX_ID_BYTES = 512
+_ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]+[0-9a-z:+-]*|amdgcnspirv))?-?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One code object: its id and where it lies, `offset` bytes after the bundle's start."""
+
+    id: str
+    offset: int
+    n_bytes: int
+
+    @property
+    def is_host(self) -> bool:
+        """True for the (empty) host entry that every HIP bundle starts with."""
+        return self.id.startswith("host-")
+
+    @property
+    def target(self) -> TargetId:
+        """What the code runs on. Raises BadBundle for a host entry or an id that names no target."""
+        match = _ID.fullmatch(self.id)
+        if match and match[3] == "amdgcnspirv":
+            return TargetId(SPIRV)
+        try:
+            return TargetId.parse(match[3] if match and match[3] else "")
+        except BadTarget as error:
+            raise BadBundle(f"a bundle's entry `{self.id}` names no GPU target") from error
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An entry table, checked: entries lie inside the bundle, after the table, and don't overlap."""
+
+    entries: tuple[Entry, ...]
+    table_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        """From the magic to the end of the last payload."""
+        return max(self.table_bytes, *(entry.offset + entry.n_bytes for entry in self.entries))
+
+
+def parse_bundle(head: bytes, limit: int, *, place: int = 0) -> Bundle:
+    """The entry table at the start of `head` (the bundle's first bytes, HEAD_BYTES are enough).
+
+    `limit` is the number of bytes from the bundle's start that its payloads may lie in; `place` is
+    the bundle's position in the file, for messages. Raises BadBundle.
+    """
+    if not head.startswith(MAGIC):
+        raise BadBundle("no bundle of code objects starts here", place=place)
+    count = _u64(head, len(MAGIC), place)
+    if not 1 <= count <= _MAX_ENTRIES:
+        raise BadBundle(f"a bundle claims {count} entries, 1 to {_MAX_ENTRIES} are believed", place=place)
+    position = len(MAGIC) + 8
+    entries = []
+    for _ in range(count):
+        offset, n_bytes, id_bytes = (_u64(head, position + step, place) for step in (0, 8, 16))
+        position += 24
+        raw_id = head[position : position + id_bytes]
+        if id_bytes > _MAX_ID_BYTES or len(raw_id) != id_bytes or not raw_id.isascii():
+            raise BadBundle("a bundle's entry has an impossible id", place=place + position)
+        position += id_bytes
+        entries.append(Entry(raw_id.decode(), offset, n_bytes))
+    _check_payloads(entries, position, limit, place)
+    return Bundle(tuple(entries), position)
+
+
+def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, place: int) -> None:
+    if len({entry.id for entry in entries}) != len(entries):
+        raise BadBundle("a bundle has two entries with the same id", place=place)
+    full = sorted((entry.offset, entry.offset + entry.n_bytes) for entry in entries if entry.n_bytes)
+    if any(start < table_bytes or end > limit for start, end in full):
+        raise BadBundle("a bundle's code object lies outside of it", place=place)
+    if any(end > start for (_, end), (start, _) in pairwise(full)):
+        raise BadBundle("a bundle's code objects overlap", place=place)
+
+
+def lay_out(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:
+    """A new bundle of `kept` entries in their order: its entry table as bytes, and as a value.
+
+    Payloads start at multiples of `align`; an empty entry takes no room.
+    """
+    table_bytes = len(MAGIC) + 8 + sum(24 + len(entry.id) for entry in kept)
+    entries = []
+    end = table_bytes
+    for entry in kept:
+        offset = align_up(end, align)
+        entries.append(Entry(entry.id, offset, entry.n_bytes))
+        end = offset + entry.n_bytes if entry.n_bytes else end
+    packed = b"".join(
+        struct.pack("<QQQ", entry.offset, entry.n_bytes, len(entry.id)) + entry.id.encode()
+        for entry in entries
+    )
+    return MAGIC + struct.pack("<Q", len(entries)) + packed, Bundle(tuple(entries), table_bytes)
+
+
+def align_up(value: int, align: int) -> int:
+    """The next multiple of `align`, `value` itself if it is one."""
+    return -(-value // align) * align
+
+
+def _u64(data: bytes, position: int, place: int) -> int:
+    field = data[position : position + 8]
+    if len(field) != 8:
+        raise BadBundle("a bundle's entry table is cut off", place=place + position)
+    return int.from_bytes(field, "little")

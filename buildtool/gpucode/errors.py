@@ -1,0 +1,32 @@
+"""What can be wrong with a file that holds GPU code, and why a prune is refused."""
+
+from buildtool.errors import ConfigError, DataError, ToolError
+
+
+class BadTarget(ConfigError):
+    """Text that doesn't name a GPU target."""
+
+
+class GpuCodeError(DataError):
+    """A file's GPU code can't be read. `place` is the byte offset in the file, when known."""
+
+    def __init__(self, message: str, hint: str = "", *, place: int | None = None) -> None:
+        where = f" (at byte {place:#x})" if place is not None else ""
+        super().__init__(message + where, hint)
+        self.place = place
+
+
+class BadElf(GpuCodeError):
+    """An ELF file contradicts itself or reaches past its end."""
+
+
+class BadBundle(GpuCodeError):
+    """A bundle of code objects contradicts itself, reaches past its end or fails its checksum."""
+
+
+class PruneRefused(ToolError):
+    """The file could be read, but cutting it might break it. The file is untouched."""
+
+
+class VerifyFailed(ToolError):
+    """What was written isn't what was planned. The original is untouched."""

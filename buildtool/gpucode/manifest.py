@@ -1,0 +1,40 @@
+"""The list of what prunes took out of a tree, kept beside it as JSON; each run adds an entry."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.gpucode.tree import TreeResult
+
+SCHEMA_VERSION = 1
+FILE_NAME = "weir-prune.json"
+
+
+def write_manifest(path: Path, result: TreeResult) -> None:
+    """Add a run to the manifest. Raises DataError for a file that is none, EnvironmentMissing."""
+    run = asdict(result) | {"saved_bytes": result.saved_bytes}
+    document = {"schema_version": SCHEMA_VERSION, "runs": [*_runs(path), run]}
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w") as handle:
+            handle.write(json.dumps(document, indent=1, sort_keys=True) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EnvironmentMissing(f"{path} can't be written: {error.strerror}") from error
+
+
+def _runs(path: Path) -> list[object]:
+    if not path.exists():
+        return []
+    try:
+        document = json.loads(path.read_text())
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {document['schema_version']}")
+        return list(document["runs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no manifest of a prune ({error})", "move it away") from error

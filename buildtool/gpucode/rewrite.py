@@ -1,0 +1,151 @@
+"""Carry out a prune plan on a file: written beside it, checked, then put in its place with one rename."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from buildtool.errors import EnvironmentMissing
+from buildtool.gpucode.edit import Copy, chunks_of
+from buildtool.gpucode.errors import PruneRefused
+from buildtool.gpucode.prune import PrunePlan, plan_prune
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.verify import verify_prune
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[tuple[Source, int]]:
+    """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        yield Source(size, lambda offset, length: os.pread(descriptor, length, offset)), descriptor
+    finally:
+        os.close(descriptor)
+
+
+def prune_file(
+    path: Path,
+    targets: Sequence[TargetId],
+    *,
+    out: Path | None = None,
+    compress: int | None = None,
+    strict: bool = True,
+    links: Sequence[Path] = (),
+    dry_run: bool = False,
+) -> PrunePlan:
+    """Prune one file, in place or to `out`, and verify it before anything is replaced.
+
+    `links` are the file's other hard links, which follow it. With `dry_run` all is checked and
+    planned, nothing written. Mode, owner, extended attributes and times are kept. Raises what
+    `plan_prune` raises, VerifyFailed, EnvironmentMissing, and PruneRefused for hard links that aren't
+    in `links`; the original is then untouched and nothing is left behind.
+    """
+    path = path.resolve()
+    with open_source(path) as (source, descriptor):
+        plan = plan_prune(source, targets, compress=compress, strict=strict)
+        if not plan.changed and out is None:
+            return plan
+        status = os.fstat(descriptor)
+        if out is None and status.st_nlink > 1 + len(links):
+            raise PruneRefused(
+                f"{path} has hard links elsewhere, which would keep all its bytes",
+                "prune the tree that holds them all, or write to --out",
+            )
+        if dry_run:
+            return plan
+        destination = out or path
+        try:
+            _write_checked(plan, path, destination, source=source, descriptor=descriptor, targets=targets)
+            for link in links if out is None else ():
+                _relink(path, link)
+        except OSError as error:
+            raise EnvironmentMissing(f"{destination} can't be written: {error.strerror}") from error
+    return plan
+
+
+def _write_checked(
+    plan: PrunePlan,
+    original: Path,
+    destination: Path,
+    *,
+    source: Source,
+    descriptor: int,
+    targets: Sequence[TargetId],
+) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{destination.name}.", dir=destination.parent)
+    temporary = Path(name)
+    try:
+        try:
+            _write(plan, source, descriptor, handle)
+            written = Source(
+                os.fstat(handle).st_size, lambda offset, length: os.pread(handle, length, offset)
+            )
+            if plan.changed:
+                verify_prune(source, written, targets)
+            _copy_status(original, temporary)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        temporary.replace(destination)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(destination.parent)
+
+
+def _write(plan: PrunePlan, source: Source, descriptor: int, handle: int) -> None:
+    for piece in plan.pieces:
+        if isinstance(piece, Copy):
+            _copy_range(descriptor, handle, piece)
+        else:
+            for chunk in chunks_of(piece, source):
+                _write_all(handle, chunk)
+    for patch in plan.patches:
+        os.pwrite(handle, patch.data, patch.offset)
+
+
+def _copy_range(descriptor: int, handle: int, piece: Copy) -> None:
+    """In the kernel, which needs no memory here and on some file systems copies nothing at all."""
+    offset, left = piece.offset, piece.n_bytes
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    while left:
+        copied = os.sendfile(handle, descriptor, offset, left)
+        if not copied:
+            raise PruneRefused("the file got shorter while it was copied")
+        offset, left = offset + copied, left - copied
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _copy_status(original: Path, temporary: Path) -> None:
+    """Owner first: changing it clears the set-user-id bits that the mode brings back."""
+    status = original.stat()
+    if (os.geteuid(), os.getegid()) != (status.st_uid, status.st_gid):
+        os.chown(temporary, status.st_uid, status.st_gid)
+    shutil.copystat(original, temporary)
+
+
+def _relink(path: Path, link: Path) -> None:
+    beside = link.with_name(f".{link.name}.weir-link")
+    beside.unlink(missing_ok=True)
+    os.link(path, beside)
+    beside.replace(link)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

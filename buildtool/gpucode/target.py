@@ -1,0 +1,137 @@
+"""GPU targets: processors, their features, and which code object serves which card.
+
+Tables for AMD from LLVM's AMDGPU back end (ELF.h `EF_AMDGPU_MACH_*`, AMDGPUUsage "Generic processors").
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from buildtool.gpucode.errors import BadTarget
+
+# generic ISA -> the processors that can run its code
+GENERIC_ISAS: Mapping[str, tuple[str, ...]] = {
+    "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
+    "gfx9-4-generic": ("gfx940", "gfx941", "gfx942", "gfx950"),
+    "gfx10-1-generic": ("gfx1010", "gfx1011", "gfx1012", "gfx1013"),
+    "gfx10-3-generic": ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
+    "gfx11-generic": (
+        "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+    ),
+    "gfx12-generic": ("gfx1200", "gfx1201"),
+    "gfx12-5-generic": ("gfx1250", "gfx1251"),
+}  # fmt: skip
+
+# low byte of e_flags of an AMDGPU ELF -> processor
+MACH: Mapping[int, str] = {
+    0x20: "gfx600", 0x21: "gfx601", 0x22: "gfx700", 0x23: "gfx701", 0x24: "gfx702", 0x25: "gfx703",
+    0x26: "gfx704", 0x28: "gfx801", 0x29: "gfx802", 0x2A: "gfx803", 0x2B: "gfx810", 0x2C: "gfx900",
+    0x2D: "gfx902", 0x2E: "gfx904", 0x2F: "gfx906", 0x30: "gfx908", 0x31: "gfx909", 0x32: "gfx90c",
+    0x33: "gfx1010", 0x34: "gfx1011", 0x35: "gfx1012", 0x36: "gfx1030", 0x37: "gfx1031", 0x38: "gfx1032",
+    0x39: "gfx1033", 0x3A: "gfx602", 0x3B: "gfx705", 0x3C: "gfx805", 0x3D: "gfx1035", 0x3E: "gfx1034",
+    0x3F: "gfx90a", 0x40: "gfx940", 0x41: "gfx1100", 0x42: "gfx1013", 0x43: "gfx1150", 0x44: "gfx1103",
+    0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x49: "gfx1250", 0x4A: "gfx1151",
+    0x4B: "gfx941", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x50: "gfx1310",
+    0x51: "gfx9-generic", 0x52: "gfx10-1-generic", 0x53: "gfx10-3-generic", 0x54: "gfx11-generic",
+    0x55: "gfx1152", 0x58: "gfx1153", 0x59: "gfx12-generic", 0x5A: "gfx1251", 0x5B: "gfx12-5-generic",
+    0x5C: "gfx1172", 0x5D: "gfx1170", 0x5E: "gfx1171", 0x5F: "gfx9-4-generic",
+}  # fmt: skip
+
+PROCESSORS = frozenset(MACH.values()) - GENERIC_ISAS.keys()
+
+SPIRV = "spirv"  # portable code, compiled for whatever card is there: it serves every target
+
+_PROCESSOR = re.compile(r"sm_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic")
+_FEATURE = re.compile(r"(sramecc|xnack)([+-])")
+
+
+@dataclass(frozen=True, order=True)
+class TargetId:
+    """A processor and the features that its code was compiled for, e.g. `gfx90a:sramecc+:xnack-`.
+
+    A feature that isn't named may be on or off on the card.
+    """
+
+    processor: str
+    features: tuple[tuple[str, bool], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "TargetId":
+        """From `gfx90a:sramecc+:xnack-`. Raises BadTarget."""
+        processor, *features = text.split(":")
+        if processor != SPIRV and not _PROCESSOR.fullmatch(processor):
+            raise BadTarget(
+                f"`{text}` is not a GPU target", "a target looks like gfx906, gfx1100, gfx90a:xnack- or sm_90"
+            )
+        parsed: dict[str, bool] = {}
+        for feature in features:
+            match = _FEATURE.fullmatch(feature)
+            if not match or match[1] in parsed:
+                raise BadTarget(
+                    f"`{text}`: `{feature}` is not a feature of a GPU target",
+                    "features are xnack+, xnack-, sramecc+, sramecc-, each at most once",
+                )
+            parsed[match[1]] = match[2] == "+"
+        return cls(processor, tuple(sorted(parsed.items())))
+
+    def __str__(self) -> str:
+        return ":".join((self.processor, *(f"{name}{'+' if on else '-'}" for name, on in self.features)))
+
+    @property
+    def is_generic(self) -> bool:
+        """True for code that runs on a family of cards, not on one."""
+        return self.processor in GENERIC_ISAS or self.processor == SPIRV
+
+    @property
+    def is_cuda(self) -> bool:
+        """True for NVIDIA's `sm_80` (machine code) and `compute_80` (PTX)."""
+        return self.processor.startswith(("sm_", "compute_"))
+
+    def serves(self, wanted: "TargetId") -> bool:
+        """Could a card of target `wanted` run this code?
+
+        The same processor, a generic ISA that it belongs to, or SPIR-V; a feature that both name
+        must agree. Code for a generic ISA that this table doesn't know is taken to serve.
+        """
+        if self.is_cuda or wanted.is_cuda:
+            return self.is_cuda and wanted.is_cuda and self._serves_cuda(wanted)
+        if self.processor == SPIRV:
+            return True
+        if self.processor != wanted.processor and not self._is_family_of(wanted.processor):
+            return False
+        other = dict(wanted.features)
+        return all(other.get(name, on) == on for name, on in self.features)
+
+    def _serves_cuda(self, wanted: "TargetId") -> bool:
+        """CUDA's promise: machine code runs on the same major version from its minor on, PTX on all later."""
+        kind, _, version = self.processor.partition("_")
+        own, other = int(version), int(wanted.processor.partition("_")[2])
+        return own <= other and (kind == "compute" or own // 10 == other // 10)
+
+    def _is_family_of(self, processor: str) -> bool:
+        if self.processor.endswith("-generic"):
+            return processor in GENERIC_ISAS.get(self.processor, (processor,))
+        return False
+
+
+def parse_targets(text: str) -> tuple[TargetId, ...]:
+    """A comma or semicolon separated list, sorted, each once. Raises BadTarget, also for none at all."""
+    names = [name.strip() for name in re.split(r"[,;]", text) if name.strip()]
+    if not names:
+        raise BadTarget("no GPU target was given", "name at least one: --targets gfx906")
+    return tuple(sorted({TargetId.parse(name) for name in names}))
+
+
+def target_of_override(version: str) -> TargetId:
+    """The target that `HSA_OVERRIDE_GFX_VERSION=10.3.0` makes a card pass for. Raises BadTarget."""
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9])\.([0-9]{1,2})", version)
+    if not match or int(match[3]) > 15:
+        raise BadTarget(
+            f"`{version}` is no HSA_OVERRIDE_GFX_VERSION", "it has three numbers: 10.3.0 stands for gfx1030"
+        )
+    return TargetId.parse(f"gfx{int(match[1])}{match[2]}{int(match[3]):x}")
+
+
+def serves_any(code: TargetId, wanted: Iterable[TargetId]) -> bool:
+    """Could one of the cards run this code?"""
+    return any(code.serves(target) for target in wanted)

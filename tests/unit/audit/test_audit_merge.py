@@ -1,0 +1,223 @@
+"""Layers merged by the OCI rules, checked rule by rule and against a naive model of files and directories."""
+
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_maker import chunks, file, folder, hardlink, symlink, tar
+
+from buildtool.audit.faults import MalformedTar
+from buildtool.audit.layer import LayerIndex, index_layer, split
+from buildtool.audit.merge import Finder, Merged, merge
+from buildtool.audit.tarwalk import TarReader
+
+
+def layer(*members: bytes) -> LayerIndex:
+    return index_layer(TarReader(chunks(tar(*members)), place="t"), place="t")
+
+
+def merged(*layers: tuple[bytes, ...]) -> Merged:
+    return merge([layer(*members) for members in layers])
+
+
+def shown(result: Merged) -> dict[str, int]:
+    return {
+        result.path(row).decode(): result.size(row) for row in range(len(result.shown)) if result.shown[row]
+    }
+
+
+def visible(result: Merged) -> set[str]:
+    return {result.path(row).decode() for row, seen in enumerate(result.visible) if seen}
+
+
+def test_a_later_layer_replaces_a_file() -> None:
+    assert shown(merged((file("a", b"1"), file("b", b"22")), (file("a", b"333"),))) == {"a": 3, "b": 2}
+
+
+def test_a_whiteout_hides_a_file_and_a_directory_below() -> None:
+    below = (folder("d"), file("d/x", b"1"), file("a", b"1"), file("ab", b"1"))
+    assert shown(merged(below, (file(".wh.d"), file(".wh.a")))) == {"ab": 1}
+
+
+def test_whiteouts_speak_of_lower_layers_wherever_they_stand() -> None:
+    for upper in (
+        (file("d/new", b"1"), file("d/.wh..wh..opq")),
+        (file("d/.wh..wh..opq"), file("d/new", b"1")),
+    ):
+        assert shown(merged((folder("d"), file("d/old", b"1")), upper)) == {"d/new": 1}
+    for upper in ((file("a", b"22"), file(".wh.a")), (file(".wh.a"), file("a", b"22"))):
+        assert shown(merged((file("a", b"1"),), upper)) == {"a": 2}
+
+
+def test_a_whiteout_of_what_is_not_there_does_nothing() -> None:
+    assert shown(merged((file("a", b"1"),), (file(".wh.b"), file("x/.wh.y"), file("x/.wh..wh..opq")))) == {
+        "a": 1
+    }
+
+
+def test_a_bare_whiteout_is_malformed() -> None:
+    with pytest.raises(MalformedTar, match="names nothing"):
+        layer(file("d/.wh."))
+
+
+def test_bookkeeping_of_aufs_is_no_content() -> None:
+    assert layer(folder(".wh..wh.plnk"), file(".wh..wh.aufs", b"x")).n_entries == 0
+
+
+def test_a_file_replaces_a_directory_and_the_other_way_round() -> None:
+    assert shown(merged((folder("d"), file("d/x", b"1")), (file("d", b"22"),))) == {"d": 2}
+    assert shown(merged((file("d", b"22"),), (folder("d"), file("d/x", b"1")))) == {"d/x": 1}
+    assert shown(merged((file("d", b"22"),), (file("d/x", b"1"),))) == {"d/x": 1}
+
+
+def test_a_directory_over_a_directory_keeps_its_content() -> None:
+    assert shown(merged((folder("d"), file("d/x", b"1")), (folder("d"),))) == {"d/x": 1}
+
+
+def test_parents_are_followed_through_links() -> None:
+    base = (folder("usr/lib"), symlink("lib", "usr/lib"), file("usr/lib/x", b"1"))
+    assert shown(merged(base, (file("lib/x", b"22"),))) == {"lib/x": 2}
+    assert shown(merged(base, (file("lib/.wh.x"),))) == {}
+    assert shown(merged((*base, symlink("a", "/lib/../../lib")), (file("a/.wh.x"),))) == {}
+
+
+def test_a_directory_in_the_place_of_a_link_replaces_it() -> None:
+    base = (folder("usr/lib"), symlink("lib", "usr/lib"), file("usr/lib/x", b"1"))
+    assert shown(merged(base, (folder("lib"), file("lib/x", b"22")))) == {"usr/lib/x": 1, "lib/x": 2}
+
+
+def test_links_in_a_circle_are_malformed() -> None:
+    with pytest.raises(MalformedTar, match="circle"):
+        merged((symlink("a", "b"), symlink("b", "a")), (file("a/x", b"1"),))
+
+
+def test_a_hard_link_keeps_the_content_of_a_removed_path() -> None:
+    result = merged((file("a", b"333"), hardlink("b", "a")), (file(".wh.a"),))
+    assert visible(result) == {"b"}
+    assert shown(result) == {"a": 3}
+
+
+def test_content_is_waste_when_all_its_links_are_gone() -> None:
+    assert shown(merged((file("a", b"333"), hardlink("b", "a")), (file(".wh.a"), file("b", b"1")))) == {
+        "b": 1
+    }
+
+
+def test_hard_links_cross_layers_and_chain() -> None:
+    result = merged(
+        (file("a", b"333"),), (hardlink("b", "./a"),), (hardlink("c", "b"), file(".wh.a"), file(".wh.b"))
+    )
+    assert shown(result) == {"a": 3}
+    assert result.dangling == ()
+
+
+def test_hard_links_to_nothing_are_counted() -> None:
+    assert len(merged((hardlink("b", "../../etc/passwd"),)).dangling) == 1
+
+
+def test_of_doubled_paths_in_one_layer_the_last_counts() -> None:
+    assert shown(merged((file("a", b"1"), file("./a", b"22"), file("/a", b"333")))) == {"/a".strip("/"): 3}
+
+
+def test_paths_stay_inside_the_root() -> None:
+    assert split(b"../../etc/../x//./y") == (b"x", b"y")
+    assert split(b"/..") == (b"", b"")
+    assert visible(merged((file("../../evil", b"1"), file("/abs//f/./g", b"1")))) == {"evil", "abs/f/g"}
+
+
+def test_a_path_is_found_through_links() -> None:
+    result = merged((folder("usr/lib"), symlink("lib", "usr/lib"), file("usr/lib/x", b"1"), folder("d")))
+    finder = Finder(result)
+    assert finder.row(b"lib/x") == finder.row(b"usr/lib/x") is not None
+    assert finder.row(b"d") is None
+    assert finder.row(b"no/such") is None
+
+
+# An independent oracle: paths in a plain dict, rules applied one at a time by searching all of it.
+
+NAMES = st.sampled_from(["a", "b", "c"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+STEPS = st.one_of(
+    st.tuples(st.just("file"), PATHS, st.integers(1, 5)),
+    st.tuples(st.just("dir"), PATHS, st.just(0)),
+    st.tuples(st.just("link"), PATHS, st.just(0)),
+    st.tuples(st.just("gone"), PATHS, st.just(0)),
+    st.tuples(st.just("opaque"), PATHS, st.just(0)),
+)
+Step = tuple[str, str, int]
+
+
+class Oracle:
+    """path -> size of a file, -1 for a link, None for a directory."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, int | None] = {}
+
+    def remove(self, path: str) -> None:
+        for other in [p for p in self.paths if p == path or p.startswith(path + "/")]:
+            del self.paths[other]
+
+    def put(self, path: str, what: int | None) -> None:
+        for parent in list(PurePosixPath(path).parents)[-2::-1]:
+            if self.paths.get(str(parent), 0) is not None:
+                self.remove(str(parent))
+                self.paths[str(parent)] = None
+        if not (what is None and path in self.paths and self.paths[path] is None):
+            self.remove(path)
+        self.paths[path] = what
+
+    def apply(self, steps: list[Step]) -> None:
+        before = set(self.paths)
+        for verb, path, _ in steps:
+            blocked = any(
+                self.paths.get(str(p), 0) is not None for p in PurePosixPath(path).parents if str(p) != "."
+            )
+            if verb == "gone" and not blocked:
+                self.remove(path)
+            if verb == "opaque" and not blocked and path in before and self.paths.get(path, 0) is None:
+                self.remove(path)
+                self.paths[path] = None
+        for verb, path, size in steps:
+            if verb in ("file", "link", "dir"):
+                self.put(path, {"file": size, "link": -1, "dir": None}[verb])
+
+
+def raw(step: Step) -> bytes:
+    verb, path, size = step
+    parent, _, name = path.rpartition("/")
+    match verb:
+        case "file":
+            return file(path, b"x" * size)
+        case "dir":
+            return folder(path)
+        case "link":
+            return symlink(path, "/nowhere")
+        case "gone":
+            return file(f"{parent}/.wh.{name}".lstrip("/"))
+        case _:
+            return file(f"{path}/.wh..wh..opq")
+
+
+def without_paths_below_links(stack: list[list[Step]]) -> bool:
+    """The oracle follows no links, so stacks that go through one are left to the tests above."""
+    links = {path for steps in stack for verb, path, _ in steps if verb == "link"}
+    return not any(
+        path.startswith(link + "/") or (verb == "opaque" and path == link)
+        for steps in stack
+        for verb, path, _ in steps
+        for link in links
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(STEPS, max_size=6), min_size=1, max_size=4).filter(without_paths_below_links))
+def test_random_stacks_agree_with_the_oracle(stack: list[list[Step]]) -> None:
+    oracle = Oracle()
+    for steps in stack:
+        oracle.apply(steps)
+    result = merged(*(tuple(map(raw, steps)) for steps in stack))
+    files = {path: size for path, size in oracle.paths.items() if size is not None and size > 0}
+    links = {path for path, size in oracle.paths.items() if size == -1}
+    assert shown(result) == files
+    assert visible(result) == set(files) | links

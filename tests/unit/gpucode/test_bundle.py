@@ -1,0 +1,170 @@
+"""Bundles, raw and compressed: read, checked, written; what contradicts itself is told with its place."""
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from buildtool.gpucode import ccob
+from buildtool.gpucode.bundle import MAGIC, Bundle, Entry, lay_out, parse_bundle
+from buildtool.gpucode.ccob import Method, Unpacking, pack
+from buildtool.gpucode.errors import BadBundle, GpuCodeError
+from buildtool.gpucode.scan import iter_bundles
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import TargetId
+from gpucode.maker import DEVICE, code, raw_bundle
+
+RAW = raw_bundle({"gfx906": code("gfx906"), "gfx90a:xnack-": code("gfx90a")})
+
+
+def table(*rows: tuple[int, int, str], count: int | None = None) -> bytes:
+    packed = b"".join(struct.pack("<QQQ", o, n, len(i)) + i.encode() for o, n, i in rows)
+    return MAGIC + struct.pack("<Q", len(rows) if count is None else count) + packed
+
+
+def test_entry_table_of_a_bundle_is_read() -> None:
+    found = parse_bundle(RAW, len(RAW))
+    assert [entry.is_host for entry in found.entries] == [True, False, False]
+    assert [str(entry.target) for entry in found.entries[1:]] == ["gfx906", "gfx90a:xnack-"]
+    assert found.n_bytes == len(RAW)
+
+
+@pytest.mark.parametrize(
+    ("entry_id", "target"),
+    [
+        ("hipv4-amdgcn-amd-amdhsa--gfx9-4-generic", "gfx9-4-generic"),
+        ("hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-", "gfx90a:sramecc+:xnack-"),
+        ("hip-amdgcn-amd-amdhsa-gfx803", "gfx803"),
+        ("hip-spirv64-amd-amdhsa--amdgcnspirv", "spirv"),
+        ("openmp-amdgcn-amd-amdhsa--gfx1100", "gfx1100"),
+    ],
+)
+def test_entry_id_gives_its_target(entry_id: str, target: str) -> None:
+    assert Entry(entry_id, 0, 1).target == (
+        TargetId("spirv") if target == "spirv" else TargetId.parse(target)
+    )
+
+
+def test_entry_id_without_a_target_is_an_error_not_a_guess() -> None:
+    with pytest.raises(BadBundle, match="names no GPU target"):
+        _ = Entry("hipv4-nvptx64-nvidia-cuda--sm_80", 0, 1).target
+
+
+DAMAGED = {
+    "no magic": b"x" * 64,
+    "cut in the count": MAGIC + b"\1",
+    "no entries": table(),
+    "far too many entries": table(count=1 << 40),
+    "cut in the table": table((4096, 8, DEVICE + "gfx906"), count=2),
+    "an id of 4 GiB": MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 1 << 32),
+    "an id that is no text": MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 2) + b"\xff\xfe",
+    "a payload past the end": table((4096, 1 << 60, DEVICE + "gfx906")),
+    "a payload in the table": table((8, 64, DEVICE + "gfx906")),
+    "payloads that overlap": table((4096, 64, DEVICE + "gfx906"), (4100, 64, DEVICE + "gfx908")),
+    "the same id twice": table((4096, 64, DEVICE + "gfx906"), (8192, 64, DEVICE + "gfx906")),
+}
+
+
+@pytest.mark.parametrize("head", DAMAGED.values(), ids=list(DAMAGED))
+def test_damaged_entry_table_is_told(head: bytes) -> None:
+    with pytest.raises(BadBundle):
+        parse_bundle(head, 1 << 20)
+
+
+def test_error_names_the_place_in_the_file() -> None:
+    with pytest.raises(BadBundle, match="at byte 0x5000"):
+        parse_bundle(b"", 0, place=0x5000)
+
+
+def test_new_layout_reads_back_and_starts_payloads_on_pages() -> None:
+    kept = [Entry("host-x86_64-unknown-linux-gnu-", 4096, 0), Entry(DEVICE + "gfx906", 4096, 5000)]
+    head, laid = lay_out(kept)
+    assert parse_bundle(head, laid.n_bytes) == laid
+    assert [entry.offset for entry in laid.entries] == [4096, 4096]
+    assert laid.n_bytes == 4096 + 5000
+
+
+def test_run_of_bundles_may_have_only_zeros_between() -> None:
+    good = bytes(4096) + RAW + bytes(10_000) + RAW + bytes(77)
+    starts = [place.start for place in iter_bundles(Source.of_bytes(good), 0, len(good))]
+    assert starts == [4096, 4096 + len(RAW) + 10_000]
+    bad = RAW + bytes(100) + b"?" + RAW
+    with pytest.raises(BadBundle, match="something unknown"):
+        list(iter_bundles(Source.of_bytes(bad), 0, len(bad)))
+
+
+def test_magic_inside_code_is_not_taken_for_a_bundle() -> None:
+    nested = raw_bundle({"gfx906": code("x", n_bytes=4096) + RAW})
+    assert len(list(iter_bundles(Source.of_bytes(nested), 0, len(nested)))) == 1
+
+
+VERSIONS = [(version, method) for version in ccob.VERSIONS for method in Method]
+
+
+@pytest.mark.parametrize(("version", "method"), VERSIONS)
+def test_compressed_bundle_comes_back_as_it_was(version: int, method: Method) -> None:
+    packed = pack(iter([RAW[:100], RAW[100:]]), len(RAW), version=version, method=method)
+    data = bytes(16) + packed + bytes(500)
+    unpacking = Unpacking(Source.of_bytes(data), 16, len(data))
+    assert unpacking.head(50) == RAW[:50]
+    assert b"".join(unpacking) == RAW
+    assert unpacking.stored_bytes == len(packed)
+    assert unpacking.header.header_bytes == {1: 20, 2: 24, 3: 32}[version]
+
+
+def test_hash_is_the_low_half_of_the_md5() -> None:
+    packed = pack([b"a"], 1, version=2, method=Method.ZLIB)
+    assert packed[16:24] == bytes.fromhex("0cc175b9c0f1b6a8")
+
+
+@pytest.mark.parametrize(("version", "method"), VERSIONS)
+def test_flipped_byte_of_a_compressed_bundle_never_gives_other_code(version: int, method: Method) -> None:
+    packed = pack([RAW], len(RAW), version=version, method=method)
+    for at in range(0, len(packed), max(len(packed) // 60, 1)):
+        spoilt = bytearray(packed)
+        spoilt[at] ^= 0x20
+        try:
+            got = b"".join(Unpacking(Source.of_bytes(bytes(spoilt)), 0, len(spoilt)))
+        except GpuCodeError:
+            continue
+        assert got == RAW  # a bit that the decompressor doesn't look at
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_bomb_stops_at_the_size_that_the_header_promises(method: Method) -> None:
+    packed = bytearray(pack([bytes(8 << 20)], 8 << 20, version=2, method=method))
+    packed[12:16] = (1000).to_bytes(4, "little")
+    seen = 0
+
+    def count() -> Iterator[bytes]:
+        nonlocal seen
+        for chunk in Unpacking(Source.of_bytes(bytes(packed)), 0, len(packed)):
+            seen += len(chunk)
+            yield chunk
+
+    with pytest.raises(BadBundle, match="more than it says"):
+        list(count())
+    assert seen <= 1000
+
+
+def test_compressed_bundle_that_is_cut_off_is_told() -> None:
+    packed = pack([RAW], len(RAW), version=1, method=Method.ZSTD)
+    with pytest.raises(GpuCodeError):
+        list(Unpacking(Source.of_bytes(packed[:-9]), 0, len(packed) - 9))
+
+
+def test_unknown_version_or_method_is_told() -> None:
+    packed = pack([RAW], len(RAW), version=3, method=Method.ZSTD)
+    for at, value in ((4, 4), (6, 2)):
+        odd = packed[:at] + bytes([value]) + packed[at + 1 :]
+        with pytest.raises(BadBundle, match="versions 1 to 3"):
+            Unpacking(Source.of_bytes(odd), 0, len(odd))
+
+
+def test_size_that_a_version_cannot_hold_is_an_error() -> None:
+    with pytest.raises(ValueError, match="doesn't fit"):
+        pack([b""], 1 << 33, version=2, method=Method.ZLIB)
+
+
+def test_bundle_without_any_payload_ends_with_its_table() -> None:
+    assert Bundle((Entry("host-x", 0, 0),), 60).n_bytes == 60
