@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,13 +111,19 @@ class RootfsCache:
 
 @contextlib.contextmanager
 def _scratch_beside(path: Path) -> Iterator[Path]:
-    scratch = path.parent / f".mmdebstrap.{os.getpid()}"
-    scratch.mkdir(parents=True, exist_ok=True)
+    """A scratch folder of this call alone (two suites are made at a time), readable by apt's own user."""
+    scratch = Path(tempfile.mkdtemp(prefix=".mmdebstrap.", dir=path.parent))
     scratch.chmod(0o755)
     try:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _telling(error: CommandFailed) -> str:
+    """mmdebstrap's own complaint among its last words."""
+    lines = error.tail.splitlines()
+    return next((line for line in lines if line.startswith("E:")), lines[-1] if lines else "it said nothing")
 
 
 def _host_mirror() -> str | None:

@@ -76,13 +76,13 @@ class Sources:
         tried: list[str] = []
         for base in source.base or variant.base:
             try:
-                return self._pin(base, variant)
+                found = self._pin(base, variant)
             except SourceUnreachable as error:
                 tried.append(_one_line(error))
                 self.say(f"{variant.name}: {tried[-1]}; trying the next base")
-        if not tried or not (source.base or variant.base):
-            raise SourceUnreachable(f"{variant.name} names no base")
-        notes.extend(tried)
+            else:
+                notes.extend(tried)
+                return found
         raise SourceUnreachable(f"{variant.name}: no base answers: {'; '.join(tried)}")
 
     def _pin(self, base: Base, variant: Variant) -> PinnedBase:

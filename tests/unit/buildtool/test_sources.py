@@ -91,6 +91,7 @@ def test_a_source_may_bring_its_own_base(tmp_path: Path) -> None:
 def test_a_dead_registry_leads_to_the_bootstrapped_base(tmp_path: Path) -> None:
     found = sources(World(registry=False), tmp_path).resolve(VARIANT)
     assert (found.base.name, found.base.pin) == ("bookworm", "tar-digest")
+    assert found.notes == ("registry base python:3.11-slim: no such host",)
 
 
 def test_when_nothing_answers_every_reason_is_named(tmp_path: Path) -> None:
