@@ -9,12 +9,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 
 from buildtool.command import CommandFailed, find, run, run_loud
 from buildtool.errors import EnvironmentMissing, SourceUnreachable
-from buildtool.files import replacing, sha256_of
+from buildtool.files import replacing, sha256_of, write_text
 from buildtool.model import Bootstrap
 
 Say = Callable[[str], None]
@@ -64,6 +66,7 @@ class RootfsCache:
     def __init__(self, directory: Path, say: Say) -> None:
         self._directory = directory
         self._say = say
+        self._making: defaultdict[Path, Lock] = defaultdict(Lock)  # variants are prepared in parallel
 
     def path(self, base: Bootstrap, epoch: int) -> Path:
         """Where the tar of this recipe lies, or would lie."""
@@ -76,9 +79,10 @@ class RootfsCache:
         """
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
-        if not (path.exists() and digest.exists()):
-            self._make(base, path, epoch)
-            digest.write_text(sha256_of(path))
+        with self._making[path]:
+            if not (path.exists() and digest.exists()):
+                self._make(base, path, epoch)
+                write_text(digest, sha256_of(path))
         return path, digest.read_text()
 
     def _make(self, base: Bootstrap, path: Path, epoch: int) -> None:
@@ -105,7 +109,7 @@ class RootfsCache:
                         f"disk full while making {path.name}", "free some space, run again"
                     ) from error
                 raise SourceUnreachable(
-                    f"mmdebstrap can't make Debian {base.suite}:\n{error.tail}"
+                    f"mmdebstrap can't make Debian {base.suite}: {_telling(error)}"
                 ) from error
 
 
