@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import sys
-import time
 from pathlib import Path
 
 from buildtool import catalog, pipeline, provision, table
 from buildtool.context import REPOSITORY
 from buildtool.errors import Exit
+from buildtool.progress import Progress
 
 REPORTS = Path("reports/images")
 
@@ -30,8 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, prove, audit; 1 when an image is over its budget."""
-    begun = time.monotonic()
-    say = Teller(begun).say
+    with Progress() as progress:
+        return int(_build(args, progress))
+
+
+def _build(args: argparse.Namespace, progress: Progress) -> Exit:
+    say = progress.say
     chosen = catalog.load(args.catalog)
     variants = chosen.select(tuple(args.variants))
     place = workplace(say)
@@ -45,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
         pipeline.record(target, image, proved, args.reports)
     print(table.built(targets, images, proofs))
     if args.no_audit:
-        return int(Exit.OK)
+        return Exit.OK
     rows = [
         pipeline.audited(place, target, image, engine, args.reports)
         for target, image in zip(targets, images, strict=True)
     ]
     print("\n" + table.audited(rows))
-    say(f"reports are in {args.reports}/; done in {time.monotonic() - begun:.1f} s")
-    return int(Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK)
+    say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
+    return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
 
 
 def workplace(say: pipeline.Say) -> pipeline.Workplace:
@@ -60,14 +63,3 @@ def workplace(say: pipeline.Say) -> pipeline.Workplace:
     state = Path(os.environ.get("WEIR_STATE", REPOSITORY / ".weir"))
     lock = Path(os.environ.get("WEIR_LOCK", REPOSITORY / "images" / "variants.lock.json"))
     return pipeline.Workplace(state, lock, say)
-
-
-class Teller:
-    """Progress on standard error, each line with the seconds since the start."""
-
-    def __init__(self, begun: float) -> None:
-        self._begun = begun
-
-    def say(self, line: str) -> None:
-        """One line of progress."""
-        print(f"[{time.monotonic() - self._begun:6.1f}s] {line}", file=sys.stderr, flush=True)

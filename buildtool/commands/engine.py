@@ -1,11 +1,10 @@
 """`buildtool engine`: makes sure that a Docker engine answers."""
 
 import argparse
-import time
 
 from buildtool import buildx, provision
-from buildtool.commands.build import Teller
 from buildtool.errors import Exit
+from buildtool.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find, or install and start."""
-    say = Teller(time.monotonic()).say
-    info = provision.ensure_engine(say, assume_yes=args.yes).info()
+    with Progress() as progress:
+        info = provision.ensure_engine(progress.say, assume_yes=args.yes).info()
     store = "containerd" if info.containerd_store else "classic"
     print(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
     return int(Exit.OK)

@@ -1,0 +1,53 @@
+"""Progress of long work on standard error: a line for each step, and a sign of life where a step is silent."""
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+SILENCE_S = 10.0  # after that long without a line, say what is still going on
+
+
+class Progress:
+    """Lines with the seconds since the start. As a context it also breaks long silences."""
+
+    def __init__(self, *, silence_s: float = SILENCE_S, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._begun = self._said = time.monotonic()
+        self._last = "starting"
+        self._silence_s = silence_s
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._begun
+
+    def say(self, line: str) -> None:
+        """One line of progress, from any thread."""
+        with self._lock:
+            self._last = line
+            self._write(line)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._silence_s / 4):
+            with self._lock:
+                silent_s = time.monotonic() - self._said
+                if silent_s >= self._silence_s and not self._done.is_set():
+                    self._write(f"... still at it after: {self._last[:100]}")
+
+    def _write(self, line: str) -> None:
+        self._said = time.monotonic()
+        self._stream.write(f"[{self.seconds:6.1f}s] {line}\n")
+        self._stream.flush()

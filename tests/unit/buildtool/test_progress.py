@@ -1,0 +1,31 @@
+"""Long work is never silent for long, and quick work says no more than it was told to."""
+
+import io
+import time
+
+from buildtool.progress import Progress
+
+
+def test_a_line_carries_the_seconds_since_the_start() -> None:
+    out = io.StringIO()
+    Progress(stream=out).say("one step")
+    assert out.getvalue() == "[   0.0s] one step\n"
+
+
+def test_a_silent_step_gets_signs_of_life_that_name_it() -> None:
+    out = io.StringIO()
+    with Progress(silence_s=0.02, stream=out) as progress:
+        progress.say("a long step")
+        deadline = time.monotonic() + 5
+        while "still at it after: a long step" not in out.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def test_after_the_end_nothing_more_is_said() -> None:
+    out = io.StringIO()
+    with Progress(silence_s=0.01, stream=out):
+        pass
+    said = out.getvalue()
+    time.sleep(0.05)
+    assert out.getvalue() == said
