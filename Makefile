@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PROBE ?= probe
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check test bench-build
+.PHONY: help images engine probe check test bench-build bench-prune bench-probes
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -14,8 +14,8 @@ help: ## what can be done here
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are (VARIANTS="cpu ...")
-	@$(PY) -m buildtool build $(VARIANTS)
+images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are (VARIANTS="cpu ..." GPU_TARGETS=gfx1100)
+	@$(PY) -m buildtool build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
 
 engine: .venv/.ready ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
 	@$(PY) -m buildtool engine
@@ -30,5 +30,11 @@ check: .venv/.ready ## lint, types and unit tests, in seconds
 test: check images ## everything that needs no GPU; makes the images first
 	$(PY) -m pytest -q tests/docker
 
+bench-prune: .venv/.ready ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
+	@$(PY) tests/bench/bench_prune.py
+
 bench-build: images ## our build of `cpu` against the naive one, and rebuilds
 	@$(PY) tests/bench/bench_build.py
+
+bench-probes: .venv/.ready ## what a probe run keeps when workers misbehave and SIGKILL falls
+	@$(PY) tests/bench/bench_probes_trust.py

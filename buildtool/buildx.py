@@ -40,7 +40,13 @@ def require_buildx() -> str:
 def bake(
     plan: dict[str, Any], targets: Sequence[Target], *, engine: Engine, say: Say, no_cache: bool
 ) -> list[BuiltImage]:
-    """Build every target of the plan. Raises BuildFailed with the step's own words.
+    """Build every target of the plan. Raises as `bake_plan` does."""
+    digests = bake_plan(plan, engine=engine, say=say, no_cache=no_cache)
+    return [BuiltImage(t.variant.name, t.variant.ref, digests[t.variant.name]) for t in targets]
+
+
+def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:
+    """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own words.
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
@@ -57,10 +63,7 @@ def bake(
         except CommandFailed as error:
             raise _cause(error, engine) from error
         data = json.loads(metadata.read_text())
-    return [
-        BuiltImage(t.variant.name, t.variant.ref, str(data[t.variant.name]["containerimage.digest"]))
-        for t in targets
-    ]
+    return {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
 
 
 def _cause(error: CommandFailed, engine: Engine) -> ToolError:

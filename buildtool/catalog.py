@@ -47,8 +47,11 @@ class _Document:
         return ConfigError(f"{self.path}:{line}: {key}: {what}", hint)
 
 
-def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
-    """The catalog in a file. Raises ConfigError, with all that the schema finds wrong in one message."""
+def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] = ()) -> Catalog:
+    """The catalog in a file. Raises ConfigError, with all that the schema finds wrong in one message.
+
+    `gpu_targets` take the place of those that a variant names.
+    """
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text())
     found = sorted(
@@ -58,7 +61,7 @@ def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
     if found:
         complaints = [document.complain(tuple(error.path), *_explain(error)) for error in found]
         raise ConfigError("\n".join(str(complaint) for complaint in complaints))
-    return _catalog(document)
+    return _catalog(document, gpu_targets)
 
 
 def _read(path: Path) -> _Document:
@@ -161,12 +164,12 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             return error.message, wanted
 
 
-def _catalog(document: _Document) -> Catalog:
+def _catalog(document: _Document, gpu_targets: tuple[str, ...]) -> Catalog:
     data = document.data
     assert isinstance(data, dict)  # the schema said so
     raw = data["variants"]
     assert isinstance(raw, dict)
-    variants = tuple(_variant(name, value, document) for name, value in raw.items())
+    variants = tuple(_variant(name, value, document, gpu_targets=gpu_targets) for name, value in raw.items())
     default = _texts(data.get("default")) or tuple(raw)
     for index, name in enumerate(default):
         if name not in raw:
@@ -178,7 +181,7 @@ def _catalog(document: _Document) -> Catalog:
     return Catalog(source_date_epoch=epoch, default=default, variants=variants)
 
 
-def _variant(name: str, raw: Json, document: _Document) -> Variant:
+def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[str, ...]) -> Variant:
     assert isinstance(raw, dict)
     where: KeyPath = ("variants", name)
     labels = raw.get("labels") or {}
@@ -187,7 +190,8 @@ def _variant(name: str, raw: Json, document: _Document) -> Variant:
     assert isinstance(budget, dict)
     torch = raw["torch"]
     assert isinstance(torch, list)
-    gpu_targets = _texts(raw.get("gpu_targets"))
+    own_targets = _texts(raw.get("gpu_targets"))
+    gpu_targets = gpu_targets if own_targets and gpu_targets else own_targets
     return Variant(
         name=name,
         summary=str(raw["summary"]),
@@ -198,6 +202,7 @@ def _variant(name: str, raw: Json, document: _Document) -> Variant:
         wheels=_texts(raw.get("wheels")),
         system_packages=_texts(raw.get("system_packages")),
         gpu_targets=gpu_targets,
+        prune=bool(raw.get("prune", False)),
         labels=tuple((key, str(value)) for key, value in labels.items()),
         budget=Budget(
             unpacked_bytes=parse_size(str(budget["unpacked"])) if "unpacked" in budget else None,
@@ -226,7 +231,8 @@ def _bases(raw: Json) -> tuple[Base, ...]:
             continue
         inner = item["bootstrap"]
         assert isinstance(inner, dict)
-        found.append(Bootstrap(str(inner["suite"]), _texts(inner["packages"]), _texts(inner.get("remove"))))
+        lists = (_texts(inner.get(key)) for key in ("packages", "remove", "cut"))
+        found.append(Bootstrap(str(inner["suite"]), *lists))
     return tuple(found)
 
 

@@ -9,8 +9,10 @@ import shutil
 from pathlib import Path
 
 from buildtool.files import sweep_partials
+from buildtool.gpucode.manifest import IMAGE_PATH
 from buildtool.model import Resolved, Wheel
 from buildtool.plan import group_wheels
+from buildtool.pruned import PrunedInputs
 from buildtool.wheels import WheelCache
 
 REPOSITORY = Path(__file__).parents[1]
@@ -33,31 +35,40 @@ def stage(
     *,
     rootfs: Path | None,
     epoch: int,
+    pruned: PrunedInputs | None = None,
 ) -> Path:
-    """Make the context anew below `directory` and return it. Files of caches are linked, not copied."""
+    """Make the context anew below `directory` and return it. Files of caches are linked, not copied.
+
+    What was `pruned` takes the place of its original, and the list of what went joins the payload.
+    """
     context = directory / resolved.variant
     shutil.rmtree(context, ignore_errors=True)
     groups = group_wheels(resolved.wheels)
     by_folder = {"torch": groups.torch, "heavy": groups.heavy, "small": groups.small}
     for folder, wheels in by_folder.items():
-        _link_all(wheels, cache, context / "wheels" / folder)
+        _link_all(wheels, cache, context / "wheels" / folder, pruned=pruned)
     _link_all(tools, cache, context / "tools")
     for script in (REPOSITORY / "images/tools").glob("*.py"):
         shutil.copyfile(script, context / "tools" / script.name)
     for origin, name in PAYLOAD.items():
         _copy(REPOSITORY / origin, context / APP / name)
+    if pruned:
+        (context / "payload" / IMAGE_PATH).write_text(pruned.manifest())
     _settle(context / "payload", epoch)
     _settle(context / "tools", epoch, links=False)
     if rootfs:
-        _link(rootfs, context / "rootfs.tar")
+        _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
     sweep_partials(directory)
     return context
 
 
-def _link_all(wheels: tuple[Wheel, ...], cache: WheelCache, folder: Path) -> None:
+def _link_all(
+    wheels: tuple[Wheel, ...], cache: WheelCache, folder: Path, *, pruned: PrunedInputs | None = None
+) -> None:
     folder.mkdir(parents=True)
     for wheel in wheels:
-        _link(cache.path(wheel), folder / wheel.filename)
+        path = cache.path(wheel)
+        _link(pruned.path(wheel.sha256, path) if pruned else path, folder / wheel.filename)
 
 
 def _link(origin: Path, target: Path) -> None:

@@ -90,6 +90,35 @@ class Engine:
                     f"the engine has no image {ref}", f"build or pull it first: docker pull {ref}"
                 ) from error
 
+    def export(self, ref: str) -> Iterator[bytes]:
+        """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
+        with _translated():
+            try:
+                container = self._client.containers.create(ref, ["true"], entrypoint=[], network_mode="none")
+            except docker.errors.ImageNotFound as error:
+                raise DataError(
+                    f"the engine has no image {ref}", "see which there are: docker images"
+                ) from error
+            try:
+                yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
+            finally:
+                container.remove(force=True, v=True)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give the image `old` the tag `new` instead of its own. Raises BuildFailed."""
+        repository, _, tag = new.rpartition(":")
+        with _translated():
+            self._client.images.get(old).tag(repository, tag)
+            self._client.images.remove(old)
+
+    def forget(self, ref: str) -> None:
+        """Take a tag away, and with its last one the image; nothing where there is no such tag."""
+        with _translated():
+            try:
+                self._client.images.remove(ref)
+            except docker.errors.ImageNotFound:
+                return
+
     def run(self, ref: str, command: list[str], *, env: Mapping[str, str] | None = None) -> RunResult:
         """Run a command in a fresh, unprivileged, offline container and remove it. Raises BuildFailed."""
         with _translated():

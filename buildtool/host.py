@@ -14,6 +14,7 @@ from buildtool.command import CommandFailed, find, run
 from buildtool.engine import NEXT_STEP, Engine, EngineInfo
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes
+from probes.placement import read_kfd_nodes
 from probes.units import decimal_bytes
 
 T = TypeVar("T")
@@ -76,6 +77,12 @@ def gather(root: Path = Path("/")) -> Facts:
         nvidia=(root / "dev/nvidiactl").exists(),
         render_nodes=_render_nodes(root),
     )
+
+
+def amd_targets(root: Path = Path("/")) -> tuple[str, ...]:
+    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards."""
+    found = {node.target for node in read_kfd_nodes(root)}
+    return tuple(sorted(target for target in found if isinstance(target, str) and target))
 
 
 def diagnose(facts: Facts) -> list[Row]:

@@ -22,7 +22,7 @@ def spec_sha256(variant: Variant) -> str:
     Budget, labels, targets and Dockerfile stay out: they change no input.
     """
     asked = asdict(variant)
-    for name in ("budget", "labels", "summary", "gpu_targets", "dockerfile"):
+    for name in ("budget", "labels", "summary", "gpu_targets", "prune", "dockerfile"):
         del asked[name]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 

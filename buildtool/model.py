@@ -38,11 +38,15 @@ class Registry:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages."""
+    """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages.
+
+    `cut` are paths from the root, with `find -path`'s wildcards, that go at the end.
+    """
 
     suite: str
     packages: tuple[str, ...]
     remove: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 Base = Registry | Bootstrap
@@ -86,6 +90,7 @@ class Variant:
     wheels: tuple[str, ...] = ()
     system_packages: tuple[str, ...] = ()
     gpu_targets: tuple[str, ...] = ()
+    prune: bool = False  # whether GPU code for other cards than gpu_targets is taken out
     labels: tuple[tuple[str, str], ...] = ()
     budget: Budget = Budget()
 

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from buildtool import buildx, context, plan, proof
@@ -14,8 +14,10 @@ from buildtool.audit.render import SummaryRow, summary_row
 from buildtool.engine import Engine
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes, write_text
+from buildtool.gpucode.target import TargetId
 from buildtool.lock import Lock
 from buildtool.model import BuiltImage, Catalog, Resolved, Variant, Wheel
+from buildtool.pruned import PruneCache, PrunedInputs, served_targets
 from buildtool.rootfs import RootfsCache
 from buildtool.sources import Sources, bootstrap_of
 from buildtool.wheels import WheelCache
@@ -46,13 +48,25 @@ class Workplace:
         """The cache of root file systems."""
         return RootfsCache(self.state / "rootfs", self.say)
 
+    @property
+    def prunes(self) -> PruneCache:
+        """The cache of inputs without GPU code for other cards."""
+        return PruneCache(self.state / "pruned", self.say)
+
 
 def prepare(
-    workplace: Workplace, catalog: Catalog, variants: Sequence[Variant], *, engine: Engine, update_lock: bool
+    workplace: Workplace,
+    catalog: Catalog,
+    variants: Sequence[Variant],
+    *,
+    engine: Engine,
+    update_lock: bool,
+    targets_asked: bool = False,
 ) -> list[plan.Target]:
     """Find every input and stage the contexts; variants in parallel, since each waits for other things.
 
-    Raises SourceUnreachable, EnvironmentMissing, DataError for the first variant that fails.
+    With `targets_asked` a GPU target that a variant's stack lacks is an error, else it is left out.
+    Raises SourceUnreachable, EnvironmentMissing, DataError, ConfigError for the first variant that fails.
     """
     epoch = catalog.source_date_epoch
     wheels = workplace.wheels
@@ -64,7 +78,7 @@ def prepare(
         resolved = [one.result() for one in pending]
     tools = sources.tools(update_lock=update_lock)
     return [
-        _stage(workplace, variant, found, tools, epoch)
+        _stage(workplace, variant, found, tools=tools, epoch=epoch, asked=targets_asked)
         for variant, found in zip(variants, resolved, strict=True)
     ]
 
@@ -139,21 +153,50 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
 
 
 def _stage(
-    workplace: Workplace, variant: Variant, resolved: Resolved, tools: tuple[Wheel, ...], epoch: int
+    workplace: Workplace,
+    variant: Variant,
+    resolved: Resolved,
+    *,
+    tools: tuple[Wheel, ...],
+    epoch: int,
+    asked: bool,
 ) -> plan.Target:
     begun = time.monotonic()
     workplace.wheels.verify(resolved.wheels)
     recipe = bootstrap_of(variant, resolved)
+    rootfs = workplace.rootfs.path(recipe, epoch) if recipe else None
+    pruned = _prune(workplace, variant, resolved, rootfs=rootfs, asked=asked) if variant.prune else None
+    if pruned:
+        variant = replace(variant, gpu_targets=tuple(map(str, pruned.targets)))
     folder = context.stage(
         workplace.state / "context",
         resolved,
         workplace.wheels,
         tools,
-        rootfs=workplace.rootfs.path(recipe, epoch) if recipe else None,
+        rootfs=rootfs,
         epoch=epoch,
+        pruned=pruned,
     )
     workplace.say(f"{variant.name}: inputs ready: {_told(resolved)} ({time.monotonic() - begun:.1f} s)")
     return plan.Target(variant, resolved, folder)
+
+
+def _prune(
+    workplace: Workplace, variant: Variant, resolved: Resolved, *, rootfs: Path | None, asked: bool
+) -> PrunedInputs:
+    """The variant's big inputs without foreign GPU code; targets that none of them has are left out."""
+    groups = plan.group_wheels(resolved.wheels)
+    archives = {w.sha256: workplace.wheels.path(w) for w in (*groups.torch, *groups.heavy)}
+    if rootfs:
+        archives[resolved.base.pin] = rootfs
+    wanted = tuple(sorted(map(TargetId.parse, variant.gpu_targets)))
+    while True:
+        found = {key: workplace.prunes.bring(path, key, wanted) for key, path in archives.items()}
+        had = [code for one in found.values() for code in one.had]
+        left = served_targets(variant.name, wanted, had, asked=asked, say=workplace.say)
+        if left == wanted:
+            return PrunedInputs(wanted, found)
+        wanted = left
 
 
 def _told(resolved: Resolved) -> str:

@@ -72,6 +72,7 @@ def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
         f"{LABEL}.torch.build": resolved.torch_build.value,
         f"{LABEL}.torch.version": resolved.torch_version or "from the base",
         f"{LABEL}.gpu-targets": ",".join(variant.gpu_targets),
+        f"{LABEL}.pruned": "yes" if variant.prune else "no",
         f"{LABEL}.source.base": f"{resolved.base.origin}:{resolved.base.name}",
         f"{LABEL}.source.torch": resolved.torch_source,
         f"{LABEL}.source.wheels": "host-pip" if resolved.wheels else "none",
@@ -85,8 +86,7 @@ def plan_bake(targets: Sequence[Target], *, epoch: int, zstd: bool) -> dict[str,
     zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
     Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
     """
-    compression = f"compression=zstd,compression-level={ZSTD_LEVEL},force-compression=true"
-    store = f"type=image,oci-mediatypes=true,{compression}"
+    store = image_output()
     return {
         "group": {"default": {"targets": [target.variant.name for target in targets]}},
         "target": {
@@ -102,6 +102,12 @@ def plan_bake(targets: Sequence[Target], *, epoch: int, zstd: bool) -> dict[str,
             for target in targets
         },
     }
+
+
+def image_output() -> str:
+    """How BuildKit is to write an image into a containerd store."""
+    compression = f"compression=zstd,compression-level={ZSTD_LEVEL},force-compression=true"
+    return f"type=image,oci-mediatypes=true,{compression}"
 
 
 def unresolved(variant: Variant) -> Resolved:

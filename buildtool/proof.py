@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from buildtool.errors import ProofFailed
 from buildtool.model import Resolved, TorchBuild, Variant
@@ -22,14 +23,13 @@ class Proof:
 
 def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
     """The proof, or ProofFailed saying which promise is broken."""
-    line = next((text for text in stdout.splitlines() if text.startswith(MARK)), None)
-    if exit_code or line is None:
+    facts = facts_of(stdout)
+    if exit_code or facts is None:
         said = "\n".join((stdout + stderr).strip().splitlines()[-8:])
         raise ProofFailed(
             f"{variant.ref} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n{said}",
             f"look inside: docker run --rm -it --entrypoint sh {variant.ref}",
         )
-    facts = json.loads(line.removeprefix(MARK))
     torch = facts["torch"]
     found = build_of(torch["hip"], torch["cuda"])
     if found is not resolved.torch_build:
@@ -48,6 +48,18 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
     if missing:
         raise ProofFailed(f"{variant.ref} lacks its payload: {', '.join(missing)} can't be imported")
     return Proof(facts["python"], torch["version"], found, _rocminfo(facts["rocminfo"]))
+
+
+def facts_of(stdout: str) -> dict[str, Any] | None:
+    """What images/smoke.py said; None when it said nothing."""
+    line = next((text for text in stdout.splitlines() if text.startswith(MARK)), None)
+    return dict(json.loads(line.removeprefix(MARK))) if line else None
+
+
+def told(facts: dict[str, Any]) -> str:
+    """The facts in a line."""
+    torch = facts["torch"]
+    return f"torch {torch['version']} computes, rocminfo {_rocminfo(facts['rocminfo'])}"
 
 
 def to_seal(proof: Proof) -> str:

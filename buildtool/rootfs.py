@@ -32,6 +32,7 @@ EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list
 def recipe_sha256(base: Bootstrap, epoch: int) -> str:
     """Name of the result in the cache: same recipe, same file."""
     asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 2]
+    asked += [sorted(base.cut)] if base.cut else []
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -42,10 +43,12 @@ def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> lis
     ]
     purge = f'chroot "$1" dpkg --purge --force-depends {" ".join(base.remove)}; ' if base.remove else ""
     cut = " ".join(f'"$1/{path}"' for path in CUT)
+    named = " -o ".join(f'-path "$1/{pattern}"' for pattern in base.cut)
+    named = f'find "$1" -xdev \\( {named} \\) -prune -exec rm -rf {{}} +; ' if named else ""
     emptied = " ".join(EMPTIED)
     hook = (
         f"set -eu; {purge}find {cut} -mindepth 1 -delete 2>/dev/null || true; "
-        f'find "$1/usr/lib" -name "*.a" -delete; '
+        f'{named}find "$1/usr/lib" -name "*.a" -delete; '
         f'for f in {emptied}; do : > "$1/$f"; done'
     )
     return [
@@ -93,7 +96,7 @@ class RootfsCache:
             )
         self._say(f"{base.suite}: making a root file system with mmdebstrap")
         with replacing(path) as partial, _scratch_beside(path) as scratch:
-            command = mmdebstrap_command(base, partial, _host_mirror())
+            command = mmdebstrap_command(base, partial, host_mirror())
             command.insert(1, "--format=tar")
             try:
                 run_loud(
@@ -130,7 +133,7 @@ def _telling(error: CommandFailed) -> str:
     return next((line for line in lines if line.startswith("E:")), lines[-1] if lines else "it said nothing")
 
 
-def _host_mirror() -> str | None:
+def host_mirror() -> str | None:
     """The Debian mirror that the host's own apt uses; None (mmdebstrap's default) elsewhere."""
     if not find("apt-get"):
         return None

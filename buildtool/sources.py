@@ -110,7 +110,7 @@ class Sources:
 def with_packages(base: Bootstrap, variant: Variant) -> Bootstrap:
     """The recipe with the variant's own system packages in it."""
     extra = tuple(name for name in variant.system_packages if name not in base.packages)
-    return Bootstrap(base.suite, base.packages + extra, base.remove)
+    return replace(base, packages=base.packages + extra)
 
 
 def bootstrap_of(variant: Variant, resolved: Resolved) -> Bootstrap | None:

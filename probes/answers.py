@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TypeVar
 
-from probes import residency
+from probes import breakeven, residency
 from probes.report import (
     Block,
     Expectation,
     Measurement,
     Pass,
     ProbeReport,
+    Reads,
     Record,
     Request,
     Scenario,
     Stop,
+    Unknown,
 )
 from probes.stats import median, summarize
-from probes.units import duration, gb_per_s
+from probes.units import binary_bytes, duration, gb_per_s
 
 R = TypeVar("R", bound=Record)
 CLEAR = 3.0  # standard errors between two means before one is called smaller
@@ -37,7 +40,7 @@ def all_records(report: ProbeReport) -> list[Record]:
 def answers(report: ProbeReport) -> tuple[str, ...]:
     """Everything that can be said from this report."""
     records = all_records(report)
-    return (*_link(records), *_spill(records), *_scenarios(records))
+    return (*_link(records), *_break_even(records), *_spill(records), *_scenarios(records))
 
 
 def best_gb_per_s(records: Sequence[Record], name: str) -> float | None:
@@ -67,6 +70,45 @@ def _link(records: Sequence[Record]) -> list[str]:
     return said
 
 
+def _break_even(records: Sequence[Record]) -> list[str]:
+    """The advice by size, and how well the prediction met the measurement."""
+    advice = breakeven.adviser(pick(records, Measurement))
+    reads = pick(records, Reads)
+    if isinstance(advice, Unknown):
+        return [f"Break-even can't be predicted: {advice.reason}."] if reads else []
+    sizes = [2**power for power in range(16, 29)]  # 64 KiB to 256 MiB
+    said = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
+    met = breakeven.crossings(pick(records, Measurement), reads)
+    if isinstance(met, tuple) and met:
+        worst = max(met, key=lambda crossing: crossing.distance)
+        said.append(
+            f"Predicted and measured break-even differ by {worst.distance:.0%} at most over {len(met)} sizes "
+            f"(at {binary_bytes(worst.n_bytes)}: predicted {worst.predicted.reads:.2f}, "
+            f"measured {worst.measured.reads:.2f} reads)."
+        )
+    return said
+
+
+def _advice(found: Sequence[breakeven.BreakEven]) -> str:
+    """For runs of neighbouring sizes with one answer: from how many reads on copying to VRAM first pays."""
+    parts = []
+    for least, run in groupby(found, key=least_reads):
+        sizes = [at.n_bytes for at in run]
+        span = binary_bytes(sizes[0]) + (f" to {binary_bytes(sizes[-1])}" if len(sizes) > 1 else "")
+        if least is None:
+            parts.append(f"{span}: leave it, VRAM is no faster")
+        elif least <= 1:
+            parts.append(f"{span}: copy it to VRAM first, even for one read")
+        else:
+            parts.append(f"{span}: copy it first from {least} reads on")
+    return "; ".join(parts)
+
+
+def least_reads(at: breakeven.BreakEven) -> int | None:
+    """The smallest whole number of reads for which copying first is faster; None when it never is."""
+    return None if math.isinf(at.reads) else math.floor(at.reads) + 1
+
+
 def break_even_reads(copy: float, in_place: float, vram: float) -> float:
     """k*: full reads of a large buffer from which copying it to VRAM first is faster. All in GB/s.
 
@@ -94,6 +136,9 @@ def _spill(records: Sequence[Record]) -> list[str]:
         return []
     requests, expected = pick(records, Request), pick(records, Expectation)
     said = [f"Asking for more device memory: {residency.verdict(requests, pick(records, Block), stops[-1])}."]
+    forced = residency.forced_verdict(requests)
+    if isinstance(forced, str):
+        said.append(f"Around the limit: {forced}.")
     driver = residency.driver_verdict(requests)
     if isinstance(driver, str):
         said.append(f"The driver itself: {driver}.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes import machine as here
-from probes import placement, scenarios, spill, transfer
+from probes import placement, rereads, scenarios, spill, transfer
 from probes.errors import UsageError
 from probes.expectation import expect
 from probes.report import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
@@ -19,6 +19,7 @@ class Context:
     settings: Settings
     machine: Machine
     root: Path
+    done: frozenset[str] = frozenset()  # cases that an earlier try has measured
 
     @property
     def torch(self) -> TorchFacts:
@@ -30,6 +31,11 @@ class Context:
     def gpu(self) -> Gpu:
         """The GPU that is measured, torch's first."""
         return self.torch.gpus[0]
+
+    def available_bytes(self) -> int:
+        """Host memory that can be had, read now; none where it isn't known."""
+        available = here.available_bytes(self.root)
+        return 0 if isinstance(available, Unknown) else available
 
     def spendable_bytes(self) -> int:
         """Host memory above the floor, read now. The floor is that of the start, so it can't sink."""
@@ -51,8 +57,11 @@ class Probe:
 
 
 def _transfer(bench: Workbench, context: Context) -> Iterator[Record]:
-    available = here.available_bytes(context.root)
-    return transfer.run(bench, context.settings, 0 if isinstance(available, Unknown) else available)
+    return transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
+
+
+def _breakeven(bench: Workbench, context: Context) -> Iterator[Record]:
+    return rereads.run(bench, context.settings, context.available_bytes(), done=context.done)
 
 
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
@@ -78,7 +87,7 @@ def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
 
 
 def _scenarios(bench: Workbench, context: Context) -> Iterator[Record]:
-    return scenarios.run(bench, context.settings, context.spendable_bytes())
+    return scenarios.run(bench, context.settings, context.spendable_bytes(), done=context.done)
 
 
 PROBES = (
@@ -89,6 +98,14 @@ PROBES = (
         quick_limit_s=120,
         full_limit_s=900,
         run=_transfer,
+    ),
+    Probe(
+        "breakeven",
+        "read a buffer k times, copied to VRAM first or in place: from which k on does the copy pay",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=900,
+        run=_breakeven,
     ),
     Probe(
         "spill",

@@ -1,6 +1,7 @@
-"""The command line: list, run, show. Prints, turns failures into messages and exit codes, nothing else."""
+"""The command line: list, machine, run, show. Prints, turns failures into messages and exit codes."""
 
 import argparse
+import json
 import secrets
 import signal
 import sys
@@ -10,9 +11,12 @@ from types import FrameType
 
 from probes import catalog, render, session
 from probes.answers import answers
-from probes.errors import Exit, ProbeError
+from probes.codec import encode
+from probes.errors import Exit, ProbeError, UsageError
 from probes.job import Told
-from probes.report import Machine, ProbeRun, Settings, TorchFacts, read_report
+from probes.machine_text import machine_lines
+from probes.model import DTYPES, MODELS
+from probes.report import Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.units import parse_bytes
 
 EXITS = (
@@ -26,8 +30,12 @@ class Teller(session.Listener):
 
     def machine(self, found: Machine) -> None:
         """The machine, a line per fact."""
-        for text in render.machine_lines(found):
+        for text in machine_lines(found):
             print(text, flush=True)
+
+    def unfinished(self, report: Path) -> None:
+        """How to go on with an earlier run."""
+        print(f"an earlier run was cut short; to go on with it: run --resume {report}", flush=True)
 
     def started(self, probe: catalog.Probe) -> None:
         """The probe's name, before it can hang."""
@@ -54,12 +62,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", help="name the probes", allow_abbrev=False)
+    here = verbs.add_parser("machine", help="say what is here, in one snapshot", allow_abbrev=False)
+    here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
     run = verbs.add_parser("run", help="run all probes, or those named", allow_abbrev=False, epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
     run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
     run.add_argument("--out", type=Path, default=Path("reports/probes"), metavar="DIR", help="%(default)s")
     run.add_argument("--vram", type=_size, metavar="SIZE", help="pretend the card has no more, e.g. 4GiB")
+    run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
+    run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
+    run.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run that was cut short")
     run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
     show = verbs.add_parser("show", help="print a report", allow_abbrev=False)
     show.add_argument("file", type=Path, metavar="FILE")
@@ -74,17 +87,43 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _list() -> Exit:
+def _list(_args: argparse.Namespace) -> Exit:
     for probe in catalog.PROBES:
         print(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
     return Exit.OK
 
 
+def _machine(args: argparse.Namespace) -> Exit:
+    found = session.look(Settings(quick=True, seed=0, vram_cap_bytes=None))
+    if args.json:
+        print(json.dumps(encode(found), indent=1, allow_nan=False))
+    else:
+        print("\n".join(machine_lines(found)))
+    return Exit.OK
+
+
 def _run(args: argparse.Namespace) -> Exit:
+    if args.resume:
+        return _tell(args, *_resumed(args))
     probes = catalog.select(tuple(args.names))
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-    settings = Settings(quick=args.quick, seed=seed, vram_cap_bytes=args.vram)
-    report, path = session.measure(probes, settings, folder=args.out, listener=Teller())
+    settings = Settings(
+        quick=args.quick,
+        seed=seed,
+        vram_cap_bytes=args.vram,
+        models=tuple(args.model or ()),
+        dtypes=tuple(args.dtype or ()),
+    )
+    return _tell(args, *session.measure(probes, settings, folder=args.out, listener=Teller()))
+
+
+def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
+    if args.names or args.quick or args.vram or args.seed is not None:
+        raise UsageError("--resume goes on with the run's own settings", "give it alone: run --resume FILE")
+    return session.resume(args.resume, listener=Teller())
+
+
+def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
     for text in answers(report):
         print(text)
     print(f"report: {path}")
@@ -100,9 +139,8 @@ def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
     args = build_parser().parse_args(argv)
     try:
-        if args.verb == "list":
-            return int(_list())
-        return int(_run(args) if args.verb == "run" else _show(args))
+        verb = {"list": _list, "machine": _machine, "run": _run, "show": _show}[args.verb]
+        return int(verb(args))
     except ProbeError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -110,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.close()
         return int(Exit.OK)
     except KeyboardInterrupt:
-        print("interrupted; the report holds what was measured by then", file=sys.stderr)
+        print("interrupted; the report holds what was measured by then, --resume goes on", file=sys.stderr)
         return int(Exit.INTERRUPTED)
 
 

@@ -31,6 +31,7 @@ def encode(value: object) -> Json:
 
 def decode(shape: type[T], value: Json, where: str = "report") -> T:
     """The value of type `shape` that `encode` had written. Keys that the shape lacks are ignored.
+    A field with a default may be missing: files written before it was added can still be read.
 
     Raises ReportError naming the place (`report.runs[2].records[0].wall_s`), what was expected and found.
     """
@@ -79,13 +80,17 @@ def _dataclass(shape: type, value: Json, where: str) -> object:
     if not isinstance(value, dict):
         raise _mismatch("an object", value, where)
     hints = typing.get_type_hints(shape)
-    missing = [f.name for f in dataclasses.fields(shape) if f.name not in value]
+    fields = dataclasses.fields(shape)
+    missing = [f.name for f in fields if f.name not in value and f.default is dataclasses.MISSING]
     if missing:
         raise ReportError(f"{where}: the key `{missing[0]}` is missing")
-    fields = {
-        f.name: _decode(hints[f.name], value[f.name], f"{where}.{f.name}") for f in dataclasses.fields(shape)
-    }
-    return shape(**fields)
+    return shape(
+        **{
+            f.name: _decode(hints[f.name], value[f.name], f"{where}.{f.name}")
+            for f in fields
+            if f.name in value
+        }
+    )
 
 
 def _plain(hint: object, value: Json, where: str) -> object:

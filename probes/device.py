@@ -4,18 +4,25 @@ On ROCm torch calls the GPU "cuda" too; nothing below differs.
 """
 
 import gc
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from probes import architectures
 from probes.errors import OutOfMemory, ProbeError, Unsupported
-from probes.model import StackPlan
+from probes.held import foreign_card
+from probes.model import Shape, StackPlan
+from probes.nvml import open_nvml
 from probes.pattern import WORD_BYTES, Pattern, signed
-from probes.report import Api, Gpu, TorchFacts, Unknown
-from probes.stack import LinearStack
+from probes.placement import read_link
+from probes.report import Api, Gpu, Link, TorchFacts, Unknown
+from probes.stack import LayerStack
+from probes.stats import median
 from probes.units import binary_bytes
 from probes.workbench import WRITTEN, Action, Kind, Operation, Span
 
@@ -23,6 +30,8 @@ CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which even
 # torch.cuda._sleep counts clock cycles; 2 GHz is above what today's cards reach, so waits come out longer
 CYCLES_PER_S = 2e9
 SHORTEST_LEAD_S, LONGEST_LEAD_S = 20e-6, 0.2
+LOAD_WORDS, LOAD_COPIES = 2**20, 64  # half a GiB in all: from 10 ms to 100 ms on any link
+BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
 WAKE_CYCLES = 100_000_000  # some 50 ms: an idle card needs them to raise its clocks
 
 
@@ -52,6 +61,9 @@ def _api() -> tuple[Api, str]:
 def _obstacle(api: Api) -> str:
     if api == "none":
         return "this torch is a CPU build"
+    foreign = foreign_card(Path("/"), os.environ) if api == "hip" else ""
+    if foreign:
+        return foreign
     try:
         torch.cuda.init()
         total = torch.ones(8, device="cuda").sum().item()
@@ -67,18 +79,40 @@ def _gpu(index: int) -> Gpu:
     l2 = getattr(properties, "L2_cache_size", None)
     integrated = getattr(properties, "is_integrated", None)
     # asking for free memory opens a context on the card: only the one that is measured is worth it
-    free = torch.cuda.mem_get_info(0)[0] if index == 0 else Unknown("only the first GPU is opened")
+    opened = index == 0
+    free = torch.cuda.mem_get_info(0)[0] if opened else Unknown("only the first GPU is opened")
+    pci_id = (
+        Unknown("this torch doesn't tell it")
+        if bus is None
+        else f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    )
     return Gpu(
         name=properties.name,
         target=target or f"sm_{properties.major}{properties.minor}",
-        pci_id=Unknown("this torch doesn't tell it")
-        if bus is None
-        else f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0",
+        pci_id=pci_id,
         vram_total_bytes=properties.total_memory,
         vram_free_bytes=free,
         l2_bytes=l2 if l2 else Unknown("this torch doesn't tell it"),
         integrated=bool(integrated) if integrated is not None else Unknown("this torch doesn't tell it"),
+        link_under_load=_link_under_load(pci_id) if opened else Unknown("only the first GPU is opened"),
     )
+
+
+def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
+    """The link while copies keep it busy: an idle one trains down to save power."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    nvml = Unknown("HIP has no NVML") if torch.version.hip else open_nvml()
+    try:
+        host = torch.empty(LOAD_WORDS, dtype=torch.int64, pin_memory=True)
+        device = torch.empty_like(host, device="cuda")
+        for _ in range(LOAD_COPIES):
+            device.copy_(host, non_blocking=True)
+        found = read_link(Path("/"), pci_id) if isinstance(nvml, Unknown) else nvml.link(pci_id)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return Unknown(_first_line(error))
+    return found
 
 
 def _first_line(error: BaseException) -> str:
@@ -92,7 +126,8 @@ class _HostView:
     """
 
     def __init__(self, owner: torch.Tensor) -> None:
-        types = {torch.int64: "<i8", torch.float16: "<f2", torch.float32: "<f4"}
+        # bfloat16 has no name in this interface; bytes have one, and can be seen as anything
+        types = {torch.int64: "<i8", torch.uint8: "|u1"}
         self.owner = owner
         self.__cuda_array_interface__ = {
             "shape": tuple(owner.shape),
@@ -104,7 +139,7 @@ class _HostView:
 
 
 def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
-    """A device tensor over the same bytes in host memory. int64, float16 or float32, contiguous.
+    """A device tensor over the same bytes in host memory, which must be contiguous.
 
     Raises Unsupported when the memory isn't pinned (a HIP kernel would fault on it), torch can't take the
     interface (it asks numpy for help), or made a copy.
@@ -112,7 +147,8 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
     if not pinned.is_pinned() or not pinned.is_contiguous():
         raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
     try:
-        view = torch.as_tensor(_HostView(pinned), device="cuda")
+        whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
+        view = torch.as_tensor(_HostView(whole), device="cuda").view(pinned.dtype)
     except (RuntimeError, TypeError) as error:
         reason = f"this torch can't make a zero-copy tensor: {_first_line(error)}"
         raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
@@ -159,8 +195,11 @@ class TorchWorkbench:
 
     def __init__(self, *, has_gpu: bool) -> None:
         self.has_gpu = has_gpu
+        self._pulse: tuple[torch.Tensor, torch.Tensor] | None = None
         if has_gpu:
             torch.cuda.init()
+            host = torch.zeros(BEAT_WORDS, dtype=torch.int64, pin_memory=True)
+            self._pulse = host, host.to("cuda")
             torch.cuda._sleep(WAKE_CYCLES)
             torch.cuda.synchronize()
 
@@ -180,6 +219,8 @@ class TorchWorkbench:
         if self.has_gpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+            # torch keeps freed pinned memory for later; older ones can't be asked to let go of it
+            getattr(torch._C, "_host_emptyCache", lambda: None)()
 
     def fill(self, span: Span, pattern: Pattern) -> None:
         """Write the pattern, indexed from the start of the span's buffer."""
@@ -204,7 +245,7 @@ class TorchWorkbench:
         return int(_torch(span).seen.sum().item())
 
     def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
-        """The action, ready to be repeated. `kernel_copy` adds one to each word on the way."""
+        """The action, ready to be repeated; see `probes.workbench.Workbench`."""
         to = _torch(target) if target else None
         of = _torch(source) if source else None
         if action == "write" and to:
@@ -213,10 +254,14 @@ class TorchWorkbench:
             return partial(torch.sum, of.seen)
         if action == "kernel_copy" and to and of:
             return partial(torch.add, of.seen, 1, out=to.seen)
-        if action == "copy" and to and of:
+        if action in ("copy", "copy_used") and to and of:
             # a copy to pageable memory that claims not to block may not be there when the next line reads it
             queued = "pageable" not in (to.kind, of.kind)
-            return partial(to.seen.copy_, of.seen, non_blocking=queued)
+            copy = partial(to.home.copy_, of.home, non_blocking=queued)
+            if action == "copy":
+                return copy
+            touch = partial(torch.sum, to.seen[:1])
+            return lambda: (copy(), touch())
         raise ProbeError(f"the action {action} lacks a side")
 
     def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
@@ -256,19 +301,37 @@ class TorchWorkbench:
         """Free VRAM by the driver's account. 0 without a GPU."""
         return int(torch.cuda.mem_get_info()[0]) if self.has_gpu else 0
 
+    def foreign_vram_bytes(self) -> int:
+        """VRAM in use that isn't this process's: other programs', and what its context takes."""
+        free, total = torch.cuda.mem_get_info()
+        return int(total) - int(free) - int(torch.cuda.memory_reserved())
+
+    def pulse(self) -> tuple[float, float] | None:
+        """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each."""
+        if self._pulse is None:
+            return None
+        host, device = self._pulse
+        kernel, copy = partial(device.add_, 1), partial(device.copy_, host, non_blocking=True)
+        found = [median([self.wall_s([one]) for _ in range(BEATS)]) for one in (kernel, copy)]
+        return found[0], found[1]
+
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(n_bytes / total, 1.0))
 
-    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[LinearStack]:
+    def shape(self, model: str, *, dtype: str, width: int) -> Shape:
+        """What the plan must know of a model. Raises Unsupported when this image can't build it."""
+        return architectures.shape(model, dtype=dtype, width=width)
+
+    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[LayerStack]:
         """The model of the scenarios, all weights in VRAM."""
         return self._stack(plan, seed)
 
     @contextmanager
-    def _stack(self, plan: StackPlan, seed: int) -> Iterator[LinearStack]:
+    def _stack(self, plan: StackPlan, seed: int) -> Iterator[LayerStack]:
         with refusals(f"a model of {binary_bytes(plan.weight_bytes)}"):
-            stack = LinearStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None)
+            stack = LayerStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None)
         try:
             yield stack
         finally:

@@ -1,6 +1,7 @@
-"""The worker's side: `python -m probes.job FD PARENT` reads one job from stdin and does it.
+"""The worker's side: `python -m probes.job FD PARENT` reads one job, a line of stdin, and does it.
 
-Records go to the descriptor FD as JSON lines, each written at once: a crash loses none before it.
+Records go to the descriptor FD as JSON lines, each written at once: a crash loses none before it. The answer
+to each is an empty line on stdin.
 Libraries may say what they like on stdout and stderr.
 """
 
@@ -10,14 +11,27 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from probes.catalog import PROBES, Context
 from probes.codec import decode, encode
 from probes.errors import DeviceUnusable, ProbeError
-from probes.report import Done, Failed, Machine, Record, Settings, TorchFacts
+from probes.machine import pci_id_of_first_gpu
+from probes.noise import judge
+from probes.report import (
+    Done,
+    Failed,
+    Machine,
+    Measurement,
+    Pass,
+    Reads,
+    Record,
+    Settings,
+    TorchFacts,
+)
+from probes.watch import Watch
 
 DESCRIBE = "describe"  # not a probe: tells TorchFacts
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -33,6 +47,7 @@ class Job:
     probe: str
     settings: Settings
     machine: Machine | None
+    done: tuple[str, ...] = ()  # the probe's cases that need not be measured again
 
 
 @dataclass(frozen=True)
@@ -67,10 +82,23 @@ def _describe() -> TorchFacts:
 def _probe(job: Job, machine: Machine) -> Iterator[Record]:
     from probes import device
 
-    context = Context(job.settings, machine, Path("/"))
+    context = Context(job.settings, machine, Path("/"), frozenset(job.done))
     probe = next(probe for probe in PROBES if probe.name == job.probe)
     bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle)
-    yield from probe.run(bench, context)
+    pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
+    yield from watched(probe.run(bench, context), Watch(bench, context.root, pci_id))
+
+
+def watched(records: Iterator[Record], watch: Watch) -> Iterator[Record]:
+    """The records, each timing with what else went on while it was taken."""
+    before = watch.look()
+    for record in records:
+        if isinstance(record, Measurement | Reads | Pass):
+            after = watch.look()
+            yield replace(record, noise=judge(before, after))
+            before = after
+        else:
+            yield record
 
 
 def die_with(parent: int) -> None:
@@ -90,10 +118,14 @@ def main(argv: list[str]) -> int:
     """Do the job on stdin; returns 0 when a last message was written, whatever it says."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
-    job = decode(Job, json.load(sys.stdin), "job")
+    job = decode(Job, json.loads(sys.stdin.readline()), "job")
     with open(descriptor, "w", encoding="utf-8") as out:
         for message in messages(job):
             write(out, message)
+            if not isinstance(message, Done | Failed):
+                # Until it is on disk: no case is lost but the one under way, and nothing is written while
+                # something is measured. An end of file is a dead parent, which ends this process too.
+                sys.stdin.readline()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What is here: kernel, memory and its limits, cards, device files. Readers take the tree's root."""
+"""What is here: kernel, memory and its limits, cards. Readers take the tree's root."""
 
 import os
 import re
@@ -6,24 +6,25 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes import surroundings
 from probes.placement import PCI_ID, read_cards, read_int, read_kfd_nodes, read_text
-from probes.report import Card, Machine, TorchFacts, Unknown
+from probes.report import Card, Machine, NvidiaCard, TorchFacts, Unknown
 
 GIB = 2**30
 LEAST_FLOOR = 2 * GIB
-DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")
 
 
-def describe(root: Path, torch: TorchFacts | Unknown) -> Machine:
-    """The snapshot of this machine; what torch can reach is handed in."""
+def describe(root: Path, torch: TorchFacts | Unknown, nvidia: tuple[NvidiaCard, ...] = ()) -> Machine:
+    """The snapshot of this machine; what torch and NVML can reach is handed in."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
-    files = device_files(root)
+    around = surroundings.describe(root)
+    files = tuple(file.path for file in around.files)
     limit = cgroup_limit_bytes(root)
     return Machine(
         host=socket.gethostname(),
         kernel=kernel,
         wsl="/dev/dxg" in files or (isinstance(kernel, str) and "microsoft" in kernel.lower()),
-        container=(root / ".dockerenv").exists() or (root / "run/.containerenv").exists(),
+        container=around.container != surroundings.NOT_SEEN,
         cpus=len(os.sched_getaffinity(0)),
         ram_total_bytes=meminfo_bytes(root, "MemTotal"),
         ram_available_bytes=available_bytes(root),
@@ -33,13 +34,9 @@ def describe(root: Path, torch: TorchFacts | Unknown) -> Machine:
         cards=read_cards(root),
         kfd_nodes=read_kfd_nodes(root),
         torch=torch,
+        nvidia=nvidia,
+        surroundings=around,
     )
-
-
-def device_files(root: Path) -> tuple[str, ...]:
-    """The GPU device files that this container or host can see, as absolute paths."""
-    found = [path for pattern in DEVICE_FILES for path in sorted(root.glob(pattern))]
-    return tuple(f"/{path.relative_to(root)}" for path in found)
 
 
 def gpu_driver(root: Path) -> str | Unknown:

@@ -4,15 +4,19 @@ Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu sysfs (mem_info_*),
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.report import Card, KfdNode, Reading, Unknown
+from probes.report import Card, KfdNode, Link, Reading, Unknown
 
 FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 # the newer kernels' word first; the older is an alias of it, so never both
 RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
+# transfers per second to the generation of PCI Express, as the kernel writes them
+LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+METRICS_HEADER, NO_FIGURE = 4, 0xFFFFFFFF
+LOCAL_HEAPS = (1, 2)  # frame buffer, public and private (HSA_MEM_HEAP_TYPE in kfd_crat.h)
 PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -47,22 +51,43 @@ def read_int(path: Path) -> int | Unknown:
 def read_cards(root: Path) -> tuple[Card, ...]:
     """The graphics and compute cards under /sys/class/drm, connectors and render nodes left out."""
     places = [p for p in _listed(root / "sys/class/drm") if re.fullmatch(r"card\d+", p.name)]
-    return tuple(_card(place) for place in sorted(places, key=lambda p: int(p.name[4:])))
+    nodes = read_kfd_nodes(root)
+    return tuple(_card(place, nodes) for place in sorted(places, key=lambda p: int(p.name[4:])))
 
 
-def _card(place: Path) -> Card:
+def _card(place: Path, nodes: Sequence[KfdNode]) -> Card:
     device = place / "device"
+    pci_id = _uevent(device, "PCI_SLOT_NAME") or Unknown("not a PCI device")
+    mine = [node for node in nodes if isinstance(pci_id, str) and node.pci_id == pci_id]
+    unlisted = Unknown("no KFD node has this card's PCI id")
     return Card(
         name=place.name,
         driver=_uevent(device, "DRIVER") or "unknown",
-        pci_id=_uevent(device, "PCI_SLOT_NAME") or Unknown("not a PCI device"),
+        pci_id=pci_id,
         vram_total_bytes=read_int(device / "mem_info_vram_total"),
         vram_used_bytes=read_int(device / "mem_info_vram_used"),
         gtt_total_bytes=read_int(device / "mem_info_gtt_total"),
         gtt_used_bytes=read_int(device / "mem_info_gtt_used"),
         link_speed=read_text(device / "current_link_speed"),
         link_width=read_int(device / "current_link_width"),
+        max_link_speed=read_text(device / "max_link_speed"),
+        max_link_width=read_int(device / "max_link_width"),
+        visible_vram_bytes=read_int(device / "mem_info_vis_vram_total"),
+        target=mine[0].target if mine else unlisted,
+        apu=mine[0].apu if mine else unlisted,
+        partition=read_text(device / "current_compute_partition"),
+        product=(_uevent(device, "PCI_ID") or "").lower() or Unknown("no PCI_ID in uevent"),
     )
+
+
+def read_link(root: Path, pci_id: str) -> Link | Unknown:
+    """The link of a PCI device as it is now, by sysfs."""
+    device = root / "sys/bus/pci/devices" / pci_id
+    speed, lanes = read_text(device / "current_link_speed"), read_int(device / "current_link_width")
+    if isinstance(speed, Unknown) or isinstance(lanes, Unknown):
+        return speed if isinstance(speed, Unknown) else Unknown(str(lanes))
+    generation = LINK_GENERATIONS.get(speed.split()[0] if speed else "")
+    return Link(generation, lanes) if generation else Unknown(f"current_link_speed says {speed!r}")
 
 
 def _uevent(device: Path, key: str) -> str | None:
@@ -87,9 +112,30 @@ def read_kfd_nodes(root: Path) -> tuple[KfdNode, ...]:
                     target=gfx_target(_decimal(found.get("gfx_target_version"))),
                     render_minor=minor if minor else Unknown("no drm_render_minor in the topology"),
                     apu=_decimal(found.get("cpu_cores_count")) > 0,
+                    pci_id=_kfd_pci_id(found),
+                    local_bytes=_local_bytes(place),
                 )
             )
     return tuple(sorted(nodes, key=lambda node: node.node))
+
+
+def _kfd_pci_id(found: dict[str, str]) -> str | Unknown:
+    """KFD's location_id holds bus, device and function as PCI packs them."""
+    if "location_id" not in found:
+        return Unknown("no location_id in the topology")
+    domain, location = _decimal(found.get("domain")), _decimal(found["location_id"])
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _local_bytes(node: Path) -> int | Unknown:
+    """The node's own memory by its banks; `local_mem_size` is no help, some kernels print 0 there."""
+    total = 0
+    for bank in _listed(node / "mem_banks"):
+        text = read_text(bank / "properties")
+        found = dict(line.split(maxsplit=1) for line in str(text).splitlines() if " " in line)
+        if _decimal(found.get("heap_type")) in LOCAL_HEAPS:
+            total += _decimal(found.get("size_in_bytes"))
+    return total or Unknown("no local memory bank in the topology")
 
 
 def gfx_target(version: int) -> str:
@@ -153,6 +199,33 @@ def _gauge(root: Path, pci_id: str | Unknown, region: str) -> int | Unknown:
     if isinstance(pci_id, Unknown):
         return pci_id
     return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
+
+
+# where struct gpu_metrics_vX_Y of the kernel's kgd_pp_interface.h holds `throttle_status`, 32 bits
+THROTTLE_OFFSETS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40}
+
+
+def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
+    """Whether an AMD card throttles, by its gpu_metrics; nothing when it doesn't."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    try:
+        data = (root / "sys/bus/pci/devices" / pci_id / "gpu_metrics").read_bytes()
+    except OSError as error:
+        return Unknown(f"gpu_metrics: {error.strerror}")
+    return parse_throttle(data)
+
+
+def parse_throttle(data: bytes) -> tuple[str, ...] | Unknown:
+    """The throttle status in a gpu_metrics table; unknown for a form that isn't in our table."""
+    form = (data[2], data[3]) if len(data) >= METRICS_HEADER else (0, 0)
+    offset = THROTTLE_OFFSETS.get(form)
+    if offset is None or len(data) < offset + 4:
+        return Unknown(f"gpu_metrics of form {form[0]}.{form[1]} isn't known here")
+    status = int.from_bytes(data[offset : offset + 4], "little")
+    if status == NO_FIGURE:
+        return Unknown("the card's firmware doesn't tell its throttle status")
+    return (f"status {status:#x}",) if status else ()
 
 
 def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, ...]:

@@ -1,27 +1,28 @@
 """A report as text or Markdown. Tabulate draws the tables where it is installed (on the host)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
 from probes import residency, stats
 from probes.answers import answers, pick
+from probes.machine_text import bytes_or_why, machine_lines
 from probes.report import (
     Block,
     Done,
     Expectation,
     Failed,
     Gap,
-    Gpu,
-    Machine,
     Measurement,
+    Noise,
     Pass,
     ProbeReport,
     ProbeRun,
     Reading,
+    Reads,
     Record,
     Request,
     Stop,
-    TorchFacts,
     Unknown,
     Waived,
 )
@@ -77,45 +78,6 @@ def _heading(text: str, *, markdown: bool) -> str:
     return f"## {text}\n\n" if markdown else f"{text}\n"
 
 
-def machine_lines(machine: Machine) -> list[str]:
-    """What is here, a line each."""
-    place = "WSL" if machine.wsl else "container" if machine.container else "no container seen"
-    lines = [
-        f"host {machine.host}, kernel {_text(machine.kernel)}, {machine.cpus} CPUs, {place}",
-        f"RAM {_bytes(machine.ram_total_bytes)}, {_bytes(machine.ram_available_bytes)} available, "
-        f"container limit: {_bytes(machine.cgroup_limit_bytes)}",
-        f"GPU driver: {_text(machine.gpu_driver)}; device files: {' '.join(machine.device_files) or 'none'}",
-        _torch_line(machine.torch),
-    ]
-    if isinstance(machine.torch, TorchFacts):
-        lines += [_gpu_line(gpu) for gpu in machine.torch.gpus]
-    return lines
-
-
-def _torch_line(facts: TorchFacts | Unknown) -> str:
-    if isinstance(facts, Unknown):
-        return f"torch: {facts.reason}"
-    build = "CPU build" if facts.api == "none" else f"{facts.api.upper()} {facts.api_version}"
-    return f"torch {facts.version} ({build}), {facts.threads} threads" + (
-        f"; {facts.obstacle}" if facts.obstacle else ""
-    )
-
-
-def _gpu_line(gpu: Gpu) -> str:
-    return (
-        f"GPU {gpu.name} ({gpu.target}, {_text(gpu.pci_id)}): VRAM {_bytes(gpu.vram_total_bytes)}, "
-        f"{_bytes(gpu.vram_free_bytes)} free, L2 {_bytes(gpu.l2_bytes)}"
-    )
-
-
-def _bytes(value: int | Unknown) -> str:
-    return f"unknown ({value.reason})" if isinstance(value, Unknown) else binary_bytes(value)
-
-
-def _text(value: str | Unknown) -> str:
-    return f"unknown ({value.reason})" if isinstance(value, Unknown) else value
-
-
 def _run(run: ProbeRun, *, markdown: bool) -> str:
     parts = [
         _heading(run.probe, markdown=markdown) + ended_line(run),
@@ -144,7 +106,7 @@ def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
     if not measured:
         return ""
     headers = ("path", "size", "GB/s", "median", "mean +- SEM", "p5 .. p95", "n", "wall median", "doubts")
-    told = _remedies([m.samples_s for m in measured])
+    told = [*_remedies([m.samples_s for m in measured]), *noise_lines(measured)]
     gaps = [
         f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
         for gap in pick(records, Gap)
@@ -163,18 +125,35 @@ def _transfer_row(measured: Measurement) -> list[str]:
         f"{duration(told.p5)} .. {duration(told.p95)}",
         str(told.n),
         duration(stats.median(measured.wall_s)),
-        _doubts(told),
+        _doubts(told, measured.noise),
     ]
 
 
-def _doubts(told: stats.Summary) -> str:
-    return ", ".join(doubt.reason for doubt in stats.doubts(told))
+def _doubts(told: stats.Summary, noise: Noise | Unknown) -> str:
+    flags = noise.flags if isinstance(noise, Noise) else ()
+    kinds = dict.fromkeys(flag.split(":")[0] for flag in flags)
+    return ", ".join([*(doubt.reason for doubt in stats.doubts(told)), *kinds])
 
 
 def _remedies(samples: Sequence[tuple[float, ...]]) -> list[str]:
     """What to do about the doubts of a table, each once."""
     found = [doubt.remedy for s in samples for doubt in stats.doubts(stats.summarize(s))]
     return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
+
+
+def noise_lines(rows: Sequence[Measurement | Pass]) -> list[str]:
+    """What else went on, each kind of disturbance once with its number of rows; what couldn't be watched."""
+    seen = [row.noise for row in rows if isinstance(row.noise, Noise)]
+    flags = Counter(flag for noise in seen for flag in noise.flags)
+    kinds: dict[str, list[str]] = {}
+    for flag in flags:
+        kinds.setdefault(flag.split(":")[0], []).append(flag)
+    lines = [
+        f"noise, {sum(flags[flag] for flag in found)} times in {len(rows)} rows: {found[0]}"
+        for found in kinds.values()
+    ]
+    missing = dict.fromkeys(reason for noise in seen for reason in noise.unwatched)
+    return [*lines, *(f"not watched: {reason}" for reason in missing)]
 
 
 def _mean(told: stats.Summary) -> str:
@@ -215,7 +194,7 @@ def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
         mine = [reading for reading in readings if reading.gauge == gauge]
         if all(isinstance(reading.value_bytes, Unknown) for reading in mine):
             mine = mine[:1]
-        told = ", ".join(f"{reading.moment} {_bytes(reading.value_bytes)}" for reading in mine)
+        told = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in mine)
         lines.append(f"gauge {gauge}: {told}")
     return lines
 
@@ -236,7 +215,7 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
         "differs",
         "doubts",
     )
-    told = _remedies([p.samples_s for p in passes])
+    told = [*_remedies([p.samples_s for p in passes]), *noise_lines(passes)]
     return "\n".join([table(headers, [_pass_row(p) for p in passes], markdown=markdown), *told])
 
 
@@ -252,7 +231,7 @@ def _pass_row(passes: Pass) -> list[str]:
         str(told.n),
         duration(stats.median(passes.wall_s)),
         f"{passes.difference:.1e}",
-        _doubts(told),
+        _doubts(told, passes.noise),
     ]
 
 
@@ -264,6 +243,9 @@ def record_line(record: Record) -> str:
             told = stats.summarize(record.samples_s)
             rate = f"{gb_per_s(record.moved_bytes, told.median):9.3g} GB/s"
             text = f"{_row_name(record)} {rate}  {_mean(told)}  n={told.n}"
+        case Reads():
+            told = stats.summarize(record.samples_s)
+            text = f"{record.way:<16} {binary_bytes(record.payload_bytes):>10} k={record.reads} {_mean(told)}"
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():

@@ -12,6 +12,31 @@ from typing import ClassVar, Literal
 
 from probes.codec import Json, decode, encode
 from probes.errors import ReportError
+from probes.facts import (
+    Api,
+    Card,
+    DeviceFile,
+    DeviceMemoryLimit,
+    Gpu,
+    KfdNode,
+    Link,
+    Machine,
+    NvidiaCard,
+    Surroundings,
+    TorchFacts,
+    Unknown,
+)
+
+# fmt: off
+__all__ = [
+    "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card", "Case", "Clock",
+    "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu", "KfdNode", "Label",
+    "Link", "Machine", "Measurement", "Noise", "NvidiaCard", "Outcome", "Pass", "ProbeReport", "ProbeRun",
+    "Purpose", "Reading", "Reads", "Record", "Request", "Scenario", "Settings", "Split", "Stop",
+    "Surroundings", "TorchFacts", "Unknown", "Waived", "Way", "case_name", "from_json", "read_report",
+    "to_json", "write_report",
+]
+# fmt: on
 
 SCHEMA_VERSION = 1
 
@@ -19,16 +44,9 @@ Clock = Literal["device", "wall"]
 Label = Literal["vram", "host", "paged", "unclear"]
 Asked = Literal["vram", "zero_copy"]
 Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
-Api = Literal["cuda", "hip", "none"]
 Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed"]
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A figure that couldn't be had, and why. Never stands for zero."""
-
-    tag: ClassVar[str] = "unknown"
-    reason: str
+Way = Literal["copy_first", "in_place"]
+Purpose = Literal["block", "oversize", "forced"]
 
 
 @dataclass(frozen=True)
@@ -38,76 +56,25 @@ class Settings:
     quick: bool
     seed: int
     vram_cap_bytes: int | None  # pretend that the card has no more than this
+    models: tuple[str, ...] = ()  # of the scenarios; none: those that the mode chooses
+    dtypes: tuple[str, ...] = ()  # likewise
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU as torch sees it."""
+class Noise:
+    """What else went on while a row was measured. Nothing in `flags`: nothing was seen."""
 
-    name: str
-    target: str  # gfx803, sm_90
-    pci_id: str | Unknown  # 0000:03:00.0
-    vram_total_bytes: int
-    vram_free_bytes: int | Unknown
-    l2_bytes: int | Unknown
-    integrated: bool | Unknown
+    tag: ClassVar[str] = "noise"
+    flags: tuple[str, ...]
+    unwatched: tuple[str, ...]  # what couldn't be watched, and why
 
 
-@dataclass(frozen=True)
-class TorchFacts:
-    """The torch build, and what it can reach."""
-
-    tag: ClassVar[str] = "torch"
-    version: str
-    api: Api
-    api_version: str  # of the CUDA or HIP it was built with; empty for a CPU build
-    threads: int
-    gpus: tuple[Gpu, ...]
-    obstacle: str  # why there is no GPU for this torch; empty when there is one
+UNWATCHED = Unknown("nothing was watched")
 
 
-@dataclass(frozen=True)
-class Card:
-    """One display or compute card by the kernel's files, whatever torch thinks of it. Bytes."""
-
-    name: str  # card0
-    driver: str
-    pci_id: str | Unknown
-    vram_total_bytes: int | Unknown
-    vram_used_bytes: int | Unknown
-    gtt_total_bytes: int | Unknown
-    gtt_used_bytes: int | Unknown
-    link_speed: str | Unknown  # "8.0 GT/s PCIe", as it is now: links train down at idle
-    link_width: int | Unknown  # lanes
-
-
-@dataclass(frozen=True)
-class KfdNode:
-    """One GPU of the KFD topology (AMD compute)."""
-
-    node: int
-    target: str  # gfx803
-    render_minor: int | Unknown
-    apu: bool
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is here, in one snapshot. The memory figures are those at the start of the run."""
-
-    host: str
-    kernel: str | Unknown
-    wsl: bool
-    container: bool
-    cpus: int
-    ram_total_bytes: int | Unknown
-    ram_available_bytes: int | Unknown  # the kernel's MemAvailable, or less where a cgroup limit is nearer
-    cgroup_limit_bytes: int | Unknown
-    gpu_driver: str | Unknown
-    device_files: tuple[str, ...]
-    cards: tuple[Card, ...]
-    kfd_nodes: tuple[KfdNode, ...]
-    torch: TorchFacts | Unknown
+def case_name(*parts: object) -> str:
+    """The name of one case of a probe, by which a resumed run knows what is done."""
+    return " ".join(map(str, parts))
 
 
 @dataclass(frozen=True)
@@ -122,6 +89,12 @@ class Measurement:
     clock: Clock  # the headline's
     device_s: tuple[float, ...] | Unknown  # seconds per operation, by device events
     wall_s: tuple[float, ...]  # seconds of one operation, synchronised on both sides
+    noise: Noise | Unknown = UNWATCHED
+
+    @property
+    def case(self) -> str:
+        """Its name in the journal."""
+        return case_name(self.name, self.payload_bytes)
 
     @property
     def samples_s(self) -> tuple[float, ...]:
@@ -137,6 +110,35 @@ class Gap:
     name: str
     payload_bytes: int
     reason: str
+
+    @property
+    def case(self) -> str:
+        """Its name in the journal."""
+        return case_name(self.name, self.payload_bytes)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Repeated timings of reading a buffer of host memory a number of times, in one of two ways."""
+
+    tag: ClassVar[str] = "reads"
+    way: Way
+    reads: int  # full reads by a sum kernel
+    payload_bytes: int
+    batch: int
+    device_s: tuple[float, ...] | Unknown  # seconds for all the reads, the copy included
+    wall_s: tuple[float, ...]
+    noise: Noise | Unknown = UNWATCHED
+
+    @property
+    def case(self) -> str:
+        """Its name in the journal."""
+        return case_name(self.way, self.reads, self.payload_bytes)
+
+    @property
+    def samples_s(self) -> tuple[float, ...]:
+        """Seconds by the device's clock, by the wall's where there is no other."""
+        return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,15 @@ class Request:
     """One request for device memory and the answer."""
 
     tag: ClassVar[str] = "request"
-    purpose: Literal["block", "oversize"]
+    purpose: Purpose
     asked_bytes: int
     held_bytes: int  # by this probe already
     vram_free_bytes: int  # by the driver's account, just before
     cap_bytes: int | None  # set by the probe itself, in torch's allocator
     granted: bool
     message: str  # the refusal's words
+    kind: str = "vram"  # or pinned, pageable
+    declined: bool = False  # by the probe itself, to keep the host-memory floor: nobody was asked
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,19 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Where one pass spends its time, seconds by the device's clock, in a pass measured for this alone."""
+
+    tag: ClassVar[str] = "split"
+    copy_s: float  # the copy engine's, which may run beside compute
+    wait_s: float  # kernels waiting for a copy
+    compute_s: float  # the rest of the pass; reading host memory in place counts here
+
+
+UNSPLIT = Unknown("not measured")
+
+
+@dataclass(frozen=True)
 class Pass:
     """Forward passes through the stack in one scenario, compared with the all-resident output."""
 
@@ -212,6 +229,14 @@ class Pass:
     device_s: tuple[float, ...] | Unknown
     wall_s: tuple[float, ...]
     difference: float  # largest absolute difference of outputs, over the largest output
+    model: str = "mlp"
+    split: Split | Unknown = UNSPLIT
+    noise: Noise | Unknown = UNWATCHED
+
+    @property
+    def case(self) -> str:
+        """Its name in the journal."""
+        return case_name(self.model, self.dtype, self.scenario, self.rows)
 
     @property
     def samples_s(self) -> tuple[float, ...]:
@@ -219,7 +244,8 @@ class Pass:
         return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
 
 
-Record = Measurement | Gap | Reading | Expectation | Request | Block | Stop | Pass
+Case = Measurement | Gap | Reads | Pass  # records that stand for themselves; a resumed run keeps them
+Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass
 
 
 @dataclass(frozen=True)
@@ -271,6 +297,8 @@ class ProbeReport:
     settings: Settings
     machine: Machine
     runs: tuple[ProbeRun, ...]
+    resumed: int = 0  # how often it was cut short and taken up again
+    asked: tuple[str, ...] = ()  # the probes of this run, in order; fewer `runs` while it is unfinished
 
 
 def to_json(report: ProbeReport) -> str:

@@ -106,9 +106,22 @@ def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) ->
     unclear = any(p.by_timing == "unclear" for p in place(blocks))
     where = "where the blocks lie can't be told by timing" if unclear else "every block lies in VRAM"
     if stop.cause == "refused":
-        refusal = [request for request in requests if not request.granted][-1]
+        refusal = [r for r in requests if r.purpose == "block" and not r.granted][-1]
         return f"refused with out of memory by {refused_by(refusal)} at {held}; {where}"
     return f"{held} were granted; {where} ({stop.note})"
+
+
+def forced_verdict(requests: Sequence[Request]) -> str | Unknown:
+    """What became of the requests around the limit, in a sentence."""
+    forced = [request for request in requests if request.purpose == "forced"]
+    if not forced:
+        return Unknown("nothing was asked for around the limit")
+    granted, declined = sum(r.granted for r in forced), sum(r.declined for r in forced)
+    return (
+        f"of {len(forced)} requests for 0.9 to 1.5 of the limit {granted} were granted, "
+        f"{len(forced) - granted - declined} refused with out of memory, "
+        f"{declined} not made to keep the host-memory floor"
+    )
 
 
 def driver_verdict(requests: Sequence[Request]) -> str | Unknown:

@@ -1,19 +1,27 @@
 """How often and how long to repeat: warm-ups, batches of short operations, two clocks, a time budget."""
 
+import gc
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from probes.report import Unknown
+from probes.stats import median
 from probes.workbench import Operation, Workbench
 
 WARMUPS = 3
-# Device events resolve about half a microsecond: a sample of this length errs by a percent at most.
-SAMPLE_S = 50e-6
-LONGEST_BATCH = 64
-LEAD_MARGIN = 1.5  # the wait in front outlasts the queueing of a batch by this factor
+MOST_WARMUPS = 12
+STEADY = 1.2  # a warm-up within this factor of the fastest one shows that the operation has settled
+TRIALS = 3  # readings behind each decision, of which the fastest or the middle one counts
+# Device events resolve about half a microsecond, and what surrounds a sample adds a few more:
+# a sample of this length errs by about a percent.
+SAMPLE_S = 200e-6
+SAFETY = 1.2  # aim above it: the estimate comes from shorter batches, which look slower per operation
+LONGEST_BATCH = 256  # a device's queue takes about a thousand commands before it blocks the host
+LEAD_MARGIN = 2.0  # the wait in front outlasts the queueing of a batch by this factor
 
 
 @dataclass(frozen=True)
@@ -24,10 +32,14 @@ class Effort:
     at_least: int
     budget_s: float  # per clock
 
+    def cut(self, factor: int) -> "Effort":
+        """A fraction of the time and of the least samples, for what is only looked at beside."""
+        return Effort(self.samples, max(self.at_least // factor, 2), self.budget_s / factor)
 
-QUICK = Effort(samples=20, at_least=5, budget_s=1.0)
-QUICK_HOST = Effort(samples=20, at_least=5, budget_s=0.3)
-FULL = Effort(samples=100, at_least=20, budget_s=30.0)
+
+QUICK = Effort(samples=100, at_least=10, budget_s=0.06)
+QUICK_HOST = Effort(samples=100, at_least=10, budget_s=0.3)
+FULL = Effort(samples=100, at_least=20, budget_s=4.0)
 
 
 @dataclass(frozen=True)
@@ -49,25 +61,67 @@ def sample(
 ) -> Samples:
     """Time the operations, in rotation. `queued`: they can be handed over before they run (not pageable)."""
     rotation = itertools.cycle(operations)
-    bench.wall_s(_take(rotation, WARMUPS))
-    queue_s = bench.queue_s(next(rotation)) * LEAD_MARGIN if queued else 0.0
-    one_s = bench.device_s(_take(rotation, 1), lead_s=queue_s)
-    batch = _batch(one_s) if queued and one_s is not None else 1
-    lead_s = queue_s * batch
+    with _no_collection():
+        _warm_up(bench, rotation)
+        queue_s = _queue_s(bench, rotation) if queued else 0.0
+        batch = _batch(bench, rotation, queue_s) if queued else 1
 
-    def device() -> float | None:
-        total_s = bench.device_s(_take(rotation, batch), lead_s=lead_s)
-        return None if total_s is None else total_s / batch
+        def device() -> float | None:
+            return _device_s(bench, rotation, batch=batch, queue_s=queue_s)
 
-    device()  # the first sample after the warm-up pays for the batch's first use
-    device_s = _repeat(device, effort=effort, now=now)
-    wall_s = _repeat(lambda: bench.wall_s(_take(rotation, 1)), effort=effort, now=now)
+        device()  # the first sample after the warm-up pays for the batch's first use
+        device_s = _repeat(device, effort=effort, now=now)
+        # where the device's clock leads, the wall's only shows what the software adds
+        wall_effort = effort.cut(4) if queued and device_s else effort
+        wall_s = _repeat(lambda: bench.wall_s(_take(rotation, 1)), effort=wall_effort, now=now)
     return Samples(batch, device_s or Unknown("this device has no clock of its own"), wall_s)
 
 
-def _batch(one_s: float) -> int:
-    """How many operations make a sample long enough for the clock."""
-    return max(1, min(LONGEST_BATCH, math.ceil(SAMPLE_S / max(one_s, 1e-9))))
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector may not run while a batch is handed over: the device would run dry."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _warm_up(bench: Workbench, rotation: Iterator[Operation]) -> None:
+    """Repeat until an operation is about as fast as the fastest so far; clocks and caches have settled."""
+    taken = [bench.wall_s(_take(rotation, 1)) for _ in range(WARMUPS)]
+    while taken[-1] > STEADY * min(taken) and len(taken) < MOST_WARMUPS:
+        taken.append(bench.wall_s(_take(rotation, 1)))
+
+
+def _queue_s(bench: Workbench, rotation: Iterator[Operation]) -> float:
+    return LEAD_MARGIN * median([bench.queue_s(next(rotation)) for _ in range(TRIALS)])
+
+
+def _batch(bench: Workbench, rotation: Iterator[Operation], queue_s: float) -> int:
+    """How many operations make a sample long enough for the clock.
+
+    One operation alone tells too little: a hiccup or the cost of the clock itself can be longer than it.
+    So it goes up in steps, and the fastest of a few readings decides.
+    """
+    batch = 1
+    for _ in range(TRIALS):
+        readings = [_device_s(bench, rotation, batch=batch, queue_s=queue_s) for _ in range(TRIALS)]
+        known = [reading for reading in readings if reading is not None]
+        if not known:
+            return 1
+        one_s = max(min(known), 1e-9)
+        if one_s * batch >= SAMPLE_S or batch == LONGEST_BATCH:
+            break
+        batch = min(LONGEST_BATCH, math.ceil(SAFETY * SAMPLE_S / one_s))
+    return batch
+
+
+def _device_s(bench: Workbench, rotation: Iterator[Operation], *, batch: int, queue_s: float) -> float | None:
+    total_s = bench.device_s(_take(rotation, batch), lead_s=queue_s * batch)
+    return None if total_s is None else total_s / batch
 
 
 def _take(rotation: Iterator[Operation], count: int) -> list[Operation]:

@@ -7,94 +7,165 @@ streamed: those are copied through two VRAM buffers while earlier layers compute
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from probes import sampling
-from probes.errors import ContentMismatch
-from probes.model import BUDGET, HALF_BYTES, StackPlan, plan_stack
-from probes.report import Pass, Record, Scenario, Settings
+from probes.errors import ContentMismatch, DeviceUnusable
+from probes.model import BUDGET, Shape, StackPlan, linear_shape, plan_stack
+from probes.report import Gap, Pass, Record, Scenario, Settings, case_name
 from probes.workbench import Stack, Workbench
 
 GIB = 2**30
 QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
 QUICK_WIDTH, FULL_WIDTH = 4096, 8192
+QUICK_MODELS = ("mlp",)
+FULL_MODELS = ("mlp", "transformer", "bert-base", "gpt2-xl", "qwen2.5-1.5b")
+DTYPES = ("float16",)  # which every GPU here computes in, gfx803 included
 ROWS = (1, 256)
+TOKEN_ROWS = (1, 16)  # inputs of many tokens each
 SPLIT: tuple[Scenario, ...] = ("zero_copy_weights", "zero_copy_all", "streamed")
+SCENARIOS: tuple[Scenario, ...] = ("resident", *SPLIT)
 ROOM = 0.6  # of free VRAM for the all-resident reference; the rest is for buffers and libraries
-# float16 has 11 bits: sums of thousands of products in another order differ by about a percent at most
-TOLERANCE = 0.02
+# Sums of thousands of products in another order differ by about a percent at most in float16, which has 11
+# bits; bfloat16 has 8 and rounds the activations after every layer.
+TOLERANCES = {"float32": 0.001, "float16": 0.02, "bfloat16": 0.1}
 
 
-def plan(settings: Settings, *, vram_free_bytes: int, host_spendable_bytes: int) -> StackPlan:
-    """The stack to run: larger than the budget by a third, cut to what VRAM and the host can hold. Pure.
+@dataclass(frozen=True)
+class Room:
+    """What the models may take, bytes."""
 
-    Raises DeviceUnusable when too little is left.
+    vram_free_bytes: int
+    host_spendable_bytes: int
+
+    @property
+    def reference_bytes(self) -> int:
+        """For the weights of an all-resident model, which also have to fit the host when they are spilled."""
+        return min(int(self.vram_free_bytes * ROOM), self.host_spendable_bytes)
+
+
+def linear_width(settings: Settings, room: Room) -> int:
+    """The width of the plain linear model: few, large layers, yet enough of them to split. Pure."""
+    wanted = min(_linear_bytes(settings), room.reference_bytes)
+    if wanted >= FULL_WEIGHTS:
+        return FULL_WIDTH
+    return QUICK_WIDTH if wanted >= QUICK_WEIGHTS // 2 else QUICK_WIDTH // 4
+
+
+def _linear_bytes(settings: Settings) -> int:
+    if settings.vram_cap_bytes is not None:
+        return int(settings.vram_cap_bytes / BUDGET)
+    return QUICK_WEIGHTS if settings.quick else FULL_WEIGHTS
+
+
+def plan(settings: Settings, room: Room, shape: Shape | None = None) -> StackPlan:
+    """The split of a model (of the linear one by default) under the budget: --vram, else 3/4 of the weights.
+
+    Pure. Raises DeviceUnusable when it doesn't fit.
     """
+    shape = shape or linear_shape(linear_width(settings, room))
+    weights = _linear_bytes(settings)
+    if shape.layers is not None:
+        weights = shape.layers * shape.layer_bytes + shape.fixed_bytes
     cap = settings.vram_cap_bytes
-    weights = QUICK_WEIGHTS if settings.quick else FULL_WEIGHTS
-    if cap is not None:
-        weights = int(cap / BUDGET)
-    room = min(int(vram_free_bytes * ROOM), host_spendable_bytes)
-    # fewer, larger layers are what big models have; a small card still needs enough of them to split
-    width = FULL_WIDTH if min(weights, room) >= FULL_WEIGHTS else QUICK_WIDTH
-    if min(weights, room) < QUICK_WEIGHTS // 2:
-        width = QUICK_WIDTH // 4
     return plan_stack(
-        width=width,
+        shape,
         weight_bytes=weights,
         budget_bytes=int(weights * BUDGET) if cap is None else cap,
-        room_bytes=room,
+        room_bytes=room.reference_bytes,
     )
 
 
-def run(bench: Workbench, settings: Settings, host_spendable_bytes: int) -> Iterator[Record]:
-    """Time all scenarios, the order of the split ones drawn from the seed.
+def run(
+    bench: Workbench, settings: Settings, host_spendable_bytes: int, *, done: Collection[str] = ()
+) -> Iterator[Record]:
+    """Time all scenarios of each model that aren't `done`, the split ones in an order drawn from the seed.
 
-    Raises ContentMismatch when an output differs from the reference's.
+    Raises ContentMismatch when an output differs from the reference's. A model that can't be had is a gap;
+    when none can, what that one says is raised.
     """
-    chosen = plan(
-        settings, vram_free_bytes=bench.vram_free_bytes(), host_spendable_bytes=host_spendable_bytes
-    )
+    models = settings.models or (QUICK_MODELS if settings.quick else FULL_MODELS)
+    asked = [(model, dtype) for model in models for dtype in settings.dtypes or DTYPES]
+    for model, dtype in asked:
+        room = Room(bench.vram_free_bytes(), host_spendable_bytes)
+        try:
+            shape = bench.shape(model, dtype=dtype, width=linear_width(settings, room))
+            chosen = plan(settings, room, shape)
+            yield from _model(bench, chosen, settings=settings, done=done)
+        except DeviceUnusable as lacking:
+            if len(asked) == 1:
+                raise
+            yield Gap(f"{model} {dtype}", 0, lacking.message)
+
+
+def rows_of(shape: Shape) -> tuple[int, ...]:
+    """The batch sizes that a model is tried with."""
+    return ROWS if shape.tokens == 1 else TOKEN_ROWS
+
+
+def _model(
+    bench: Workbench, chosen: StackPlan, *, settings: Settings, done: Collection[str]
+) -> Iterator[Record]:
+    shape = chosen.shape
+    rows = rows_of(shape)
+    left = {
+        (scenario, n)
+        for scenario in SCENARIOS
+        for n in rows
+        if case_name(shape.model, shape.dtype, scenario, n) not in done
+    }
+    if not left:
+        return
     draw = random.Random(settings.seed)
     with bench.stack(chosen, settings.seed) as stack:
-        for rows in ROWS:
-            yield _time(bench, stack, chosen, scenario="resident", rows=rows, settings=settings)
+        for n in rows:
+            if ("resident", n) in left:
+                yield _time(bench, stack, chosen, scenario="resident", rows=n, settings=settings)
+            else:
+                _compare(stack, chosen, "resident", rows=n)  # the reference for the others
         stack.spill()
-        split = [(scenario, rows) for scenario in SPLIT for rows in ROWS]
-        for scenario, rows in draw.sample(split, len(split)):
-            yield _time(bench, stack, chosen, scenario=scenario, rows=rows, settings=settings)
+        split = [(scenario, n) for scenario in SPLIT for n in rows]
+        for scenario, n in draw.sample(split, len(split)):
+            if (scenario, n) in left:
+                yield _time(bench, stack, chosen, scenario=scenario, rows=n, settings=settings)
 
 
 def _time(
     bench: Workbench, stack: Stack, chosen: StackPlan, *, scenario: Scenario, rows: int, settings: Settings
 ) -> Pass:
-    before = _compare(stack, scenario, rows=rows)
+    before = _compare(stack, chosen, scenario, rows=rows)
     samples = sampling.sample(
         bench,
         [stack.passes(scenario, rows)],
         effort=sampling.QUICK if settings.quick else sampling.FULL,
         queued=True,
     )
-    after = _compare(stack, scenario, rows=rows)  # behind many passes in a row, where a race would show
+    after = _compare(
+        stack, chosen, scenario, rows=rows
+    )  # behind many passes in a row, where a race would show
     return Pass(
         scenario=scenario,
         rows=rows,
         layers=chosen.layers,
         weight_bytes=chosen.weight_bytes,
         spilled_bytes=0 if scenario == "resident" else chosen.spilled_bytes,
-        input_bytes=rows * chosen.width * HALF_BYTES,
-        dtype="float16",
+        input_bytes=stack.input_bytes(rows),
+        dtype=chosen.shape.dtype,
         device_s=samples.device_s,
         wall_s=samples.wall_s,
         difference=max(before, after),
+        model=chosen.shape.model,
+        split=stack.split(scenario, rows),
     )
 
 
-def _compare(stack: Stack, scenario: Scenario, *, rows: int) -> float:
+def _compare(stack: Stack, chosen: StackPlan, scenario: Scenario, *, rows: int) -> float:
     difference = stack.difference(scenario, rows)
-    if difference <= TOLERANCE:
+    if difference <= TOLERANCES[chosen.shape.dtype]:
         return difference
     raise ContentMismatch(
-        f"scenario {scenario}, batch {rows}: outputs differ from the resident ones by {difference:.1%}",
+        f"{chosen.shape.model}, scenario {scenario}, batch {rows}: outputs differ from the resident ones by "
+        f"{difference:.1%}",
         "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",
     )

@@ -1,30 +1,36 @@
-"""One run: look at the machine, run each probe in its own process, save after each."""
+"""One run: look at the machine, run each probe in its own process, keep every record, save after each."""
 
 import importlib.metadata
 import itertools
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from probes import machine, worker
-from probes.catalog import Probe, limit_s, waive
-from probes.errors import Exit
+from probes import journal, machine, worker
+from probes.catalog import Probe, limit_s, select, waive
+from probes.errors import Exit, ReportError
 from probes.job import DESCRIBE, Job, Told
+from probes.journal import Journal, Past
 from probes.lock import gpu_lock
+from probes.nvml import open_nvml
 from probes.report import (
     SCHEMA_VERSION,
+    Case,
     Failed,
     Machine,
+    NvidiaCard,
     ProbeReport,
     ProbeRun,
+    Record,
     Settings,
     TorchFacts,
     Unknown,
     Waived,
+    read_report,
     write_report,
 )
 
@@ -37,6 +43,9 @@ class Listener:
 
     def machine(self, found: Machine) -> None:
         """The machine was looked at."""
+
+    def unfinished(self, report: Path) -> None:
+        """An earlier run in this folder was cut short and can go on."""
 
     def started(self, probe: Probe) -> None:
         """A probe was started."""
@@ -51,28 +60,104 @@ class Listener:
 def measure(
     probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener
 ) -> tuple[ProbeReport, Path]:
-    """Run the probes and write the report, after each probe anew: a power cut keeps those before it.
+    """Run the probes and write the report, after each probe anew, and a journal of every record.
 
     Raises DeviceBusy when another run holds the GPU, ReportError when the report can't be written,
-    KeyboardInterrupt when interrupted, with what was measured by then in the report.
+    KeyboardInterrupt when interrupted; then as after a power cut, `resume` goes on from there.
     """
-    facts = _torch_facts(settings)
-    found = machine.describe(ROOT, facts)
+    found = look(settings)
     listener.machine(found)
-    report = _empty(settings, found)
+    report = _empty(probes, settings, found)
     with _exclusive(folder, found):
+        for left in journal.sweep(folder):
+            listener.unfinished(left)
         path = _free_name(folder / file_name(report))
-        write_report(report, path)  # a full disk or a read-only folder shows now, not after ten minutes
-        for probe in probes:
-            run = _run(probe, report, listener=listener)
-            report = replace(report, runs=(*report.runs, run))
+        with journal.open_journal(path) as book:
+            book.begin(report)
             write_report(report, path)
-            listener.ended(run)
-            if isinstance(run.outcome, Failed) and run.outcome.exit_code == Exit.INTERRUPTED:
-                raise KeyboardInterrupt
-            if isinstance(run.outcome, Failed) and run.outcome.wedged:
-                break
-    return report, path
+            return _go_on(report, Past(report, ()), path=path, book=book, listener=listener), path
+
+
+def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
+    """Go on with a run that was cut short, named by its report or journal; measured cases are kept.
+
+    Raises as `measure` does, and ReportError when there is nothing to go on with or this is another machine.
+    """
+    path = journal.report_of(path)
+    past = journal.read(path)
+    if past is None:
+        raise ReportError(
+            f"{path.name} was cut short before it had begun", "begin anew: python -m probes run"
+        )
+    found = look(past.begun.settings)
+    listener.machine(found)
+    refuse_other_machine(past.begun.machine, found)
+    with _exclusive(path.parent, found), journal.open_journal(path) as book:
+        journal.sweep(path.parent)
+        report = _kept(past.begun, path)
+        return _go_on(report, past, path=path, book=book, listener=listener), path
+
+
+def _kept(begun: ProbeReport, path: Path) -> ProbeReport:
+    """The report of a cut-short run without the interrupted probe; its beginning where there is none."""
+    if not path.exists():
+        return replace(begun, resumed=1)
+    report = read_report(path)
+    runs = tuple(run for run in report.runs if not _interrupted(run))
+    return replace(report, runs=runs, resumed=report.resumed + 1)
+
+
+def _interrupted(run: ProbeRun) -> bool:
+    return isinstance(run.outcome, Failed) and run.outcome.exit_code == Exit.INTERRUPTED
+
+
+def refuse_other_machine(then: Machine, now: Machine) -> None:
+    """Figures of two machines don't belong into one report. Raises ReportError naming what differs."""
+    for what, a, b in (
+        ("host", then.host, now.host),
+        ("torch", _identity(then.torch), _identity(now.torch)),
+        ("CPUs", then.cpus, now.cpus),
+    ):
+        if a != b:
+            raise ReportError(
+                f"the run was begun with {what} {a}, here it is {b}", "begin anew: python -m probes run"
+            )
+
+
+def _identity(facts: TorchFacts | Unknown) -> str:
+    if isinstance(facts, Unknown):
+        return "missing"
+    return " ".join((facts.version, *(f"{gpu.name} {gpu.pci_id}" for gpu in facts.gpus)))
+
+
+def _go_on(report: ProbeReport, past: Past, *, path: Path, book: Journal, listener: Listener) -> ProbeReport:
+    """Run what the report lacks. At the end the journal has done its work."""
+    known = {run.probe for run in report.runs}
+    for probe in select(report.asked):
+        if probe.name in known:
+            continue
+        run = _run(probe, report, past=past.records(probe.name), book=book, listener=listener)
+        report = replace(report, runs=(*report.runs, run))
+        write_report(report, path)
+        listener.ended(run)
+        if _interrupted(run):
+            raise KeyboardInterrupt
+        if isinstance(run.outcome, Failed) and run.outcome.wedged:
+            return report
+    write_report(report, path)
+    book.remove()
+    return report
+
+
+def nvidia_cards() -> tuple[NvidiaCard, ...]:
+    """What NVML shows, where there is one."""
+    nvml = open_nvml()
+    return () if isinstance(nvml, Unknown) else nvml.cards()
+
+
+def look(settings: Settings) -> Machine:
+    """One snapshot of this machine; torch is asked in a process of its own."""
+    return machine.describe(ROOT, _torch_facts(settings), nvidia_cards())
 
 
 def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
@@ -86,7 +171,7 @@ def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
     return Unknown(reason)
 
 
-def _empty(settings: Settings, found: Machine) -> ProbeReport:
+def _empty(probes: tuple[Probe, ...], settings: Settings, found: Machine) -> ProbeReport:
     return ProbeReport(
         schema_version=SCHEMA_VERSION,
         tool_version=_version(),
@@ -94,6 +179,7 @@ def _empty(settings: Settings, found: Machine) -> ProbeReport:
         settings=settings,
         machine=found,
         runs=(),
+        asked=tuple(probe.name for probe in probes),
     )
 
 
@@ -114,7 +200,8 @@ def file_name(report: ProbeReport) -> str:
 def _free_name(path: Path) -> Path:
     """The path, with a number where a report of the same second is there."""
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
-    return next(name for name in itertools.chain([path], numbered) if not name.exists())
+    names = itertools.chain([path], numbered)
+    return next(name for name in names if not name.exists() and not journal.path_of(name).exists())
 
 
 @contextmanager
@@ -128,18 +215,28 @@ def _exclusive(folder: Path, found: Machine) -> Iterator[None]:
         yield
 
 
-def _run(probe: Probe, report: ProbeReport, *, listener: Listener) -> ProbeRun:
+def _run(
+    probe: Probe, report: ProbeReport, *, past: Sequence[Record], book: Journal, listener: Listener
+) -> ProbeRun:
     reason = waive(probe, report.machine)
     if reason:
         return ProbeRun(probe.name, Waived(reason), 0.0, ())
     listener.started(probe)
+    # what has no case is part of a whole that has to be measured at one go
+    kept = [record for record in past if isinstance(record, Case)]
+
+    def heard(record: Told) -> None:
+        if not isinstance(record, TorchFacts):
+            book.add(probe.name, record)
+        listener.record(record)
+
     ended = worker.run(
-        Job(probe.name, report.settings, report.machine),
+        Job(probe.name, report.settings, report.machine, tuple(record.case for record in kept)),
         limit_s=limit_s(probe, report.settings),
-        heard=listener.record,
+        heard=heard,
     )
     records = tuple(record for record in ended.records if not isinstance(record, TorchFacts))
-    return ProbeRun(probe.name, ended.outcome, ended.seconds, records)
+    return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records))
 
 
 def exit_code(report: ProbeReport, *, require_gpu: bool) -> Exit:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from probes import pressure
 from probes.errors import ContentMismatch, OutOfMemory, Unsupported
 from probes.pattern import WORD_BYTES, Pattern
 from probes.report import Asked, Block, Expectation, Gap, Reading, Record, Request, Settings, Stop, Unknown
@@ -21,6 +22,8 @@ BIG_CARD = 8 * GIB  # above it, quick mode pretends that the card has QUICK_CAP
 QUICK_CAP = 4 * GIB
 OVERSIZE_MARGIN = 256 * MIB
 CONTROLS = 2  # of each kind
+QUICK_FORCED, FULL_FORCED = 6, 30  # requests around the limit, once the blocks are freed
+HOST_LIMIT = 256 * MIB  # around which host memory is asked for
 READS = 5
 ALIGNMENT = 2 * MIB  # the allocator's and the driver's page; larger requests are not rounded further
 
@@ -113,6 +116,14 @@ def run(
         yield from gauges.readings("full")
         for held in state.held:
             yield _reread(bench, held)
+    limits = pressure.Limits(chosen.limit_bytes, HOST_LIMIT, chosen.cap_bytes)
+    yield from pressure.force(
+        bench,
+        limits,
+        count=QUICK_FORCED if settings.quick else FULL_FORCED,
+        seed=settings.seed,
+        host_spendable_bytes=gauges.host_spendable_bytes,
+    )
     yield from gauges.readings("after")
 
 

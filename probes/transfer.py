@@ -4,14 +4,14 @@ Each path gets its two buffers, in which every size rotates; content is compared
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from probes import sampling
 from probes.errors import ContentMismatch, DeviceUnusable, Unsupported
 from probes.pattern import WORD_BYTES, Pattern
-from probes.report import Clock, Gap, Measurement, Record, Settings
+from probes.report import Clock, Gap, Measurement, Record, Settings, case_name
 from probes.units import binary_bytes
 from probes.workbench import WRITTEN, Action, Kind, Memory, Span, Workbench
 
@@ -34,6 +34,7 @@ class Path:
     target: Kind | None
     source: Kind | None
     weight: int = 1
+    rotates: bool = True  # past the caches; else one place again and again, which they may answer for
 
     @property
     def queued(self) -> bool:
@@ -49,11 +50,13 @@ class Path:
 GPU_PATHS = (
     Path("h2d_pageable", "copy", "vram", "pageable"),
     Path("h2d_pinned", "copy", "vram", "pinned"),
+    Path("h2d_used", "copy_used", "vram", "pinned"),
     Path("d2h_pageable", "copy", "pageable", "vram"),
     Path("d2h_pinned", "copy", "pinned", "vram"),
     Path("zero_copy_read", "read", None, "zero_copy"),
     Path("zero_copy_write", "kernel_copy", "zero_copy", "vram"),
     Path("vram_read", "read", None, "vram"),
+    Path("vram_reread", "read", None, "vram", rotates=False),
     Path("vram_write", "write", "vram", None),
     Path("vram_copy", "copy", "vram", "vram", weight=2),
 )
@@ -79,8 +82,10 @@ def arena_bytes(largest: int, *, host_available_bytes: int, vram_free_bytes: int
     return min(largest, 1 << ((room // 8).bit_length() - 1))
 
 
-def run(bench: Workbench, settings: Settings, host_available_bytes: int) -> Iterator[Record]:
-    """Measure every path and size, in an order drawn from the seed.
+def run(
+    bench: Workbench, settings: Settings, host_available_bytes: int, *, done: Collection[str] = ()
+) -> Iterator[Record]:
+    """Measure every path and size that isn't `done` yet, in an order drawn from the seed.
 
     Raises ContentMismatch when a copy's content is wrong, OutOfMemory when a buffer is refused.
     """
@@ -92,7 +97,9 @@ def run(bench: Workbench, settings: Settings, host_available_bytes: int) -> Iter
     draw = random.Random(settings.seed)
     paths = list(GPU_PATHS if bench.has_gpu else HOST_PATHS)
     for path in draw.sample(paths, len(paths)):
-        order = draw.sample(sizes, len(sizes))
+        order = [n for n in draw.sample(sizes, len(sizes)) if case_name(path.name, n) not in done]
+        if not order:
+            continue
         try:
             yield from _measure_path(bench, path, order, arena=arena, settings=settings)
         except Unsupported as lacking:
@@ -113,7 +120,9 @@ def _measure_path(
             if n_bytes > arena:
                 yield Gap(path.name, n_bytes, f"buffers are held to {binary_bytes(arena)}: memory is short")
             else:
-                yield _measure(bench, path, _Rotation(target, source, n_bytes), settings=settings)
+                yield _measure(
+                    bench, path, _Rotation(path, target, source, n_bytes=n_bytes), settings=settings
+                )
 
 
 def _effort(settings: Settings, *, has_gpu: bool) -> sampling.Effort:
@@ -122,15 +131,20 @@ def _effort(settings: Settings, *, has_gpu: bool) -> sampling.Effort:
     return sampling.QUICK if has_gpu else sampling.QUICK_HOST
 
 
-class _Rotation:
-    """The places of one size in a path's buffers, spread over all of them."""
+def places(arena: int, n_bytes: int) -> list[int]:
+    """Offsets of a size's places in a buffer of `arena` bytes, spread over all of it, aligned to words."""
+    slots = min(MOST_SLOTS, arena // n_bytes)
+    stride = arena // slots // WORD_BYTES * WORD_BYTES
+    return [slot * stride for slot in range(slots)]
 
-    def __init__(self, target: Memory | None, source: Memory | None, n_bytes: int) -> None:
-        total = min(memory.n_bytes for memory in (target, source) if memory)
-        slots = min(MOST_SLOTS, total // n_bytes)
-        stride = total // slots // WORD_BYTES * WORD_BYTES
+
+class _Rotation:
+    """The places of one size in a path's buffers."""
+
+    def __init__(self, path: Path, target: Memory | None, source: Memory | None, *, n_bytes: int) -> None:
         self.n_bytes = n_bytes
-        self.offsets = [slot * stride for slot in range(slots)]
+        offsets = places(min(memory.n_bytes for memory in (target, source) if memory), n_bytes)
+        self.offsets = offsets if path.rotates else offsets[:1]
         self.targets = [target.span(offset, n_bytes) if target else None for offset in self.offsets]
         self.sources = [source.span(offset, n_bytes) if source else None for offset in self.offsets]
 
@@ -169,14 +183,22 @@ def _measure(bench: Workbench, path: Path, rotation: _Rotation, *, settings: Set
 
 def _verify(bench: Workbench, path: Path, *, target: Span | None, source: Span | None, offset: int) -> None:
     if target:
-        expected = {"copy": SOURCE, "kernel_copy": SOURCE.plus(1), "write": WRITTEN}[path.action]
-        good, n_bytes = bench.matches(target, expected), target.n_bytes
-    else:
-        assert source is not None  # a path has at least one side
-        n_bytes = source.n_bytes
-        good = bench.total(source) == SOURCE.total(offset // WORD_BYTES, n_bytes // WORD_BYTES)
-    if not good:
-        raise ContentMismatch(
-            f"{path.name} of {binary_bytes(n_bytes)}: the content that arrived is not what was sent",
-            "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",
-        )
+        expected = {"kernel_copy": SOURCE.plus(1), "write": WRITTEN}.get(path.action, SOURCE)
+        if not bench.matches(target, expected):
+            raise _mismatch(path.name, target.n_bytes)
+        return
+    assert source is not None  # a path has at least one side
+    verify_sum(bench, source, offset, path.name)
+
+
+def verify_sum(bench: Workbench, span: Span, offset: int, what: str) -> None:
+    """Hold the sum of a span of the content SOURCE against its closed form. Raises ContentMismatch."""
+    if bench.total(span) != SOURCE.total(offset // WORD_BYTES, span.n_bytes // WORD_BYTES):
+        raise _mismatch(what, span.n_bytes)
+
+
+def _mismatch(what: str, n_bytes: int) -> ContentMismatch:
+    return ContentMismatch(
+        f"{what} of {binary_bytes(n_bytes)}: the content that arrived is not what was sent",
+        "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",
+    )

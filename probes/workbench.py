@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
-from probes.model import StackPlan
+from probes.model import Shape, StackPlan
 from probes.pattern import Pattern
-from probes.report import Scenario
+from probes.report import Scenario, Split, Unknown
 
 Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
-Action = Literal["copy", "kernel_copy", "read", "write"]
+Action = Literal["copy", "copy_used", "kernel_copy", "read", "write"]
 Operation = Callable[[], object]
 
 WRITTEN = Pattern(start=0x5DEECE66D1234567, step=0)  # what the action "write" leaves in every word
@@ -40,6 +40,12 @@ class Stack(Protocol):
     def spill(self) -> None:
         """Move the plan's spilled weights out of VRAM into pinned host memory."""
 
+    def input_bytes(self, rows: int) -> int:
+        """Bytes of one input."""
+
+    def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
+        """Where one pass spends its time, in a pass of its own."""
+
     def passes(self, scenario: Scenario, rows: int) -> Operation:
         """One forward pass, to be repeated. "resident" works before `spill`, the others after it."""
 
@@ -67,7 +73,11 @@ class Workbench(Protocol):
         """The sum of the words as int64, read where the device reads."""
 
     def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
-        """The action, ready to be repeated. `kernel_copy` adds one to each word on the way."""
+        """The action, ready to be repeated.
+
+        `kernel_copy` adds one to each word on the way; after `copy_used` a kernel reads the target's first
+        word, so that the next operation waits as real work would.
+        """
 
     def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
         """Seconds between device events around the operations, queued behind a wait of `lead_s`.
@@ -84,8 +94,23 @@ class Workbench(Protocol):
     def vram_free_bytes(self) -> int:
         """Free VRAM by the driver's account. 0 without a GPU."""
 
+    def foreign_vram_bytes(self) -> int:
+        """VRAM in use that isn't this process's: other programs', and what its context takes."""
+
+    def pulse(self) -> tuple[float, float] | None:
+        """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each.
+
+        None without a GPU.
+        """
+
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
+
+    def shape(self, model: str, *, dtype: str, width: int) -> Shape:
+        """What the plan must know of a model; `width` is that of an "mlp".
+
+        Raises Unsupported when this image can't build it.
+        """
 
     def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[Stack]:
         """The model of the scenarios, all weights in VRAM."""

@@ -9,7 +9,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from probes.codec import decode, encode
 from probes.errors import Exit, ReportError
@@ -77,6 +79,7 @@ def _watch(
 ) -> Outcome:
     """Hear the worker out, or stop it."""
     try:
+        ear.kept = partial(_acknowledge, process)
         _hand_over(process, job)
         in_time = _listen(process, reading, ear=ear, until=time.monotonic() + limit_s)
         gone = _end(process, at_once=not in_time or ear.garbage is not None, grace_s=grace_s)
@@ -89,6 +92,9 @@ def _watch(
     finally:
         if process.stdout:  # not `with process`, which would wait for a wedged one forever
             process.stdout.close()
+        if process.stdin:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
     if not gone:
         return _failed(f"wedged: SIGKILL did not end process {process.pid}", wedged=True)
     if not in_time:
@@ -98,11 +104,17 @@ def _watch(
 
 def _hand_over(process: "subprocess.Popen[bytes]", job: Job) -> None:
     assert process.stdin
-    try:
-        process.stdin.write(json.dumps(encode(job)).encode())
-        process.stdin.close()
-    except BrokenPipeError:
-        pass  # it died before it read; its exit code tells
+    with suppress(BrokenPipeError):  # it died before it read; its exit code tells
+        process.stdin.write(json.dumps(encode(job)).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _acknowledge(process: "subprocess.Popen[bytes]") -> None:
+    """Let the worker go on to its next case, now that the last one is kept."""
+    assert process.stdin
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n")
+        process.stdin.flush()
 
 
 @dataclass
@@ -115,6 +127,7 @@ class _Ear:
     garbage: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     rest: bytes = b""
+    kept: Callable[[], None] = lambda: None
 
     def said(self, data: bytes) -> None:
         """Bytes of the pipe, cut anywhere."""
@@ -141,6 +154,7 @@ class _Ear:
         else:
             self.records.append(message)
             self.heard(message)
+            self.kept()
 
 
 def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear, until: float) -> bool:

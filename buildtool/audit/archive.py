@@ -5,16 +5,16 @@ Each gives the same thing: named blobs, every one hashed and, where it is a laye
 
 import os
 import posixpath
-import queue
 import stat
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
+from buildtool.audit.ahead import Ahead
 from buildtool.audit.faults import (
     ImageFault,
     LimitExceeded,
@@ -30,6 +30,8 @@ from buildtool.audit.unpack import Form, Meter, decompressed, peek, sniff
 from buildtool.errors import DataError
 
 CHUNK = 1 << 18
+_SMALL_CHUNKS = 3  # a layer of fewer isn't worth threads
+_LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
 Tick = Callable[[int], None]  # hears how many more bytes were read
 
 
@@ -150,8 +152,8 @@ class DirectoryArchive(_SeekableArchive):
     def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
         super().__init__(limits, tick)
         self._root = root
-        if not any((root / name).is_file() for name in ("index.json", "manifest.json")):
-            raise NoSuchImage(f"{root} is no image layout: neither index.json nor manifest.json", FORMS)
+        if not any((root / name).is_file() for name in _LISTS):
+            raise NoSuchImage(f"{root} is no image layout: none of {', '.join(_LISTS)}", FORMS)
         try:
             found = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
         except OSError as error:
@@ -215,41 +217,18 @@ def _read_layer(
 ) -> Blob:
     limits, room_bytes = bounds
     plain = meter if blob.form is Form.TAR else Meter()
-    unpacked = decompressed(rest, blob.form, place=path, limits=limits)
-    with closing(_ahead(unpacked if plain is meter else plain.through(unpacked))) as pieces:
+    first = list(islice(rest, _SMALL_CHUNKS))
+    pieces = decompressed(chain(first, rest), blob.form, place=path, limits=limits)
+    with ExitStack() as stages:  # a thread each: read, hash and decompress; hash again. Walking is ours
+        if len(first) == _SMALL_CHUNKS:
+            pieces = iter(stages.enter_context(Ahead(pieces)))
+        if plain is not meter:
+            pieces = plain.through(pieces)
+            if len(first) == _SMALL_CHUNKS:
+                pieces = iter(stages.enter_context(Ahead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
         index = index_layer(reader, place=path, limits=limits, room_bytes=room_bytes)
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
-
-
-def _ahead(chunks: Iterator[bytes], depth: int = 4) -> Generator[bytes]:
-    """The same chunks, made in a thread up to `depth` ahead: zlib, zstd and SHA-256 let others run."""
-    made: queue.Queue[bytes | BaseException | None] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def make() -> None:
-        try:
-            for chunk in chunks:
-                made.put(chunk)
-                if stop.is_set():
-                    return
-            made.put(None)
-        except BaseException as error:  # for the consumer, who raises it
-            made.put(error)
-
-    maker = threading.Thread(target=make, name="unpack", daemon=True)
-    maker.start()
-    try:
-        while (item := made.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        while maker.is_alive():  # it may wait for room in the queue
-            with suppress(queue.Empty):
-                made.get_nowait()
-            maker.join(0.001)
 
 
 def member_path(raw: bytes) -> str:

@@ -66,6 +66,7 @@ class ImageConfig:
     labels: Mapping[str, str]
     env: tuple[str, ...]
     user: str
+    history: tuple[str, ...]  # every step, also those without a layer
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
     diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
     if len(diff_ids) > limits.layers:
         raise LimitExceeded(f"a config of {len(diff_ids):,} layers", place=place)
-    steps = [row for row in top.items("history") if not row.flag("empty_layer")]
+    history = top.items("history")
+    steps = [row for row in history if not row.flag("empty_layer")]
     commands = tuple(row.text("created_by", "") for row in steps)
     run = top.child("config")
     return ImageConfig(
@@ -136,7 +138,13 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
         labels=run.child("Labels").string_map(),
         env=run.texts("Env"),
         user=run.text("User", ""),
+        history=tuple(row.text("created_by", "") for row in history),
     )
+
+
+def is_saved_list(text: bytes, *, place: str, limits: Limits = LIMITS) -> bool:
+    """Is a manifest.json docker's list, and not a manifest itself? Raises MalformedDocument."""
+    return not isinstance(parse_json(text, place=place, limits=limits), Mapping)
 
 
 def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[SavedImage, ...]:

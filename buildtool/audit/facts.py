@@ -6,14 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
-from buildtool.audit.image import ImageContents
-from buildtool.audit.kinds import Classifier, Kind
+from buildtool.audit.claims import (
+    BUILD_ONLY,
+    CUDA,
+    DELETED,
+    DUPLICATES,
+    FOREIGN_FILES,
+    OF_KIND,
+    OVERWRITTEN,
+    ClaimCounter,
+    Claims,
+    is_build_tool,
+    is_tool_directory,
+    parse_targets,
+)
+from buildtool.audit.contents import ImageContents
+from buildtool.audit.copies import Duplicate, cause_of_rewriting, find_copies
+from buildtool.audit.exposure import SecretPlace, exposed_secrets
+from buildtool.audit.kinds import Classifier, Kind, Place
 from buildtool.audit.layer import LayerIndex, join
 from buildtool.audit.merge import Finder, Merged, merge
-from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, find_owners
+from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, claim_leftovers, find_owners
+from buildtool.audit.secrets import redacted
 from buildtool.audit.shown import show_text
+from buildtool.audit.tree import Tree, TreeCounter
 
-_PYC = re.compile(rb"(.+)\.cpython-[0-9]+[a-z]*(\.opt-[12])?\.pyc$")
 _CUDA_LIBRARY = re.compile(
     rb"^lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cudart|cudss|nccl|nvrtc|nvJitLink|nvshmem"
     rb"|nvToolsExt|nvperf|torch_cuda|c10_cuda|caffe2_nvrtc)",
@@ -63,19 +80,6 @@ class PackageBytes:
 
 
 @dataclass(frozen=True)
-class Duplicate:
-    """Visible files of one content."""
-
-    unpacked_bytes: int  # of each
-    paths: tuple[bytes, ...]
-
-    @property
-    def wasted_bytes(self) -> int:
-        """What all copies but one take."""
-        return self.unpacked_bytes * (len(self.paths) - 1)
-
-
-@dataclass(frozen=True)
 class Facts:
     """An image, counted. Sums of `owners`, of `kinds` and of `layer_bytes` are equal."""
 
@@ -94,12 +98,16 @@ class Facts:
     unread: tuple[tuple[bytes, str], ...]  # files that couldn't be looked into, and why
     cuda: Tally  # visible files of CUDA's distributions, and CUDA's libraries elsewhere
     overwritten: Tally  # path -> content that a later layer replaces
-    rewritten_bytes: int  # of these, replaced by the same content (chown, chmod, a second COPY)
+    rewritten: Mapping[str, int]  # of these, replaced by the same content: why -> bytes
     deleted: Tally
     duplicates: tuple[Duplicate, ...]
+    build_only: Tally  # compilers, build systems and -dev packages
+    secrets: tuple[SecretPlace, ...]
+    claims: Claims
     packages: tuple[PackageBytes, ...]
     top_files: tuple[TopFile, ...]
     top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
+    tree: Tree
     dangling_links: int
 
 
@@ -108,18 +116,20 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     indexes = [layer.index or LayerIndex() for layer in contents.layers]
     merged = merge(indexes)
     ownership = find_owners(merged)
-    _claim_bytecode(merged, ownership)
-    _claim_hidden(merged, ownership)
-    count = _Count(merged, ownership)
+    claim_leftovers(merged, ownership)
+    labels = {show_text(key): show_text(value) for key, value in contents.config.labels.items()}
+    told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
+    wanted = targets or told
+    commands = [layer.command or "" for layer in contents.layers]
+    copies = find_copies(merged, commands)
+    count = _Count(merged, ownership, copies.extra, commands, ClaimCounter(parse_targets(wanted)))
     for position in range(len(indexes)):
         count.layer(position)
     packages = count.packages()
-    labels = {show_text(key): show_text(value) for key, value in contents.config.labels.items()}
-    told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
     return Facts(
-        labels=labels,
+        labels={key: redacted(f"{key}={value}").removeprefix(f"{key}=") for key, value in labels.items()},
         ref=show_text(contents.ref),
-        wanted_targets=targets or told,
+        wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
         layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
         visible_bytes=sum(tally.unpacked_bytes for tally in count.shown.values()),
@@ -132,12 +142,16 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         unread=tuple((index.path(at), why) for index in indexes for at, why in index.unread.items()),
         cuda=count.cuda,
         overwritten=count.overwritten,
-        rewritten_bytes=count.rewritten_bytes,
+        rewritten=dict(count.rewritten),
         deleted=count.deleted,
-        duplicates=_duplicates(merged),
+        duplicates=copies.duplicates,
+        build_only=count.build_only,
+        secrets=tuple(exposed_secrets(contents, merged)),
+        claims=dict(count.claims.claims),
         packages=packages,
         top_files=tuple(_top_file(merged, ownership, row) for row in _largest(merged, top)),
         top_directories=_top_directories(count.directories, top),
+        tree=count.tree.tree(lambda owner, directory: _owner_names(ownership, owner, directory)),
         dangling_links=len(merged.dangling),
     )
 
@@ -145,18 +159,29 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
 class _Count:
     """The running sums of one pass over every file of every layer."""
 
-    def __init__(self, merged: Merged, ownership: Ownership) -> None:
+    def __init__(
+        self,
+        merged: Merged,
+        ownership: Ownership,
+        extra: frozenset[int],
+        commands: Sequence[str],
+        claims: ClaimCounter,
+    ) -> None:
         self._merged, self._ownership = merged, ownership
+        self._extra, self._commands, self.claims = extra, commands, claims
         self._finder = Finder(merged)
         self._classifier = Classifier()
+        self.tree = TreeCounter(sum(sum(index.sizes) for index in merged.layers))
         self.groups: Counter[str] = Counter()
         self.kinds: Counter[Kind] = Counter()
         self.shown: defaultdict[Kind, Tally] = defaultdict(Tally)
         self.gpu_files: defaultdict[str, Tally] = defaultdict(Tally)
         self.gpu_in_libraries: defaultdict[str, Tally] = defaultdict(Tally)
         self.directories: Counter[bytes] = Counter()
-        self.cuda, self.overwritten, self.deleted = Tally(), Tally(), Tally()
-        self.rewritten_bytes = self.n_files = 0
+        self.cuda, self.overwritten, self.deleted, self.build_only = Tally(), Tally(), Tally(), Tally()
+        self.rewritten: Counter[str] = Counter()
+        self.n_files = 0
+        self._tools = [is_build_tool(package) for package in ownership.packages]
         self._cuda = [_cuda_place(package) for package in ownership.packages]
         n_packages = len(ownership.packages)
         self._all, self._visible, self._files = [0] * n_packages, [0] * n_packages, [0] * n_packages
@@ -176,6 +201,17 @@ class _Count:
             self.kinds[place.kind] += size - code_bytes
             self.kinds[Kind.GPU_CODE] += code_bytes
             self._all[owner] += size
+            self.tree.add(
+                directory,
+                name,
+                size,
+                layer=position,
+                owner=owner,
+                kind=place.kind,
+                targets=place.targets,
+                code=code,
+                shown=bool(shown[row]),
+            )
             if owner == UNOWNED:
                 self.groups[_unowned_group(directory)] += size
             if not shown[row]:
@@ -191,10 +227,26 @@ class _Count:
             for target, n_bytes in (code or {}).items():
                 self.shown[Kind.GPU_CODE].add(n_bytes, join(directory, name))
                 self.gpu_in_libraries[target].add(n_bytes, join(directory, name))
-            if self._cuda[owner]:
-                self.cuda.add(size, self._cuda[owner])
-            elif name.startswith(b"lib") and _CUDA_LIBRARY.match(name):
-                self.cuda.add(size, join(directory, name))
+            causes = self._causes(row, owner, place, join(directory, name), size)
+            self.claims.add(size - code_bytes, causes)
+            self.claims.add_code(code or {}, causes)
+
+    def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
+        """The findings that want a visible file gone; counts it for those that have tallies of their own."""
+        causes = [OF_KIND[place.kind]] if place.kind in OF_KIND else []
+        cuda = self._cuda[owner] or (path if _CUDA_LIBRARY.match(path.rpartition(b"/")[2]) else b"")
+        if cuda:
+            self.cuda.add(size, cuda)
+            causes.append(CUDA)
+        if self._tools[owner] or (owner == UNOWNED and is_tool_directory(path)):
+            package = self._ownership.packages[owner]
+            self.build_only.add(size, package.name.encode("utf-8", "replace") or place.anchor)
+            causes.append(BUILD_ONLY)
+        if row in self._extra:
+            causes.append(DUPLICATES)
+        if place.targets and self.claims.is_foreign("+".join(place.targets)):
+            causes.append(FOREIGN_FILES)
+        return causes
 
     def packages(self) -> tuple[PackageBytes, ...]:
         """Every package with its bytes, largest first; adds the managers' sums to the groups."""
@@ -214,10 +266,13 @@ class _Count:
         above = self._finder.row(path)
         if above is None:
             self.deleted.add(size, path)
+            self.claims.add(size, [DELETED])
             return
         self.overwritten.add(size, path)
+        self.claims.add(size, [OVERWRITTEN])
         if self._merged.digest(row) is not None and self._merged.digest(row) == self._merged.digest(above):
-            self.rewritten_bytes += size
+            command = self._commands[self._merged.layer_of(above)]
+            self.rewritten[cause_of_rewriting(self._merged, command, above)] += size
 
 
 def _cuda_place(package: Package) -> bytes:
@@ -235,42 +290,12 @@ def _unowned_group(directory: bytes) -> str:
     return "unowned"
 
 
-def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
-    """Bytecode that no list names belongs to whoever owns its source."""
-    finder = Finder(merged)
-    for index, start in zip(merged.layers, merged.starts, strict=True):
-        for at, (directory, name) in enumerate(zip(index.dirs, index.names, strict=True)):
-            if name[-4:] == b".pyc" and ownership.owner[start + at] == UNOWNED:
-                source = _PYC.match(name)
-                if source and directory.endswith(b"__pycache__"):
-                    row = finder.row(directory[: -len(b"__pycache__")] + source[1] + b".py")
-                    if row is not None:
-                        ownership.owner[start + at] = ownership.owner[row]
-
-
-def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
-    """What a later layer replaced belongs to the owner of what is there now."""
-    finder = Finder(merged)
-    for index, start in zip(merged.layers, merged.starts, strict=True):
-        for at, size in enumerate(index.sizes):
-            if size and not merged.visible[start + at]:
-                row = finder.row(index.path(at))
-                if row is not None:
-                    ownership.owner[start + at] = ownership.owner[row]
-
-
-def _duplicates(merged: Merged) -> tuple[Duplicate, ...]:
-    groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for index, start in zip(merged.layers, merged.starts, strict=True):
-        for at, digest in index.digests.items():
-            if merged.shown[start + at]:
-                groups[index.sizes[at], digest].append(start + at)
-    found = (
-        Duplicate(size, tuple(sorted(merged.path(row) for row in rows)))
-        for (size, _), rows in groups.items()
-        if len(rows) > 1
-    )
-    return tuple(sorted(found, key=lambda row: (-row.wasted_bytes, row.paths)))
+def _owner_names(ownership: Ownership, owner: int, directory: bytes) -> tuple[str, str]:
+    """An owner's group and name; what nobody owns is named by its group."""
+    if owner == UNOWNED:
+        return (_unowned_group(directory),) * 2
+    package = ownership.packages[owner]
+    return package.manager.value, package.name
 
 
 def _largest(merged: Merged, count: int) -> Sequence[int]:
@@ -286,8 +311,7 @@ def _largest(merged: Merged, count: int) -> Sequence[int]:
 def _top_file(merged: Merged, ownership: Ownership, row: int) -> TopFile:
     owner = ownership.owner[row]
     path = merged.path(row)
-    group = _unowned_group(path.rpartition(b"/")[0])
-    told = ownership.packages[owner].name if owner != UNOWNED else group
+    _, told = _owner_names(ownership, owner, path.rpartition(b"/")[0])
     return TopFile(path, merged.size(row), merged.layer_of(row), told)
 
 

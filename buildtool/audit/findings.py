@@ -1,132 +1,61 @@
 """Waste, by cause: each finding has its bytes, where they are and what to type against it. Pure functions."""
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 
-from buildtool.audit.facts import Facts, Tally
+from buildtool.audit.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, saved_bytes
+from buildtool.audit.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES
+from buildtool.audit.facts import Facts
+from buildtool.audit.finding import (
+    SHOWN_PATHS,
+    SHOWN_SECRETS,
+    WORTH_BYTES,
+    Finding,
+    Prediction,
+    Severity,
+    merged_places,
+    shell_word,
+)
 from buildtool.audit.kinds import Kind
+from buildtool.audit.mismatches import (
+    cuda_in_cpu_image,
+    foreign_code_in_libraries,
+    foreign_files,
+    torch_without_gpu_kernels,
+)
 from buildtool.audit.shown import show_path
-from buildtool.gpucode.errors import BadTarget
-from buildtool.gpucode.target import TargetId, serves_any
+from probes.units import decimal_bytes
 
-SHOWN_PATHS = 20
-REGISTRY_LAYER_BYTES = 10_000 << 20  # Amazon ECR's quota "layer size"; GHCR's is 10 GB
+__all__ = ["Finding", "Prediction", "Severity", "find_waste", "predict"]
+
+REGISTRY_LAYER_BYTES = (
+    10_000 << 20
+)  # the smallest documented quota of large public registries; some take 10 GB
 _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
-WORTH_BYTES = 1 << 20  # less than this isn't worth a line, except where the image is wrong
-
-
-class Severity(Enum):
-    """`error`: the image isn't what it says. `warning`: waste. `info`: worth knowing."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One cause of bytes that needn't be there. Bytes are unpacked bytes; 0 where it isn't about size."""
-
-    id: str
-    severity: Severity
-    title: str
-    unpacked_bytes: int
-    paths: tuple[str, ...]
-    remedy: str
 
 
 def find_waste(facts: Facts) -> tuple[Finding, ...]:
     """Every finding, the gravest and largest first."""
     order = list(Severity)
-    found = [finding for check in CHECKS for finding in [check(facts)] if finding]
+    total = sum(facts.layer_bytes)
+    claiming = {cause for causes in facts.claims for cause in causes}
+    found = [
+        replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
+        if finding.id in claiming
+        else finding
+        for check in CHECKS
+        for finding in [check(facts)]
+        if finding
+    ]
     return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.unpacked_bytes)))
 
 
-def _cuda_in_cpu_image(facts: Facts) -> Finding | None:
-    meant = _meant_hardware(facts)
-    if meant == "cuda":
-        return None
-    n_bytes = facts.cuda.unpacked_bytes
-    if not n_bytes:
-        return None
-    if meant in ("cpu", "rocm"):
-        severity, title = Severity.ERROR, f"CUDA in an image for {meant}"
-    else:
-        severity, title = (
-            Severity.INFO,
-            "this image holds CUDA; on machines without NVIDIA GPUs it is dead weight",
-        )
-    index = "rocm6.4" if meant == "rocm" else "cpu"
-    return Finding(
-        "cuda-in-cpu-image",
-        severity,
-        title,
-        n_bytes,
-        tuple(show_path(path) for path in facts.cuda.top(SHOWN_PATHS)),
-        f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
-        "# not --extra-index-url: with both in view pip takes the highest version, which is CUDA's",
-    )
-
-
-def _torch_without_gpu_kernels(facts: Facts) -> Finding | None:
-    variant, build = facts.labels.get("io.weir.variant", ""), facts.labels.get("io.weir.torch.build", "")
-    if build != "cpu" or not variant.startswith(("rocm", "cuda")):
-        return None
-    return Finding(
-        "torch-without-gpu-kernels",
-        Severity.WARNING,
-        f"variant {variant} holds a CPU build of torch: tensors can't be put on a GPU",
-        0,
-        (),
-        f"make a GPU build of torch reachable (see `torch:` of {variant} in images/variants.yaml), then:\n"
-        f"python -m buildtool build {variant}",
-    )
-
-
-def _foreign_files(facts: Facts) -> Finding | None:
-    foreign, n_bytes, title = _foreign(facts, facts.gpu_files)
-    if not n_bytes:
-        return None
-    places = _merged_places(foreign.values())
-    names = " -o ".join(f"-name '*{key}*'" for key in sorted(foreign) if "+" not in key)
-    directories = " ".join(_shell_word(place) for place in places[:6])
-    return Finding(
-        "foreign-gfx",
-        Severity.WARNING,
-        f"files of {title}",
-        n_bytes,
-        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
-        f"RUN find {directories} -type f \\( {names} \\) -delete\n# in the layer that installs them",
-    )
-
-
-def _foreign_code_in_libraries(facts: Facts) -> Finding | None:
-    foreign, n_bytes, title = _foreign(facts, facts.gpu_in_libraries)
-    if not n_bytes:
-        return None
-    places = _merged_places(foreign.values())
-    return Finding(
-        "foreign-gfx-in-libraries",
-        Severity.WARNING,
-        f"inside libraries, {title}",
-        n_bytes,
-        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
-        f"python -m buildtool prune TREE --targets {','.join(facts.wanted_targets)}"
-        "   # TREE: what is copied into the image",
-    )
-
-
-def _foreign(facts: Facts, code: Mapping[str, Tally]) -> tuple[dict[str, Tally], int, str]:
-    """Code that no wanted target can run, its bytes, and how to say so. Nothing where none is wanted."""
-    try:
-        wanted = [TargetId.parse(name) for name in facts.wanted_targets]
-    except BadTarget:
-        wanted = []  # the label is free text; the command line's list was checked before
-    foreign = {key: tally for key, tally in code.items() if wanted and _is_foreign(key, wanted)}
-    title = f"GPU code for {', '.join(sorted(foreign))}; wanted is {', '.join(facts.wanted_targets)}"
-    return foreign, sum(tally.unpacked_bytes for tally in foreign.values()), title
+def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
+    """The size after all remedies but those of mere information."""
+    saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
+    return Prediction(sum(facts.layer_bytes) - saved, saved)
 
 
 def _caches(facts: Facts) -> Finding | None:
@@ -188,9 +117,9 @@ def _overwritten(facts: Facts) -> Finding | None:
     n_bytes = facts.overwritten.unpacked_bytes
     if n_bytes < WORTH_BYTES:
         return None
-    same = f", {facts.rewritten_bytes:,} bytes of it by the same content" if facts.rewritten_bytes else ""
+    same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
     return Finding(
-        "overwritten",
+        OVERWRITTEN,
         Severity.WARNING,
         f"replaced in a later layer{same}",
         n_bytes,
@@ -204,7 +133,7 @@ def _deleted(facts: Facts) -> Finding | None:
     if facts.deleted.unpacked_bytes < WORTH_BYTES:
         return None
     return Finding(
-        "deleted",
+        DELETED,
         Severity.WARNING,
         "deleted in a later layer, but still stored and pulled",
         facts.deleted.unpacked_bytes,
@@ -213,30 +142,66 @@ def _deleted(facts: Facts) -> Finding | None:
     )
 
 
+_AGAINST_COPIES = {
+    ROCM_TWICE: "RUN ln -sf /opt/rocm/lib/LIBRARY TORCH/lib/LIBRARY   # in the layer that installs torch,"
+    " or install torch's wheel on a base without ROCm",
+    TWO_COPIES: "COPY --from=STAGE ...   # once, and RUN ln -s FIRST SECOND in the same layer",
+    LATER_RUN: "RUN install-it && ln FIRST SECOND   # in one RUN: linking to a lower layer's file copies it",
+    ONE_LAYER: "RUN ln -sf FIRST SECOND   # in the layer that makes the copy",
+}
+
+
 def _duplicates(facts: Facts) -> Finding | None:
     n_bytes = sum(row.wasted_bytes for row in facts.duplicates)
     if n_bytes < WORTH_BYTES:
         return None
-    rocm_twice = any(
-        any(path.startswith(b"opt/rocm") for path in row.paths)
-        and any(b"/torch/lib/" in path for path in row.paths)
-        for row in facts.duplicates
-    )
-    cause = "; ROCm is there twice, in /opt/rocm and in torch/lib" if rocm_twice else ""
+    causes: Counter[str] = Counter()
+    for row in facts.duplicates:
+        causes[row.cause] += row.wasted_bytes
+    told = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
     return Finding(
-        "duplicates",
+        DUPLICATES,
         Severity.WARNING,
-        f"the same content at several paths{cause}",
+        f"the same content at several paths ({told})",
         n_bytes,
         tuple(
             " = ".join(show_path(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]
         ),
-        "RUN ln -sf FIRST SECOND   # in the layer that makes the copy; hard links don't survive layers",
+        "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
+    )
+
+
+def _build_only(facts: Facts) -> Finding | None:
+    if facts.build_only.unpacked_bytes < WORTH_BYTES:
+        return None
+    names = [show_path(place) for place in facts.build_only.top(SHOWN_PATHS)]
+    return Finding(
+        BUILD_ONLY,
+        Severity.WARNING,
+        "compilers, build systems and -dev packages, which running doesn't need",
+        facts.build_only.unpacked_bytes,
+        tuple(names),
+        "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
+        f"# or in the layer that installs them: apt-get purge --auto-remove {shlex.join(names[:8])}",
+    )
+
+
+def _secrets(facts: Facts) -> Finding | None:
+    """The only finding whose list isn't cut short: each of its places takes a person's hand."""
+    if not facts.secrets:
+        return None
+    return Finding(
+        "secrets",
+        Severity.ERROR,
+        f"credentials in {len(facts.secrets)} places; whoever can pull the image can read them",
+        sum(row.unpacked_bytes for row in facts.secrets),
+        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
+        "RUN --mount=type=secret,id=NAME ...   # is there during this step only, and not in the history\n"
+        "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
     )
 
 
 def _huge_layer(facts: Facts) -> Finding | None:
-    """Amazon ECR Public and GitHub's registry refuse layers above some 10 GB."""
     huge = [n for n, stored in enumerate(facts.layer_stored_bytes) if (stored or 0) > REGISTRY_LAYER_BYTES]
     if not huge:
         return None
@@ -251,13 +216,15 @@ def _huge_layer(facts: Facts) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
-    _cuda_in_cpu_image,
-    _torch_without_gpu_kernels,
-    _foreign_files,
-    _foreign_code_in_libraries,
+    cuda_in_cpu_image,
+    _secrets,
+    torch_without_gpu_kernels,
+    foreign_files,
+    foreign_code_in_libraries,
     _overwritten,
     _deleted,
     _duplicates,
+    _build_only,
     _huge_layer,
     _caches,
     _headers_and_static,
@@ -274,33 +241,11 @@ def _of_kind(facts: Facts, kinds: tuple[Kind, ...], name: str, title: str, remed
     n_bytes = sum(tally.unpacked_bytes for tally in tallies)
     if n_bytes < WORTH_BYTES:
         return None
-    places = _merged_places(tallies)
-    listed = " ".join(_shell_word(place) for place in places[:8])
+    places = merged_places(tallies)
+    listed = " ".join(shell_word(place) for place in places[:8])
     paths = tuple(show_path(place) for place in places[:SHOWN_PATHS])
     return Finding(name, Severity.WARNING, title, n_bytes, paths, remedy.replace("{places}", listed))
 
 
-def _is_foreign(key: str, wanted: list[TargetId]) -> bool:
-    """Is code for these processors of no use to any wanted target? What isn't AMD's is judged elsewhere."""
-    names = key.split("+")
-    return all(name.startswith("gfx") for name in names) and not any(
-        serves_any(TargetId.parse(name), wanted) for name in names
-    )
-
-
-def _shell_word(place: bytes) -> str:
-    """A place for a command that is pasted: names come from the image and may hold anything."""
-    directory, star, ending = place.partition(b"/*.")
-    return shlex.quote(f"/{show_path(directory)}") + (star + ending).decode()
-
-
-def _merged_places(tallies: Iterable[Tally]) -> list[bytes]:
-    total = sum((tally.places for tally in tallies), Tally().places)
-    return [place for place, _ in total.most_common()]
-
-
-def _meant_hardware(facts: Facts) -> str:
-    """What the image says it is for: cpu, rocm, cuda, or nothing."""
-    words = f"{facts.labels.get('io.weir.variant', '')} {facts.ref}".lower()
-    told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
-    return told or facts.labels.get("io.weir.torch.build", "")
+def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda row: (-row[1], row[0]))

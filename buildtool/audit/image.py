@@ -1,10 +1,12 @@
 """From blobs to one image: which manifest is meant, its layers in its order, every digest checked."""
 
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from platform import machine
 
-from buildtool.audit.archive import FORMS, Archive, Blob
+from buildtool.audit.archive import Archive, Blob
+from buildtool.audit.choice import document, indexed, same_name
+from buildtool.audit.contents import Attestations, ImageContents, Layer
 from buildtool.audit.documents import (
     Descriptor,
     ImageConfig,
@@ -19,61 +21,15 @@ from buildtool.audit.documents import (
 from buildtool.audit.faults import (
     LimitExceeded,
     MalformedDocument,
-    MalformedStream,
     Mismatch,
     MissingContent,
     NoSuchImage,
 )
-from buildtool.audit.layer import LayerIndex
 from buildtool.audit.limits import LIMITS, Limits
+from buildtool.audit.unindexed import from_config, from_saved
 from buildtool.audit.unpack import Form
 
-PLAIN_REASON = "the archive holds its layers uncompressed; what a registry would store is not known from it"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer, bottom first in its image.
-
-    `stored_bytes` is its compressed size, None where it lies uncompressed or is absent. `tar_bytes` is
-    the uncompressed tar with headers and padding. `index` is None for content that isn't in the archive.
-    """
-
-    digest: str | None
-    diff_id: str
-    media_type: str
-    stored_bytes: int | None
-    tar_bytes: int
-    command: str | None
-    index: LayerIndex | None
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """Content of the layer's files."""
-        return sum(self.index.sizes) if self.index else 0
-
-
-@dataclass(frozen=True)
-class Attestations:
-    """Provenance and SBOM manifests beside the image; no part of its size."""
-
-    count: int = 0
-    stored_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class ImageContents:
-    """One image for one platform. `digest` is of what the reference names: an index or the manifest."""
-
-    ref: str
-    digest: str | None
-    manifest_digest: str | None
-    config_digest: str
-    config: ImageConfig
-    layers: tuple[Layer, ...]
-    attestations: Attestations
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -111,8 +67,8 @@ def read_image(
             _check_agreement(contents, saved)
         return contents
     if "manifest.json" in paths:
-        return _from_saved(archive, label, ref, limits)
-    raise NoSuchImage(f"{label} holds neither index.json nor manifest.json", FORMS)
+        return from_saved(archive, label, ref, limits)
+    return from_config(archive, label, limits)
 
 
 def _from_layout(
@@ -150,6 +106,7 @@ def _leaves(archive: Archive, notes: list[str], limits: Limits) -> tuple[list[_L
         raise MalformedDocument("a manifest where an index must be", place="index.json")
     leaves: list[_Leaf] = []
     attested: dict[str, int] = {}
+    attestations: list[bytes] = []
     waiting = [(child, child, 1) for child in root.manifests]
     seen: set[str] = set()
     while waiting:
@@ -163,21 +120,23 @@ def _leaves(archive: Archive, notes: list[str], limits: Limits) -> tuple[list[_L
             if descriptor.platform and not descriptor.is_attestation:
                 notes.append(f"the manifest for {descriptor.platform} is not in the archive")
             continue
-        document = parse_index_or_manifest(
+        found = parse_index_or_manifest(
             _described_text(archive, descriptor), place=descriptor.digest, limits=limits
         )
-        if isinstance(document, Index):
-            waiting += [(top, child, depth + 1) for child in document.manifests]
-        elif descriptor.is_attestation or document.is_attestation:
-            parts = (document.config, *document.layers)
+        if isinstance(found, Index):
+            waiting += [(top, child, depth + 1) for child in found.manifests]
+        elif descriptor.is_attestation or found.is_attestation:
+            parts = (found.config, *found.layers)
             attested[descriptor.digest] = descriptor.stored_bytes + sum(part.stored_bytes for part in parts)
-        elif _path(document.config) in archive.paths():
-            place = f"config {document.config.digest}"
-            config = parse_config(_described_text(archive, document.config), place=place, limits=limits)
-            leaves.append(_Leaf(top, descriptor, document, config))
+            blobs = [archive.blob(_path(part)) for part in found.layers if _path(part) in archive.paths()]
+            attestations += [blob.document for blob in blobs if blob.document is not None]
+        elif _path(found.config) in archive.paths():
+            place = f"config {found.config.digest}"
+            config = parse_config(_described_text(archive, found.config), place=place, limits=limits)
+            leaves.append(_Leaf(top, descriptor, found, config))
         else:
             notes.append(f"the config of manifest {descriptor.digest} is not in the archive")
-    return leaves, Attestations(len(attested), sum(attested.values()))
+    return leaves, Attestations(len(attested), sum(attested.values()), tuple(attestations))
 
 
 def _chosen(leaves: list[_Leaf], ref: str | None, platform: Platform, label: str, notes: list[str]) -> _Leaf:
@@ -209,16 +168,6 @@ def _chosen(leaves: list[_Leaf], ref: str | None, platform: Platform, label: str
     return choice
 
 
-def same_name(wanted: str, name: str) -> bool:
-    """Do two references mean the same image? `docker.io/library/` and `:latest` may be left out."""
-    return _full_name(wanted) == _full_name(name)
-
-
-def _full_name(name: str) -> str:
-    name = name.removeprefix("docker.io/").removeprefix("library/")
-    return name if ":" in name.rsplit("/", 1)[-1] or "@" in name else f"{name}:latest"
-
-
 def _described_layer(
     archive: Archive, descriptor: Descriptor, config: ImageConfig, at: int, notes: list[str]
 ) -> Layer:
@@ -246,17 +195,7 @@ def _described_layer(
     told = next((form for form in (Form.GZIP, Form.ZSTD) if f"+{form.value}" in descriptor.media_type), None)
     if told and blob.form is not told:
         notes.append(f"layer {at} is {blob.form.value} although its media type says {told.value}")
-    return _indexed(layer, blob, path)
-
-
-def _indexed(layer: Layer, blob: Blob, path: str) -> Layer:
-    """The layer with its blob's index, after its diff_id was checked."""
-    if blob.index is None:
-        raise MalformedStream(f"a layer that is neither tar, gzip nor zstd but {blob.form.value}", place=path)
-    if blob.diff_id != layer.diff_id:
-        raise Mismatch(f"uncompressed content is {blob.diff_id}, the config says {layer.diff_id}", place=path)
-    stored = None if blob.form is Form.TAR else blob.stored_bytes
-    return replace(layer, stored_bytes=stored, tar_bytes=blob.tar_bytes, index=blob.index)
+    return indexed(layer, blob, path)
 
 
 def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
@@ -271,70 +210,15 @@ def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
 
 def _described_text(archive: Archive, descriptor: Descriptor) -> bytes:
     path = _path(descriptor)
-    return _document(_verified(archive.blob(path), descriptor, path), path)
+    return document(_verified(archive.blob(path), descriptor, path), path)
 
 
 def _text(archive: Archive, path: str) -> bytes:
-    return _document(archive.blob(path), path)
-
-
-def _document(blob: Blob, path: str) -> bytes:
-    if blob.document is None and blob.form is Form.JSON:
-        raise LimitExceeded(f"a JSON document of {blob.stored_bytes:,} bytes", place=path)
-    if blob.document is None:
-        raise MalformedDocument(f"not a JSON document but {blob.form.value}", place=path)
-    return blob.document
+    return document(archive.blob(path), path)
 
 
 def _path(descriptor: Descriptor) -> str:
     return "blobs/" + descriptor.digest.replace(":", "/", 1)
-
-
-def _from_saved(archive: Archive, label: str, ref: str | None, limits: Limits) -> ImageContents:
-    """The image in an archive from before Docker 25: manifest.json alone, told by paths."""
-    rows = parse_saved(_text(archive, "manifest.json"), place="manifest.json", limits=limits)
-    named = [row for row in rows if ref and any(same_name(ref, tag) for tag in row.tags)]
-    meant = named or rows
-    if len(meant) != 1:
-        tags = sorted(tag for row in meant for tag in row.tags)
-        raise NoSuchImage(f"{label} holds {len(meant)} images", f"choose one with --image: {', '.join(tags)}")
-    row = meant[0]
-    blob = _member(archive, row.config)
-    stem = posixpath.basename(row.config).removesuffix(".json")
-    if len(stem) == 64 and blob.digest != f"sha256:{stem}":
-        raise Mismatch(f"content is {blob.digest}, its name says {stem}", place=row.config)
-    config = parse_config(_document(blob, row.config), place=row.config, limits=limits)
-    if len(row.layers) != len(config.diff_ids):
-        message = f"manifest.json has {len(row.layers)} layers, the config {len(config.diff_ids)}"
-        raise MalformedDocument(message, place=row.config)
-    layers = tuple(_saved_layer(archive, path, config, at) for at, path in enumerate(row.layers))
-    return ImageContents(
-        ref=ref or next(iter(row.tags), label),
-        digest=None,
-        manifest_digest=None,
-        config_digest=str(blob.digest),
-        config=config,
-        layers=layers,
-        attestations=Attestations(),
-        notes=(),
-    )
-
-
-def _saved_layer(archive: Archive, path: str, config: ImageConfig, at: int) -> Layer:
-    command = config.commands[at] if config.commands else None
-    layer = Layer(None, config.diff_ids[at], "", stored_bytes=None, tar_bytes=0, command=command, index=None)
-    blob = _member(archive, path)
-    return _indexed(replace(layer, digest=blob.digest), blob, path)
-
-
-def _member(archive: Archive, path: str) -> Blob:
-    try:
-        blob = archive.blob(posixpath.normpath("/" + path).lstrip("/"))
-    except KeyError as error:
-        raise MissingContent("manifest.json names it, the archive lacks it", place=path) from error
-    if blob.fault:
-        raise blob.fault
-    return blob
 
 
 def _check_agreement(contents: ImageContents, saved: tuple[SavedImage, ...]) -> None:

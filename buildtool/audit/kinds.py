@@ -80,10 +80,11 @@ _ENDING = {
     b"gguf": Kind.MODEL,
     b"onnx": Kind.MODEL,
     b"pt": Kind.MODEL,
-    b"pth": Kind.MODEL,
+    b"pth": Kind.MODEL,  # except Python's path files, see _PATH_FILES
 }
 _SONAME = re.compile(rb"\.so(\.[0-9][^/]*)?$")
 _GPU_NAME = re.compile(rb"gfx[0-9]")
+_PATH_FILES = re.compile(rb"(^|/)(site|dist)-packages$")  # where a .pth is a line of text for Python's start
 _PROGRAMS = re.compile(rb"(^|/)s?bin$")
 
 
@@ -113,6 +114,8 @@ class Classifier:
             return by_directory
         ending = name.rpartition(b".")[2]
         kind = _ENDING.get(ending)
+        if kind is Kind.MODEL and ending == b"pth" and _PATH_FILES.search(directory):
+            kind = Kind.PYTHON
         if kind is not None:
             return Place(kind, directory + b"/*." + ending)
         if _SONAME.search(name):

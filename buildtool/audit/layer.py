@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from buildtool.audit.faults import LimitExceeded, MalformedTar
 from buildtool.audit.gpuprobe import GpuProbe
 from buildtool.audit.limits import LIMITS, Limits
+from buildtool.audit.secrets import SCANNED_BYTES, Care, care_for, kinds_in_file, reads_file
 from buildtool.audit.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
 from buildtool.gpucode.errors import GpuCodeError
 
@@ -26,7 +27,8 @@ class LayerIndex:
     `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
     package databases. `gpu_code` has the bytes by processor inside large files, `unread` why a file
-    couldn't be looked into. `whiteouts` and `opaque` speak of lower layers only.
+    couldn't be looked into, `secrets` the kinds of credentials in a small one. `whiteouts` and `opaque`
+    speak of lower layers only.
     """
 
     dirs: list[bytes] = field(default_factory=list)
@@ -38,8 +40,10 @@ class LayerIndex:
     captured: dict[int, bytes] = field(default_factory=dict)
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
+    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
     whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)
     opaque: list[bytes] = field(default_factory=list)
+    captured_bytes: int = 0  # before compression
     index_bytes: int = 0  # estimated memory
 
     @property
@@ -81,10 +85,10 @@ def index_layer(
     """
     index = LayerIndex()
     room = limits.index_bytes if room_bytes is None else room_bytes
-    known: dict[bytes, tuple[bytes, _Capture | None]] = {}
+    known: dict[bytes, _Directory] = {}
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
-    held = captured = 0
+    held = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in (b"..", b".", b""):
@@ -93,7 +97,7 @@ def index_layer(
         if directory is None:
             clean = join(*split(head))
             held += len(clean) + len(head) + _DIGEST_BYTES
-            directory = known[head] = clean, capture_rule(clean)
+            directory = known[head] = clean, capture_rule(clean), care_for(clean)
         held += ENTRY_BYTES + len(name)
         if held > room:
             message = f"more entries than {limits.index_bytes >> 20} MiB of memory can index"
@@ -111,16 +115,8 @@ def index_layer(
         if kind in (SYMLINK, HARDLINK):
             index.links[row] = link
             held += _DIGEST_BYTES + len(link)
-        elif kind == FILE and directory[1] and directory[1](name) and size <= limits.captured_file_bytes:
-            captured += size
-            if captured > limits.captured_bytes:
-                index.unread[row] = "the image's package databases are too large to be kept"
-            else:
-                index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
-                held += len(index.captured[row])
-        elif size >= HASHED_BYTES:
-            _look_into(index, row, size, reader.content())
-            held += _DIGEST_BYTES
+        elif kind == FILE and size:
+            held += _read_content(index, reader, size, directory, limits)
     reader.drain()
     index.index_bytes = held
     return index
@@ -128,6 +124,7 @@ def index_layer(
 
 MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"
 _Capture = Callable[[bytes], bool]
+_Directory = tuple[bytes, _Capture | None, Care]  # path, which files to keep, which to search
 
 
 def capture_rule(directory: bytes) -> _Capture | None:
@@ -156,8 +153,31 @@ def _note_whiteout(index: LayerIndex, directory: bytes, name: bytes, place: str)
         index.whiteouts.append((directory, name[4:]))
 
 
-def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> None:
-    """Hash a large file's content and look for GPU code in it."""
+def _read_content(
+    index: LayerIndex, reader: TarReader, size: int, directory: _Directory, limits: Limits
+) -> int:
+    """Take what is wanted of the newest row's content; returns the bytes of memory that took."""
+    row = len(index.names) - 1
+    name, (_, capture, care) = index.names[row], directory
+    if capture and capture(name) and size <= limits.captured_file_bytes:
+        index.captured_bytes += size
+        if index.captured_bytes > limits.captured_bytes:
+            index.unread[row] = "the image's package databases are too large to be kept"
+            return _DIGEST_BYTES
+        index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
+        return len(index.captured[row])
+    if size > SCANNED_BYTES or not reads_file(name, care):
+        return _look_into(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
+    content = b"".join(reader.content())
+    kinds = kinds_in_file(index.dirs[row], name, content)
+    if kinds:
+        index.secrets[row] = kinds
+    held = _DIGEST_BYTES if kinds else 0
+    return held + (_look_into(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0)
+
+
+def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
+    """Hash a large file's content and look for GPU code in it; returns the bytes of memory that took."""
     digest = hashlib.sha256()
     with GpuProbe(size) as probe:
         for piece in pieces:
@@ -170,3 +190,4 @@ def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) 
     if found:
         index.gpu_code[row] = found
     index.digests[row] = digest.digest()[:16]
+    return _DIGEST_BYTES

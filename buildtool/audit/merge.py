@@ -8,6 +8,7 @@ engines do (containerd's fs.RootPath).
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from buildtool.audit.faults import MalformedTar
@@ -34,6 +35,11 @@ class Merged:
     shown: bytearray
     links: dict[int, int]
     dangling: tuple[int, ...]
+
+    @cached_property
+    def linked(self) -> frozenset[int]:
+        """Rows that hard links lead to."""
+        return frozenset(self.links.values())
 
     def layer_of(self, row: int) -> int:
         """The layer's position, bottom first."""

@@ -16,6 +16,7 @@ from buildtool.audit.merge import Finder, Merged
 from buildtool.audit.shown import show_text
 
 UNOWNED = 0
+_PYC = re.compile(rb"(.+)\.cpython-[0-9]+[a-z]*(\.opt-[12])?\.pyc$")
 
 
 class Manager(Enum):
@@ -70,6 +71,36 @@ def find_owners(merged: Merged) -> Ownership:
             if row is not None and ownership.owner[row] == UNOWNED:
                 ownership.owner[row] = number
     return ownership
+
+
+def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
+    """Give owners to what no list names: bytecode, and what later layers replaced."""
+    _claim_bytecode(merged, ownership)
+    _claim_hidden(merged, ownership)
+
+
+def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
+    """Bytecode that no list names belongs to whoever owns its source."""
+    finder = Finder(merged)
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        for at, (directory, name) in enumerate(zip(index.dirs, index.names, strict=True)):
+            if name[-4:] == b".pyc" and ownership.owner[start + at] == UNOWNED:
+                source = _PYC.match(name)
+                if source and directory.endswith(b"__pycache__"):
+                    row = finder.row(directory[: -len(b"__pycache__")] + source[1] + b".py")
+                    if row is not None:
+                        ownership.owner[start + at] = ownership.owner[row]
+
+
+def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
+    """What a later layer replaced belongs to the owner of what is there now."""
+    finder = Finder(merged)
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        for at, size in enumerate(index.sizes):
+            if size and not merged.visible[start + at]:
+                row = finder.row(index.path(at))
+                if row is not None:
+                    ownership.owner[start + at] = ownership.owner[row]
 
 
 def _readable(package: Package) -> Package:

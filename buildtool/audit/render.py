@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from buildtool.audit.baseline import Comparison
 from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.report import AuditReport
 from probes.units import decimal_bytes
@@ -69,11 +70,24 @@ def render_table(report: AuditReport, top: int = 10) -> str:
     return "\n".join(blocks) + "\n"
 
 
+def render_comparison(comparison: Comparison | None) -> str:
+    """What got worse since the baseline, for a terminal; nothing where there is none."""
+    if comparison is None:
+        return ""
+    count = len(comparison.regressions)
+    told = "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
+    lines = [f"\nbaseline {comparison.label}: {told} (tolerance {comparison.tolerance})"]
+    lines += [f"  worse: {row}" for row in comparison.regressions]
+    lines += [f"  not compared: {what}" for what in comparison.not_compared]
+    return "\n".join(lines) + "\n"
+
+
 def render_markdown(report: AuditReport, top: int = 20) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
-    lines = [f"# {_cell(report.image.ref)}", "", *(f"- {_cell(line)}" for line in _headline(report)[1:])]
+    ref, *headline = map(markdown_cell, _headline(report))
+    lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
     for section in _sections(report, top):
-        rows = [[_cell(cell) for cell in row] for row in section.rows]
+        rows = [[markdown_cell(cell) for cell in row] for row in section.rows]
         lines += [
             "",
             f"## {section.title}",
@@ -82,11 +96,12 @@ def render_markdown(report: AuditReport, top: int = 20) -> str:
         ]
     for finding in report.findings:
         size = decimal_bytes(finding.unpacked_bytes)
-        lines += ["", f"## {finding.id}: {_cell(finding.title)} ({finding.severity.value}, {size})", ""]
-        lines += [f"- {_cell(path)}" for path in finding.paths[:top]]
+        title = markdown_cell(finding.title)
+        lines += ["", f"## {finding.id}: {title} ({finding.severity.value}, {size})", ""]
+        lines += [f"- {markdown_cell(path)}" for path in finding.paths[:top]]
         lines += ["", "```sh", finding.remedy.replace("```", ""), "```"]
-    lines += ["", *(f"- note: {_cell(note)}" for note in report.notes)]
-    return _capped("\n".join(lines) + "\n")
+    lines += ["", *(f"- note: {markdown_cell(note)}" for note in report.notes)]
+    return capped("\n".join(lines) + "\n")
 
 
 def _headline(report: AuditReport) -> list[str]:
@@ -183,7 +198,7 @@ def _short(text: str) -> str:
     return words if len(words) <= _COMMAND_WIDTH else words[: _COMMAND_WIDTH - 3] + "..."
 
 
-def _cell(text: str) -> str:
+def markdown_cell(text: str) -> str:
     """Text that can't break out of a Markdown table, link or tag."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;")
     for char in "\\`*_|[]":
@@ -191,7 +206,8 @@ def _cell(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def _capped(text: str) -> str:
+def capped(text: str) -> str:
+    """Markdown of at most MARKDOWN_BYTES, cut at a line, and saying so."""
     raw = text.encode()
     if len(raw) <= MARKDOWN_BYTES:
         return text

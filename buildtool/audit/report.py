@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from buildtool.audit.budget import BudgetResult, judge
+from buildtool.audit.contents import PLAIN_REASON, ImageContents
 from buildtool.audit.facts import Facts, Tally
-from buildtool.audit.findings import Finding, find_waste
-from buildtool.audit.image import PLAIN_REASON, ImageContents
+from buildtool.audit.findings import Finding, Prediction, find_waste, predict
+from buildtool.audit.secrets import redacted
 from buildtool.audit.shown import show_path, show_text
+from buildtool.audit.tree import NO_TREE, Tree
 from buildtool.model import Budget
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
@@ -91,6 +93,7 @@ class DuplicateRow:
     unpacked_bytes: int
     wasted_bytes: int
     paths: tuple[str, ...]
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class AuditReport:
     findings: tuple[Finding, ...]
     budget: BudgetResult
     notes: tuple[str, ...]
+    prediction: Prediction | None = None  # None in reports that were saved before there was one
+    tree: Tree = NO_TREE  # empty in reports that were saved before there was one
 
     @property
     def torch_build(self) -> str:
@@ -126,6 +131,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
     """Put together what was read, counted and found."""
     totals = _totals(contents, facts)
     judged = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    findings = find_waste(facts)
     return AuditReport(
         tool_version=tool_version,
         image=_image_row(contents, facts),
@@ -138,7 +144,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
                 layer.stored_bytes,
                 layer.tar_bytes,
                 layer.index.n_entries if layer.index else 0,
-                None if layer.command is None else show_text(layer.command, keep="\n\t"),
+                None if layer.command is None else show_text(redacted(layer.command), keep="\n\t"),
             )
             for layer in contents.layers
         ),
@@ -152,12 +158,14 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         ),
         top_directories=tuple((show_path(path), n_bytes) for path, n_bytes in facts.top_directories),
         duplicates=tuple(
-            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(show_path(path) for path in row.paths))
+            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(show_path, row.paths)), row.cause)
             for row in facts.duplicates[:_KEPT_DUPLICATES]
         ),
-        findings=find_waste(facts),
+        findings=findings,
         budget=judged,
         notes=tuple(map(show_text, contents.notes + _notes(facts))),
+        prediction=predict(facts, findings),
+        tree=facts.tree,
     )
 
 
@@ -184,12 +192,14 @@ def to_json(report: AuditReport) -> str:
             "unpacked": {**vars(budget.unpacked), "verdict": budget.unpacked.verdict.value},
             "stored": {**vars(budget.stored), "verdict": budget.stored.verdict.value},
         },
+        "prediction": asdict(report.prediction) if report.prediction else None,
         "notes": report.notes,
+        "tree": asdict(report.tree),
     }
     return json.dumps(document, sort_keys=True, indent=2) + "\n"
 
 
-def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...]]:
+def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...] | None]:
     return {
         "id": row.id,
         "severity": row.severity.value,
@@ -197,6 +207,7 @@ def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...]]:
         "bytes": row.unpacked_bytes,
         "paths": row.paths,
         "remedy": row.remedy,
+        "predicted_unpacked_bytes": row.predicted_unpacked_bytes,
     }
 
 

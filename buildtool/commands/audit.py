@@ -1,4 +1,4 @@
-"""`python -m buildtool audit IMAGE|ARCHIVE|DIRECTORY`: where an image's bytes are, what to do about it."""
+"""`python -m buildtool audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
 
 import argparse
 import sys
@@ -8,11 +8,16 @@ from pathlib import Path
 
 from buildtool.audit.archive import Tick
 from buildtool.audit.audit import Wish, audit_engine, audit_path, told_ticks
-from buildtool.audit.budget import Verdict
+from buildtool.audit.baseline import Comparison, compare, parse_tolerance
+from buildtool.audit.budget import Verdict, judge
 from buildtool.audit.documents import Platform
+from buildtool.audit.html_page import HTML_FILES, render_html
+from buildtool.audit.junit import render_junit
 from buildtool.audit.limits import LIMITS
-from buildtool.audit.render import render_markdown, render_table
+from buildtool.audit.render import render_comparison, render_markdown, render_table
 from buildtool.audit.report import AuditReport, to_json
+from buildtool.audit.sarif import render_sarif
+from buildtool.audit.saved import read_report
 from buildtool.engine import Engine
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
@@ -20,15 +25,36 @@ from buildtool.model import Budget, parse_size
 from probes.units import decimal_bytes
 
 _REDRAW_S = 0.2
+_FORMS = {
+    "json": "JSON",
+    "markdown": "Markdown",
+    "html": "one HTML file: a map to zoom, searchable lists",
+    "sarif": "SARIF 2.1.0",
+    "junit": "JUnit XML",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("source", metavar="IMAGE|ARCHIVE|LAYOUT-DIR", help="image of the engine, or a path")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report as JSON")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the report as Markdown")
     parser.add_argument(
-        "--format", choices=("table", "json", "markdown"), default="table", help="of standard output"
+        "source",
+        metavar="IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json",
+        help="image of the engine, or a path; a saved report is told again",
+    )
+    for form, summary in _FORMS.items():
+        parser.add_argument(f"--{form}", metavar="FILE", type=Path, help=f"write the report as {summary}")
+    parser.add_argument(
+        "--format",
+        choices=("table", *(form for form in _FORMS if form != "html")),
+        default="table",
+        help="of standard output",
+    )
+    parser.add_argument("--baseline", metavar="REPORT.json", type=Path, help="fail where it was better then")
+    parser.add_argument(
+        "--tolerance",
+        metavar="SHARE|SIZE",
+        default="1%",
+        help="growth since the baseline that is none, e.g. '2%%' or '5 MB' (default 1%%)",
     )
     parser.add_argument("--budget-unpacked", metavar="SIZE", help="fail above this, e.g. '1.0 GB'")
     parser.add_argument("--budget-stored", metavar="SIZE", help="fail above this (compressed layers)")
@@ -46,23 +72,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit one image; exit 1 when it is over its budget."""
+    """Audit one image; exit 1 when it is over its budget, or worse than its baseline."""
     wish = _wish(args)
-    progress = _Progress(args.source)
-    path = Path(args.source)
+    tolerance = parse_tolerance(args.tolerance)
+    earlier = read_report(args.baseline) if args.baseline else None
+    report = report_of(args.source, wish)
+    comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
+    for form in _FORMS:
+        if getattr(args, form):
+            write_text(getattr(args, form), _rendered(report, comparison, form, top=20))
+    sys.stdout.write(_rendered(report, comparison, args.format, args.top))
+    worse = comparison is not None and bool(comparison.regressions)
+    return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
+
+
+def report_of(source: str, wish: Wish) -> AuditReport:
+    """The audit of an image, archive or directory, or a saved one. Raises as the audit's functions do."""
+    path = Path(source)
+    if source.endswith(".json") and not path.is_dir():
+        return _told_again(path, wish)
+    progress = _Progress(source)
     try:
-        if path.exists() or _means_file(args.source):
-            report = audit_path(path, wish=wish, tick=progress.tick)
-        else:
-            report = audit_engine(args.source, Engine(), wish=wish, tick=progress.tick)
+        if path.exists() or _means_file(source):
+            return audit_path(path, wish=wish, tick=progress.tick)
+        return audit_engine(source, Engine(), wish=wish, tick=progress.tick)
     finally:
         progress.end()
-    if args.json:
-        write_text(args.json, to_json(report))
-    if args.markdown:
-        write_text(args.markdown, render_markdown(report))
-    sys.stdout.write(_rendered(report, args.format, args.top))
-    return int(Exit.FINDINGS if report.budget.verdict is Verdict.FAIL else Exit.OK)
+
+
+def _told_again(path: Path, wish: Wish) -> AuditReport:
+    """A saved report, judged by the budget of this command line if it sets one."""
+    if wish.targets or wish.image or wish.platform:
+        raise ConfigError(
+            f"{path} is a saved report: --targets, --image and --platform can't change it",
+            "audit the image itself",
+        )
+    report = read_report(path)
+    if wish.budget == Budget():
+        return report
+    totals = report.totals
+    judged = judge(wish.budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    return replace(report, budget=judged)
 
 
 def _means_file(source: str) -> bool:
@@ -83,7 +133,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         targets=targets,
         image=args.image,
         platform=_platform(args.platform) if args.platform else None,
-        top=max(args.top, 20),
+        top=max(args.top, HTML_FILES if args.html else 20),
         limits=limits,
     )
 
@@ -95,14 +145,20 @@ def _platform(text: str) -> Platform:
     return Platform(*parts)
 
 
-def _rendered(report: AuditReport, form: str, top: int) -> str:
+def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top: int) -> str:
     match form:
         case "json":
             return to_json(report)
         case "markdown":
             return render_markdown(report, top)
+        case "html":
+            return render_html(report)
+        case "sarif":
+            return render_sarif(report, comparison)
+        case "junit":
+            return render_junit(report, comparison)
         case _:
-            return render_table(report, top)
+            return render_table(report, top) + render_comparison(comparison)
 
 
 class _Progress:

@@ -4,9 +4,10 @@ import argparse
 import os
 from pathlib import Path
 
-from buildtool import catalog, pipeline, provision, table
+from buildtool import catalog, host, pipeline, provision, table
 from buildtool.context import REPOSITORY
 from buildtool.errors import Exit
+from buildtool.gpucode.target import parse_targets
 from buildtool.progress import Progress
 
 REPORTS = Path("reports/images")
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "variants", nargs="*", metavar="VARIANT", help="as variants.yaml names them; none: its default"
     )
     parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
+    add_targets(parser)
     parser.add_argument("--update-lock", action="store_true", help="resolve every input afresh")
     parser.add_argument("--no-cache", action="store_true", help="build every layer anew")
     parser.add_argument("--no-audit", action="store_true", help="stop after the proof")
@@ -35,11 +37,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
-    chosen = catalog.load(args.catalog)
+    targets_asked, gpu_targets = chosen_targets(args.targets, say)
+    chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
     variants = chosen.select(tuple(args.variants))
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
-    targets = pipeline.prepare(place, chosen, variants, engine=engine, update_lock=args.update_lock)
+    targets = pipeline.prepare(
+        place,
+        chosen,
+        variants,
+        engine=engine,
+        update_lock=args.update_lock,
+        targets_asked=targets_asked,
+    )
     images = pipeline.build(
         targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
     )
@@ -56,6 +66,25 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     print("\n" + table.audited(rows))
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which cards an image is for."""
+    parser.add_argument(
+        "--targets",
+        metavar="GFX[,GFX...]",
+        help="cards to keep GPU code for; not said: this machine's AMD cards, else what variants.yaml names",
+    )
+
+
+def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[str, ...]]:
+    """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
+    if asked:
+        return True, tuple(map(str, parse_targets(asked)))
+    cards = host.amd_targets()
+    if cards:
+        say(f"this machine's cards: {', '.join(cards)}")
+    return False, cards
 
 
 def workplace(say: pipeline.Say) -> pipeline.Workplace:

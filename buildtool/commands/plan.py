@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from buildtool import catalog, plan
-from buildtool.commands.build import workplace
+from buildtool.commands.build import add_targets, chosen_targets, workplace
 from buildtool.errors import Exit
 from buildtool.lock import Lock
 
@@ -12,12 +12,14 @@ from buildtool.lock import Lock
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("variants", nargs="*", metavar="VARIANT")
+    add_targets(parser)
     parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is locked as a bake file; what isn't locked yet is planned from the first source."""
-    chosen = catalog.load(args.catalog)
+    _, gpu_targets = chosen_targets(args.targets, lambda _line: None)
+    chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
     place = workplace(lambda _line: None)
     lock = Lock.load(place.lock)
     targets = [

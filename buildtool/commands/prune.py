@@ -1,15 +1,17 @@
-"""`buildtool prune`: take GPU code for other cards out of a directory tree or a file."""
+"""`buildtool prune`: take GPU code for other cards out of a directory tree, a file or an image."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from buildtool.commands.build import workplace
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.manifest import FILE_NAME, write_manifest
 from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.target import TargetId, parse_targets, target_of_override
 from buildtool.gpucode.tree import TreeResult, prune_tree
+from buildtool.progress import Progress
 from probes.units import decimal_bytes
 
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
@@ -17,7 +19,12 @@ COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("path", type=Path, metavar="TREE|FILE", help="a directory, or one library or bundle")
+    parser.add_argument(
+        "path",
+        type=Path,
+        metavar="TREE|FILE|IMAGE",
+        help="a directory, a library or bundle, or an image's name",
+    )
     parser.add_argument(
         "--targets", required=True, metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100"
     )
@@ -37,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--manifest", type=Path, metavar="FILE", help=f"for a tree: list what went (TREE/{FILE_NAME})"
     )
+    parser.add_argument(
+        "--tag", metavar="REF", help="for an image: the pruned copy's name (its own, with the targets as tag)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would go and change nothing")
 
 
@@ -47,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         targets = tuple(sorted({*targets, target_of_override(args.hsa_override)}))
     if args.path.is_dir():
         return int(_run_tree(args, targets))
+    if not args.path.exists() and not str(args.path).startswith((".", "/", "~")):
+        return int(_run_image(args, targets))
     if not args.path.is_file():
         raise DataError(f"{args.path} is neither a directory nor a file")
     if args.manifest:
@@ -82,6 +94,32 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         write_manifest(args.manifest or args.path / FILE_NAME, result)
     print(_summary(args.path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
+
+
+def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    from buildtool import imageprune, provision
+
+    if args.out or args.manifest or args.dry_run or args.compress:
+        raise ConfigError(
+            "--out, --manifest, --compress and --dry-run are for trees and files",
+            f"say what a prune would save: python -m buildtool audit {args.path} --targets {args.targets}",
+        )
+    ref = str(args.path)
+    tag = args.tag or imageprune.default_tag(ref, targets)
+    with Progress() as progress:
+        say = progress.say
+        engine, state = provision.ensure_engine(say), workplace(say).state
+        made = imageprune.prune_image(ref, targets, tag, engine=engine, state=state, say=say)
+    if made is None:
+        print(f"{ref}: nothing to cut")
+        return Exit.OK
+    done = made.result.done
+    print(
+        f"{made.ref} ({made.digest[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
+        f" {len(done.deleted)} files for other cards, {len(done.pruned)} libraries cut,"
+        f" {len(done.refused)} refused; {made.proof}"
+    )
+    return Exit.FINDINGS if done.refused else Exit.OK
 
 
 def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:

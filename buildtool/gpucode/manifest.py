@@ -2,14 +2,18 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.gpucode.target import TargetId
 from buildtool.gpucode.tree import TreeResult
 
 SCHEMA_VERSION = 1
 FILE_NAME = "weir-prune.json"
+IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 
 
 def write_manifest(path: Path, result: TreeResult) -> None:
@@ -26,6 +30,12 @@ def write_manifest(path: Path, result: TreeResult) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise EnvironmentMissing(f"{path} can't be written: {error.strerror}") from error
+
+
+def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
+    """The manifest of an image: the targets that it holds code for, and what each prune took out."""
+    document = {"schema_version": SCHEMA_VERSION, "targets": [str(t) for t in targets], "runs": list(runs)}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _runs(path: Path) -> list[object]:

@@ -83,7 +83,7 @@ def _write_checked(
     temporary = Path(name)
     try:
         try:
-            _write(plan, source, descriptor, handle)
+            write_plan(plan, source, descriptor, handle)
             written = Source(
                 os.fstat(handle).st_size, lambda offset, length: os.pread(handle, length, offset)
             )
@@ -100,21 +100,22 @@ def _write_checked(
     _sync_directory(destination.parent)
 
 
-def _write(plan: PrunePlan, source: Source, descriptor: int, handle: int) -> None:
+def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *, origin: int = 0) -> None:
+    """Write the pruned file where `handle` stands; the original begins at `origin` of `descriptor`."""
+    begin = os.lseek(handle, 0, os.SEEK_CUR)
     for piece in plan.pieces:
         if isinstance(piece, Copy):
-            _copy_range(descriptor, handle, piece)
+            copy_range(descriptor, handle, origin + piece.offset, n_bytes=piece.n_bytes)
         else:
             for chunk in chunks_of(piece, source):
                 _write_all(handle, chunk)
     for patch in plan.patches:
-        os.pwrite(handle, patch.data, patch.offset)
+        os.pwrite(handle, patch.data, begin + patch.offset)
 
 
-def _copy_range(descriptor: int, handle: int, piece: Copy) -> None:
+def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> None:
     """In the kernel, which needs no memory here and on some file systems copies nothing at all."""
-    offset, left = piece.offset, piece.n_bytes
-    os.lseek(descriptor, offset, os.SEEK_SET)
+    left = n_bytes
     while left:
         copied = os.sendfile(handle, descriptor, offset, left)
         if not copied:

@@ -89,10 +89,14 @@ class _Job:
         return path.relative_to(self.root).as_posix()
 
     def is_foreign(self, path: Path) -> bool:
-        """Does its name say that it is for other cards alone?"""
-        named = gfx_targets_of_path(self.relative(path))
-        wanted = [target for target in self.targets if not target.is_cuda]
-        return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+        return is_foreign_path(self.relative(path), self.targets)
+
+
+def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
+    """Does a file's name say that it is for other cards alone?"""
+    named = gfx_targets_of_path(path)
+    wanted = [target for target in targets if not target.is_cuda]
+    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
 
 
 def prune_tree(

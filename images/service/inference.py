@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from service import bert, checkpoint
 from service.architecture import BertShape, parameter_count, parameter_shapes
+from service.cards import check_cards
 from service.classifier import Encoded, ModelInfo, Probabilities
 from service.device import Device, Gpu, TorchBuild, choose
 from service.errors import DeviceMissing, ModelUnreadable, RequestError
@@ -98,6 +99,7 @@ def load(settings: Settings, name: str) -> TorchClassifier:
     Raises DeviceMissing, ModelUnreadable or SettingsError.
     """
     started = time.perf_counter()
+    check_cards(settings.device, os.environ)
     device = choose(settings.device, torch_build())
     torch.set_num_threads(settings.threads or _cpus())
     classifier = _load_on(settings, name, device)

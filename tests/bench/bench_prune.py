@@ -1,10 +1,8 @@
 """The bars of the pruner, one JSON line each: real libraries, the real loader and comgr, a fuzz run.
 
-    python tests/bench/bench_prune.py --libraries DIR [--root ROOTFS] [--referee llvm-objdump] [--targets ...]
-
-DIR holds ROCm libraries (Debian's librocblas, librocsolver, librocsparse). ROOTFS is the root of a
-distribution with Python, libamdhip64 and libamd_comgr to chroot into (needs root). What isn't given is
-printed as waived, with the reason. Exit code 1 when a bar is missed.
+Run by `make bench-prune`, as root: it makes Debian root file systems with ROCm 5.5 and 6.4 in .weir/bench
+(8 GB), prunes their libraries, and lets their own runtime, comgr and LLVM judge the results in a chroot.
+Exit code 1 when a bar is missed.
 """
 
 import argparse
@@ -21,12 +19,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from buildtool.command import run_loud
+from buildtool.errors import ToolError
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.prune import plan_prune
 from buildtool.gpucode.rewrite import open_source, prune_file
-from buildtool.gpucode.scan import iter_bundles, scan_file
+from buildtool.gpucode.scan import iter_bundles
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
+from buildtool.model import Bootstrap
+from buildtool.rootfs import host_mirror, mmdebstrap_command
+
+BENCH = Path(__file__).parents[2] / ".weir" / "bench"
+LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
+OPTIONS = (
+    "--dpkgopt=path-exclude=/usr/lib/*/rocblas/*",  # 5 GB of kernels that no bar looks at
+    '--aptopt=Acquire::Check-Valid-Until "false"',  # a mirror's copy of a moving suite may be weeks old
+)
+# a suite's packages, and which libraries of it are measured
+SUITES = {
+    Bootstrap("trixie", ("librocblas0", "librocsolver0", "python3")): ("librocblas", "librocsolver"),
+    Bootstrap("forky", ("librocblas4", "librocsparse1", "llvm-21", "python3")): (
+        "librocblas",
+        "librocsparse",
+    ),
+}
+REFEREE = "llvm-objdump-21"  # of the last suite; LLVM before 20 doesn't list HIP bundles
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "unit"))  # for the damaged files of the unit tests
@@ -97,35 +115,43 @@ class Board:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--libraries", type=Path)
-    parser.add_argument("--root", type=Path)
-    parser.add_argument(
-        "--referee", default="llvm-objdump", help="one that lists HIP bundles: LLVM 20 or later"
-    )
     parser.add_argument("--targets", default="gfx906", help="comma-separated; each is pruned to alone")
     parser.add_argument("--fuzz", type=int, default=5000, help="mangled files")
     args = parser.parse_args()
     board = Board()
     fuzz(board, args.fuzz)
-    libraries = real_libraries(args.libraries) if args.libraries else []
-    if not libraries:
-        board.waive("real libraries", "no --libraries with ROCm libraries in it")
-    for library in libraries:
-        for target in args.targets.split(","):
-            with workplace(args.root) as folder:
-                measure(board, library, target, folder=folder, root=args.root, referee=args.referee)
+    try:
+        trees = {bootstrap.suite: bring_tree(bootstrap) for bootstrap in SUITES}
+    except ToolError as error:
+        board.waive("real libraries", str(error))
+        return 1
+    referee = Referee(list(trees.values())[-1])
+    for bootstrap, names in SUITES.items():
+        root = trees[bootstrap.suite]
+        for library in real_libraries(root, names):
+            for target in args.targets.split(","):
+                with workplace(root) as folder:
+                    measure(board, library, target, folder=folder, root=root, referee=referee)
     return int(board.missed)
 
 
-def real_libraries(folder: Path) -> list[Path]:
-    return sorted(
-        p for p in folder.rglob("*.so.*") if p.is_file() and not p.is_symlink() and gpu_bytes(p) > 1 << 20
-    )
+def bring_tree(bootstrap: Bootstrap) -> Path:
+    """A suite's root file system as a directory, made if it isn't here. Raises CommandFailed."""
+    tree = BENCH / bootstrap.suite
+    if not tree.exists():
+        partial = BENCH / f".{bootstrap.suite}"
+        shutil.rmtree(partial, ignore_errors=True)
+        BENCH.mkdir(parents=True, exist_ok=True)
+        command = mmdebstrap_command(bootstrap, partial, host_mirror())
+        command[1:1] = ["--format=directory", *OPTIONS]
+        run_loud(command, say=lambda line: print(line, file=sys.stderr) if line[:2] == "I:" else None)
+        partial.rename(tree)
+    return tree
 
 
-def gpu_bytes(path: Path) -> int:
-    with open_source(path) as (source, _):
-        return scan_file(source.size, source.read_at).section_bytes
+def real_libraries(root: Path, names: tuple[str, ...]) -> list[Path]:
+    found = [path for name in names for path in (root / LIBRARIES).glob(f"{name}.so.*")]
+    return sorted(path for path in found if not path.is_symlink())
 
 
 @contextmanager
@@ -173,9 +199,24 @@ def changed_on_refusal(library: bytes) -> int:
     return changed
 
 
-def measure(
-    board: Board, library: Path, target: str, *, folder: Path, root: Path | None, referee: str
-) -> None:
+class Referee:
+    """LLVM's own extraction of code objects, run in the suite that has it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def objects(self, library: Path, target: str) -> dict[str, str]:
+        """Names of the code objects whose names end so -> SHA-256."""
+        with workplace(self._root) as folder:
+            place = folder / "lib.so"
+            os.link(library, place)
+            inside = f"/{place.relative_to(self._root)}"
+            script = f"cd {folder.name} && {REFEREE} --offloading {inside}"
+            subprocess.run(["chroot", self._root, "sh", "-c", script], check=True, capture_output=True)
+            return {p.name: digest(p) for p in folder.iterdir() if p != place and p.name.endswith(target)}
+
+
+def measure(board: Board, library: Path, target: str, *, folder: Path, root: Path, referee: Referee) -> None:
     name = f"{library.name} {target}"
     out = folder / "pruned.so"
     copy_s = timed_copy(library, folder)
@@ -197,10 +238,9 @@ def measure(
     board.bar(f"{name}: second prune differs", digest(twice) != digest(out), 0, "files")
     twice.unlink()
     referee_check(board, name, library, out, target=target, referee=referee)
-    if root is None:
-        board.waive(f"{name}: load and look-up", "no --root")
-    else:
-        runtime_check(board, name, out, (target, other), root)
+    before, after = exported(library), exported(out)
+    board.bar(f"{name}: exported symbols that differ", len(before ^ after), 0, f"of {len(before)}")
+    runtime_check(board, name, out, (target, other), root=root, original=library)
 
 
 def timed_copy(library: Path, folder: Path) -> float:
@@ -227,50 +267,39 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def referee_check(board: Board, name: str, library: Path, out: Path, *, target: str, referee: str) -> None:
-    """LLVM's own extraction of both files; the kept objects must be the same bytes under the same names."""
-    program = shutil.which(referee)
-    if program is None:
-        board.waive(f"{name}: referee", f"no {referee}")
-        return
-    kept = extracted(program, library, out.parent / "before", target)
-    found = extracted(program, out, out.parent / "after", "")
-    if not kept:
-        board.waive(f"{name}: referee", f"{referee} doesn't list HIP bundles (older than LLVM 20)")
-        return
-    device = {key: value for key, value in found.items() if ".host-" not in key}
-    board.bar(f"{name}: objects that the referee finds different", kept != device, 0, f"of {len(kept)}")
+def referee_check(
+    board: Board, name: str, library: Path, out: Path, *, target: str, referee: Referee
+) -> None:
+    """The kept objects must be the same bytes under the same names."""
+    kept = referee.objects(library, target)
+    found = {key: value for key, value in referee.objects(out, "").items() if ".host-" not in key}
+    board.bar(f"{name}: objects that the referee finds", len(kept), 1, "objects", at_least=True)
+    board.bar(f"{name}: objects that the referee finds different", kept != found, 0, f"of {len(kept)}")
 
 
-def extracted(program: str, library: Path, folder: Path, target: str) -> dict[str, str]:
-    folder.mkdir()
-    place = folder / "lib.so"
-    place.symlink_to(library)
-    subprocess.run([program, "--offloading", str(place)], check=True, capture_output=True)
-    found = {p.name: digest(p) for p in folder.iterdir() if p != place and p.name.endswith(target)}
-    shutil.rmtree(folder)
-    return found
+def exported(library: Path) -> set[bytes]:
+    """Name, address and size of every symbol that others may use."""
+    said = subprocess.run(["nm", "-D", "-S", "--defined-only", library], check=True, capture_output=True)
+    return set(said.stdout.splitlines())
 
 
-def runtime_check(board: Board, name: str, out: Path, targets: tuple[str, str], root: Path) -> None:
-    inside = "/" + str(out.relative_to(root))
+def runtime_check(
+    board: Board, name: str, out: Path, targets: tuple[str, str], *, root: Path, original: Path
+) -> None:
+    def chrooted(script: str, library: Path, *words: str) -> str:
+        command = ["chroot", root, "python3", "-c", script, f"/{library.relative_to(root)}", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else f"failed: {done.stderr.strip()[-300:]}"
 
-    def chrooted(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-        command = ["chroot", str(root), "python3", "-c", script, inside, *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    loaded = chrooted(LOAD)
-    if "cannot open shared object" in loaded.stderr:
-        board.waive(f"{name}: loads", loaded.stderr.strip().splitlines()[-1])
-    else:
-        board.bar(
-            f"{name}: fails to load", loaded.returncode != 0, 0, f"hipGetDeviceCount {loaded.stdout.strip()}"
-        )
+    before, after = (chrooted(LOAD, library) for library in (original, out))
+    board.line({f"{name}: hipGetDeviceCount, result and count": after, "before": before})
+    wrong = after != before or after.startswith("failed")
+    board.bar(f"{name}: fails to load, or the runtime answers otherwise", wrong, 0, "libraries")
     with open_source(out) as (source, _):
         starts = bundle_starts(source)
-    answers = json.loads(chrooted(LOOK_UP, ",".join(targets), json.dumps(starts)).stdout)
-    wrong = sum(answer != [True, False] for answer in answers)
-    board.bar(f"{name}: bundles where comgr answers wrongly", wrong, 0, f"of {len(answers)}")
+    answers = json.loads(chrooted(LOOK_UP, out, ",".join(targets), json.dumps(starts)))
+    wrong_bundles = sum(answer != [True, False] for answer in answers)
+    board.bar(f"{name}: bundles where comgr answers wrongly", wrong_bundles, 0, f"of {len(answers)}")
 
 
 def bundle_starts(source: Source) -> list[int]:

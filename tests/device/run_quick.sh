@@ -1,15 +1,21 @@
 #!/bin/bash
 # Run from the repository root on a machine with a GPU: every probe in quick mode, the report as text, then the
 # relations that must hold on any GPU, each bar as a line of JSON. Needs python3 with torch and pytest.
-# OUT: where the report goes. PYTHON: which python.
+# OUT: where the report goes. PYTHON: which python. FULL=1: full mode, then only the relations of its report.
 set -uo pipefail
 out=${OUT:-reports/probes}
 python=${PYTHON:-python3}
 status=0
+mode=--quick
+tests=(tests/device/test_probe_*.py)
+if [ -n "${FULL:-}" ]; then
+    mode=
+    tests=(tests/device/test_probe_report_of_this_machine.py)
+fi
 
 "$python" -m probes list || status=1
 began=$(date +%s.%N)
-"$python" -m probes run --quick --require gpu --out "$out"
+"$python" -m probes run $mode --require gpu --out "$out"
 code=$?
 took=$(echo "$began $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')
 echo "probes run: exit code $code, $took s"
@@ -18,5 +24,5 @@ echo "probes run: exit code $code, $took s"
 report=$(ls -t "$out"/*.json 2>/dev/null | head -n 1)
 [ -n "$report" ] && { "$python" -m probes show "$report" || status=1; }
 WEIR_REPORT=$report WEIR_QUICK_S=$took \
-    "$python" -m pytest -q -s -W default -p no:cacheprovider tests/device/test_probe_*.py || status=1
+    "$python" -m pytest -q -s -W default -p no:cacheprovider "${tests[@]}" || status=1
 exit $status

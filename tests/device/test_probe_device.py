@@ -1,18 +1,19 @@
 """Torch's workbench against plain torch, on a real GPU."""
 
 import statistics
+from pathlib import Path
 
 import pytest
 from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes import residency, spill  # noqa: E402
+from probes import architectures, machine, pressure, residency, scenarios, spill  # noqa: E402
 from probes.device import TorchWorkbench, describe, zero_copy  # noqa: E402
 from probes.errors import OutOfMemory, ProbeError  # noqa: E402
-from probes.model import plan_stack  # noqa: E402
+from probes.model import linear_shape, plan_stack  # noqa: E402
 from probes.pattern import Pattern  # noqa: E402
-from probes.report import Unknown  # noqa: E402
+from probes.report import Gap, Pass, Settings, Split, Unknown  # noqa: E402
 from probes.sampling import QUICK, sample  # noqa: E402
 from probes.workbench import WRITTEN  # noqa: E402
 
@@ -154,7 +155,7 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
     width, layers = 1024, 24
     layer = width * width * 2
     plan = plan_stack(
-        width=width, weight_bytes=layers * layer, budget_bytes=layers * layer // 2, room_bytes=2**34
+        linear_shape(width), weight_bytes=layers * layer, budget_bytes=layers * layer // 2, room_bytes=2**34
     )
     with bench.stack(plan, 11) as stack:
         for rows in (1, 256):
@@ -166,3 +167,68 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
                 stack.passes("streamed", rows)()  # queued behind one another, nothing waits in between
                 worst = max(worst, stack.difference("streamed", rows))
     bar("streamed outputs, largest difference in 100 passes", worst, limit=0.0, spilled=len(plan.spilled))
+
+
+def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: TorchWorkbench) -> None:
+    """VRAM under a cap; the host as if it had 2 GiB to spend, so that requests run into its floor."""
+    root, cap, spend, count = Path("/"), 2 * 2**30, 2 * 2**30, 200
+    start = machine.available_bytes(root)
+    assert isinstance(start, int)
+    floor, least = start - spend, start
+
+    def spendable() -> int:
+        nonlocal least
+        now = machine.available_bytes(root)
+        assert isinstance(now, int)
+        least = min(least, now)
+        return machine.spendable_bytes(now, floor)
+
+    limits = pressure.Limits(cap, spend, cap)
+    try:
+        bench.cap_vram(cap)
+        found = []
+        for request in pressure.force(bench, limits, count=count, seed=5, host_spendable_bytes=spendable):
+            spendable()
+            found.append(request)
+    finally:
+        bench.cap_vram(torch.cuda.get_device_properties(0).total_memory)
+    typed = [r for r in found if r.granted or r.message]
+    bar("forced requests with a typed record", len(typed), limit=count, at_least=True)
+    refused = [r for r in found if not r.granted and not r.declined]
+    bar("VRAM requests beyond the cap refused", len(refused), limit=1, at_least=True)
+    granted = [r for r in found if r.granted]
+    bar("requests granted", len(granted), limit=1, at_least=True, declined=sum(r.declined for r in found))
+    bar("MemAvailable over the floor, GiB", (least - floor) / 2**30, limit=0.0, at_least=True)
+
+
+@pytest.mark.parametrize("model", ["transformer", "bert-base"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_way_through_a_real_architecture_gives_one_output(
+    bench: TorchWorkbench, monkeypatch: pytest.MonkeyPatch, model: str, dtype: str
+) -> None:
+    monkeypatch.setattr(scenarios.sampling, "QUICK", scenarios.sampling.Effort(3, 2, 0.01))
+    asked = Settings(quick=True, seed=1, vram_cap_bytes=None, models=(model, "mlp"), dtypes=(dtype,))
+    found = [r for r in scenarios.run(bench, asked, 8 * 2**30) if isinstance(r, Gap) or r.model == model]
+    if isinstance(found[0], Gap):
+        pytest.skip(found[0].reason)
+    passes = [r for r in found if isinstance(r, Pass)]
+    assert len(passes) == 8
+    assert max(p.difference for p in passes) <= scenarios.TOLERANCES[dtype]
+    streamed = next(p for p in passes if p.scenario == "streamed")
+    assert isinstance(streamed.split, Split)
+    assert streamed.split.copy_s > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_zero_copy_shows_the_same_numbers_in_every_dtype(dtype: torch.dtype) -> None:
+    host = torch.arange(4096).to(dtype).pin_memory()
+    assert torch.equal(zero_copy(host).cpu(), host)
+
+
+def test_published_models_have_their_published_size() -> None:
+    """Parameters in millions, heads left out, as the models' cards give them."""
+    pytest.importorskip("transformers")
+    for model, millions in (("bert-base", 109), ("gpt2-xl", 1558), ("qwen2.5-1.5b", 1544)):
+        shape = architectures.shape(model, dtype="float16", width=0)
+        numbers = (shape.layers * shape.layer_bytes + shape.fixed_bytes) / 2
+        assert numbers / 1e6 == pytest.approx(millions, rel=0.01), model

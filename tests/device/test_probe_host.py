@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from probes.device import TorchWorkbench, describe
 from probes.errors import OutOfMemory
-from probes.model import plan_stack
+from probes.model import linear_shape, plan_stack
 from probes.pattern import Pattern
 from probes.report import Measurement, Settings
 from probes.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
@@ -57,7 +57,7 @@ def test_every_host_path_is_measured_and_verified(bench: TorchWorkbench) -> None
 
 def test_all_ways_through_the_model_give_one_output(bench: TorchWorkbench) -> None:
     layer = 256 * 256 * 2
-    plan = plan_stack(width=256, weight_bytes=16 * layer, budget_bytes=12 * layer, room_bytes=2**30)
+    plan = plan_stack(linear_shape(256), weight_bytes=16 * layer, budget_bytes=12 * layer, room_bytes=2**30)
     with bench.stack(plan, 1) as stack:
         assert stack.difference("resident", 4) == 0.0
         stack.spill()

@@ -147,6 +147,8 @@ class Image:
     labels: Mapping[str, str] = field(default_factory=dict)
     ref: str = "weir/tiny:1"
     history: list[Mapping[str, object]] | None = None
+    env: list[str] = field(default_factory=list)
+    provenance: Mapping[str, object] = field(default_factory=dict)
 
     def config(self) -> bytes:
         steps = self.history
@@ -156,7 +158,7 @@ class Image:
             {
                 "architecture": self.architecture,
                 "os": "linux",
-                "config": {"Labels": self.labels},
+                "config": {"Labels": self.labels, "Env": self.env},
                 "rootfs": {"type": "layers", "diff_ids": [sha(layer) for layer in self.layers]},
                 "history": steps,
             }
@@ -234,7 +236,7 @@ def docker_25(image: Image) -> Members:
 
 def containerd_nested(image: Image) -> Members:
     """`docker save` with the containerd store of a built image: an index in the index, attestations."""
-    statement = dump({"_type": "https://in-toto.io/Statement/v0.1", "subject": []})
+    statement = dump({"_type": "https://in-toto.io/Statement/v0.1", "predicate": image.provenance})
     config = dump({"architecture": "unknown", "os": "unknown", "rootfs": {"diff_ids": [sha(statement)]}})
     attestation = dump(
         {
@@ -269,6 +271,62 @@ def docker_legacy(image: Image) -> Members:
         members |= {f"{n:064x}/VERSION": b"1.0", f"{n:064x}/json": b"{}", paths[-1]: layer}
     members["manifest.json"] = dump([{"Config": config, "RepoTags": [image.ref], "Layers": paths}])
     return members
+
+
+def artifact_attestation(image: Image) -> Members:
+    """As newer BuildKit: the attestation is an OCI artifact that names its subject."""
+    statement = dump({"_type": "https://in-toto.io/Statement/v0.1"})
+    artifact = dump(
+        {
+            "schemaVersion": 2,
+            "artifactType": "application/vnd.docker.attestation.manifest.v1+json",
+            "config": descriptor(b"{}", "application/vnd.oci.empty.v1+json"),
+            "layers": [descriptor(statement, "application/vnd.in-toto+json")],
+            "subject": descriptor(image.manifest()),
+        }
+    )
+    parts = stored(b"{}", artifact, statement)
+    return {**docker_25(image), **parts, "index.json": index_of(named(image), descriptor(artifact))}
+
+
+def kaniko(image: Image) -> Members:
+    """go-containerregistry's tarball, which kaniko and ko write: names are digests."""
+    config = sha(image.config())
+    blobs = {sha(blob).removeprefix("sha256:") + ".tar.gz": blob for blob in image.blobs()}
+    row = {"Config": config, "RepoTags": [image.ref], "Layers": list(blobs)}
+    return {config: image.config(), **blobs, "manifest.json": dump([row])}
+
+
+def skopeo_archive(image: Image) -> Members:
+    """skopeo's and podman's docker-archive: layers are named by their content."""
+    config = sha(image.config()).removeprefix("sha256:") + ".json"
+    layers = {sha(layer).removeprefix("sha256:") + ".tar": layer for layer in image.layers}
+    row = {"Config": config, "RepoTags": [image.ref], "Layers": list(layers)}
+    return {**layers, config: image.config(), "manifest.json": dump([row])}
+
+
+def skopeo_directory(image: Image) -> Members:
+    """skopeo's `dir:`: one manifest, blobs named by hex digits."""
+    parts = {sha(part).removeprefix("sha256:"): part for part in (*image.blobs(), image.config())}
+    return {"version": b"Directory Transport Version: 1.1\n", "manifest.json": image.manifest(), **parts}
+
+
+DIALECTS: dict[str, tuple[Callable[[Image], Members], Packer]] = {
+    "docker before 25": (docker_legacy, plain),
+    "docker 25, classic store": (docker_25, plain),
+    "docker 29, containerd store": (containerd_nested, gzipped),
+    "containerd store, zstd": (containerd_nested, zstandard),
+    "BuildKit OCI, gzip": (oci_layout, gzipped),
+    "BuildKit OCI, zstd": (oci_layout, zstandard),
+    "BuildKit OCI, plain": (oci_layout, plain),
+    "BuildKit, artifact attestations": (artifact_attestation, gzipped),
+    "estargz": (oci_layout, gzip_members),
+    "zstd:chunked": (oci_layout, zstd_frames),
+    "kaniko": (kaniko, gzipped),
+    "skopeo and podman docker-archive": (skopeo_archive, plain),
+    "skopeo dir": (skopeo_directory, gzipped),
+    "nerdctl": (docker_25, gzipped),
+}
 
 
 def archive(members: Members, order: Iterable[str] | None = None) -> bytes:

@@ -9,7 +9,9 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.archive import StreamArchive, _ahead, open_archive
+from buildtool.audit.ahead import Ahead
+from buildtool.audit.archive import StreamArchive, open_archive
+from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
 from buildtool.audit.faults import (
     ImageFault,
@@ -22,7 +24,7 @@ from buildtool.audit.faults import (
     NoSuchImage,
     Truncated,
 )
-from buildtool.audit.image import ImageContents, read_image
+from buildtool.audit.image import read_image
 from buildtool.audit.limits import Limits
 from buildtool.errors import ToolError
 
@@ -103,6 +105,39 @@ def test_a_legacy_archive_gives_the_same_image_without_a_digest(source, tmp_path
     assert file_list(contents) == EXPECTED
     assert contents.digest is None
     assert [layer.stored_bytes for layer in contents.layers] == [None] * 3
+
+
+LISTS = ("manifest.json", "index.json", "repositories")
+
+
+@pytest.mark.parametrize("lost", [(), LISTS[:1], LISTS[1:2], LISTS], ids=lambda lost: " ".join(lost) or "-")
+@pytest.mark.parametrize("dialect", make.DIALECTS)
+def test_every_dialect_gives_the_same_image_shuffled_and_with_its_lists_lost(dialect: str, lost) -> None:
+    write, pack = make.DIALECTS[dialect]
+    members = {path: content for path, content in write(Image(LAYERS, pack)).items() if path not in lost}
+    order = random.Random(dialect).sample(sorted(members), len(members))
+    contents = read(make.archive(members, order))
+    assert file_list(contents) == EXPECTED
+    assert [layer.tar_bytes for layer in contents.layers] == [len(layer) for layer in LAYERS]
+    if not set(members) & {"index.json", "manifest.json"}:
+        assert "index.json and manifest.json are missing" in contents.notes[0]
+
+
+def test_without_any_list_a_damaged_layer_is_missing_and_a_damaged_config_is_told() -> None:
+    members = make.skopeo_archive(Image(LAYERS))
+    del members["manifest.json"]
+    layer, config = next(iter(members)), next(path for path in members if path.endswith(".json"))
+    with pytest.raises(MissingContent, match="layer 0 with content sha256:"):
+        read(make.archive(members | {layer: members[layer][:-700] + b"x" * 700}))
+    with pytest.raises(Mismatch, match="its name says"):
+        read(make.archive(members | {config: members[config].replace(b"amd64", b"arm64")}))
+
+
+def test_without_any_list_several_configs_are_not_chosen_from() -> None:
+    members = make.skopeo_archive(Image(LAYERS)) | make.skopeo_archive(Image(LAYERS[:1]))
+    del members["manifest.json"]
+    with pytest.raises(NoSuchImage, match="and 2 image configs"):
+        read(make.archive(members))
 
 
 def test_the_digest_is_the_one_that_the_reference_names() -> None:
@@ -242,9 +277,9 @@ def drop_layer(members: Members, image: Image) -> None:
     del members[make.blob_path(image.blobs()[1])]
 
 
-def drop_index(members: Members, image: Image) -> None:
-    del members["index.json"]
-    del members["manifest.json"]
+def drop_lists_and_config(members: Members, image: Image) -> None:
+    for path in ("index.json", "manifest.json", make.blob_path(image.config())):
+        del members[path]
 
 
 def disagree(members: Members, image: Image) -> None:
@@ -297,7 +332,7 @@ REFUSED = {
     "the config was changed": (corrupt_config, Mismatch),
     "a layer is cut short": (cut_layer, Truncated),
     "a layer is missing": (drop_layer, MissingContent),
-    "neither index nor manifest": (drop_index, NoSuchImage),
+    "neither index nor manifest nor config": (drop_lists_and_config, NoSuchImage),
     "index.json and manifest.json disagree": (disagree, Mismatch),
     "a layer is no tar": (text_layer, MalformedStream),
     "more diff_ids than layers": (two_configs, MalformedDocument),
@@ -431,10 +466,9 @@ def test_a_zstd_window_beyond_the_limit_is_refused() -> None:
 
 
 def test_unpacking_ahead_stops_with_its_consumer() -> None:
-    ahead = _ahead(iter(lambda: b"endless", None))
-    assert next(ahead) == b"endless"
-    ahead.close()
-    assert "unpack" not in {thread.name for thread in threading.enumerate()}
+    with Ahead(iter(lambda: b"endless", None)) as ahead:
+        assert next(iter(ahead)) == b"endless"
+    assert "ahead" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_what_goes_wrong_ahead_is_heard_by_the_consumer() -> None:
@@ -442,7 +476,25 @@ def test_what_goes_wrong_ahead_is_heard_by_the_consumer() -> None:
         yield b"first"
         raise OSError("disk")
 
-    ahead = _ahead(broken())
-    assert next(ahead) == b"first"
-    with pytest.raises(OSError, match="disk"):
-        next(ahead)
+    with Ahead(broken()) as ahead:
+        chunks = iter(ahead)
+        assert next(chunks) == b"first"
+        with pytest.raises(OSError, match="disk"):
+            next(chunks)
+
+
+def test_an_interrupt_does_not_wait_for_an_engine_that_stalls() -> None:
+    answer = threading.Event()
+
+    def stalled() -> Iterator[bytes]:
+        yield b"first"
+        answer.wait()
+
+    def interrupted() -> None:
+        with Ahead(Ahead(stalled()).__enter__().__iter__()) as ahead:
+            assert next(iter(ahead)) == b"first"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    answer.set()

@@ -8,9 +8,10 @@ import pytest
 from hostile import corpus
 
 from buildtool.audit.archive import StreamArchive, open_archive
+from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
 from buildtool.audit.facts import gather
-from buildtool.audit.image import ImageContents, read_image
+from buildtool.audit.image import read_image
 from buildtool.audit.limits import Limits
 from buildtool.audit.render import render_markdown, render_table
 from buildtool.audit.report import make_report, to_json

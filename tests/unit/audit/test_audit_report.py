@@ -169,6 +169,8 @@ KINDS = {
     "usr/lib/debug/x": Kind.DEBUG,
     "rocblas/library/Kernels.so-000-gfx90a.hsaco": Kind.GPU_CODE,
     "a/b.py": Kind.PYTHON,
+    "usr/lib/python3/dist-packages/distutils-precedence.pth": Kind.PYTHON,
+    "models/resnet.pth": Kind.MODEL,
     "x": Kind.DATA,
 }
 
@@ -253,7 +255,7 @@ def test_the_same_content_at_two_paths_is_found_and_hard_links_are_not() -> None
     )
     finding = found(report, "duplicates")
     assert finding.unpacked_bytes == 2 * MB
-    assert "ROCm is there twice" in finding.title
+    assert "ROCm in /opt/rocm and in torch/lib: 2.00 MB" in finding.title
     assert report.duplicates[0].paths == ("opt/rocm/lib/x.so", "p/torch/lib/x.so")
 
 

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from probes.errors import OutOfMemory, Unsupported
-from probes.model import StackPlan
+from probes.model import Shape, StackPlan, linear_shape
 from probes.pattern import Pattern
-from probes.report import Scenario, Unknown
+from probes.report import Scenario, Split, Unknown
 from probes.spill import Gauges
 from probes.workbench import WRITTEN
 
@@ -44,8 +44,11 @@ class FakeSpan:
 class FakeOperation:
     seconds: float
     effect: Callable[[], object] = lambda: None
+    bench: "FakeBench | None" = None
 
     def __call__(self) -> object:
+        if self.bench:
+            self.bench.worked_s += self.seconds
         return self.effect()
 
 
@@ -62,6 +65,7 @@ class FakeBench:
     spilled_bytes: int = 0
     host_used: int = 0
     stack_difference: float = 0.0
+    worked_s: float = 0.0  # of operations that know their bench, also when they are called within another
     events: list[str] = field(default_factory=list)
 
     def _where(self, kind: str, n_bytes: int) -> str:
@@ -118,7 +122,9 @@ class FakeBench:
 
         sides = [side for side in (target, source) if side]
         speed = min(SPEED[side.memory.place] for side in sides)
-        return FakeOperation(LATENCY_S + sides[0].n_bytes / speed, effect)
+        # a kernel that reads a word after a copy costs a latency more, and so does the handover
+        latency_s = LATENCY_S * (3 if action == "copy_used" else 1)
+        return FakeOperation(latency_s + sides[0].n_bytes / speed, effect, self)
 
     def device_s(self, operations: Sequence[FakeOperation], *, lead_s: float) -> float | None:
         self.events.append(f"device {len(operations)}")
@@ -128,9 +134,11 @@ class FakeBench:
         return self._do(operations) + 1e-5
 
     def _do(self, operations: Sequence[FakeOperation]) -> float:
+        began = self.worked_s
         for operation in operations:
             operation()
-        return sum(operation.seconds for operation in operations)
+        alone = sum(getattr(o, "seconds", 0.0) for o in operations if getattr(o, "bench", None) is None)
+        return self.worked_s - began + alone
 
     def queue_s(self, operation: FakeOperation) -> float:
         operation()
@@ -138,6 +146,19 @@ class FakeBench:
 
     def vram_free_bytes(self) -> int:
         return self.vram_bytes - self.used_vram
+
+    def foreign_vram_bytes(self) -> int:
+        return 0
+
+    def pulse(self) -> tuple[float, float] | None:
+        return (2e-5, 3e-5) if self.has_gpu else None
+
+    def shape(self, model: str, *, dtype: str, width: int) -> Shape:
+        if model == "gpt2-xl":
+            raise Unsupported("gpt2-xl needs transformers")
+        if model == "mlp":
+            return linear_shape(width, dtype)
+        return Shape(model, dtype, 1024, 2**25, 2**26, 12, 128)
 
     def cap_vram(self, n_bytes: int) -> None:
         self.cap_bytes = n_bytes
@@ -163,6 +184,12 @@ class FakeStack:
         return FakeOperation(
             resident + self.plan.spilled_bytes / link[scenario] if self.spilled else resident * 1.3
         )
+
+    def input_bytes(self, rows: int) -> int:
+        return rows * self.plan.shape.width * 2
+
+    def split(self, scenario: Scenario, rows: int) -> Split:
+        return Split(0.001, 0.0, 0.002)
 
     def difference(self, scenario: Scenario, rows: int) -> float:
         return 0.0 if scenario == "resident" else self.off

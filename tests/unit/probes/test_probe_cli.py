@@ -95,12 +95,12 @@ def test_every_record_has_its_line_or_none_on_purpose(full: ProbeReport) -> None
 def test_list_names_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == Exit.OK
     told = capsys.readouterr().out
-    assert [line.split()[0] for line in told.splitlines()] == ["transfer", "spill", "scenarios"]
+    assert [line.split()[0] for line in told.splitlines()] == ["transfer", "breakeven", "spill", "scenarios"]
 
 
 def test_an_unknown_probe_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "transfr"]) == Exit.USAGE
-    assert "choose from: scenarios, spill, transfer" in capsys.readouterr().err
+    assert "choose from: breakeven, scenarios, spill, transfer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["run", "--vram", "4 apples"], ["run", "--qui"], ["show"]])
@@ -164,13 +164,13 @@ def test_without_a_gpu_what_needs_one_is_waived_and_not_started(
     assert cli.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
     assert seen == [DESCRIBE, "transfer"]
     outcomes = [run.outcome for run in only_report(tmp_path).runs]
-    assert outcomes == [Done(), *[Waived("no GPU to measure: this torch is a CPU build")] * 2]
+    assert outcomes == [Done(), *[Waived("no GPU to measure: this torch is a CPU build")] * 3]
 
 
 def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
     workers(with_torch(CPU_TORCH, ended()))
     assert cli.main(["run", "--require", "gpu", "--out", str(tmp_path)]) == Exit.REQUIRED
-    assert len(only_report(tmp_path).runs) == 3
+    assert len(only_report(tmp_path).runs) == 4
 
 
 def test_a_missing_torch_waives_all_with_its_reason(
@@ -189,7 +189,7 @@ def test_a_broken_probe_does_not_stop_the_others(
     broken = Failed("the worker was killed by SIGSEGV", "", int(Exit.BROKEN), wedged=False)
     seen = workers(with_torch(CUDA_TORCH, ended(outcome=broken)))
     assert cli.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
-    assert seen == [DESCRIBE, "transfer", "spill", "scenarios"]
+    assert seen == [DESCRIBE, "transfer", "breakeven", "spill", "scenarios"]
 
 
 def test_after_a_wedge_nothing_more_is_started(
@@ -212,8 +212,8 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, workers: Callable[
     workers(play)
     assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
     runs = only_report(tmp_path).runs
-    assert [run.probe for run in runs] == ["transfer", "spill"]
-    assert len(runs[1].records) == 1
+    assert [run.probe for run in runs] == ["transfer", "breakeven", "spill"]
+    assert len(runs[2].records) == 1
 
 
 def test_an_unwritable_folder_shows_before_anything_is_measured(

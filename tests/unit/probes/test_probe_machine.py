@@ -6,47 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, GPU, HIP_TORCH
+from probe_trees import GIB, HOST, NVRM, PROCESSOR, WX4100, Tree, card, lay, node
 
-from probes import machine, placement
+from probes import machine, placement, surroundings
 from probes.report import Reading, TorchFacts, Unknown
 
-GIB = 2**30
-WX4100 = "0000:03:00.0"
-
-
-def lay(root: Path, files: dict[str, str]) -> Path:
-    """A tree of files under a root."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def card(name: str, pci_id: str, vram: int, gtt: int, *, driver: str = "amdgpu") -> dict[str, str]:
-    """A card as amdgpu shows it, both by its name and by its PCI id."""
-    device = {
-        "uevent": f"DRIVER={driver}\nPCI_CLASS=30000\nPCI_SLOT_NAME={pci_id}\n",
-        "mem_info_vram_total": f"{vram}\n",
-        "mem_info_vram_used": f"{vram // 4}\n",
-        "mem_info_gtt_total": f"{gtt}\n",
-        "mem_info_gtt_used": "16777216\n",
-        "current_link_speed": "8.0 GT/s PCIe\n",
-        "current_link_width": "8\n",
-    }
-    places = (f"sys/class/drm/{name}/device", f"sys/bus/pci/devices/{pci_id}")
-    return {f"{place}/{file}": text for place in places for file, text in device.items()}
-
-
-def node(number: int, **properties: int) -> dict[str, str]:
-    text = "".join(f"{key} {value}\n" for key, value in properties.items())
-    return {f"sys/class/kfd/kfd/topology/nodes/{number}/properties": text}
-
-
-PROCESSOR = node(0, cpu_cores_count=8, simd_count=0, gfx_target_version=0)
 POLARIS = node(1, cpu_cores_count=0, simd_count=64, gfx_target_version=80003, drm_render_minor=128)
-MEMINFO = "MemTotal:       16384000 kB\nMemFree:  1 kB\nMemAvailable:    8192000 kB\n"
-HOST = {"proc/meminfo": MEMINFO, "proc/sys/kernel/osrelease": "6.12.1\n"}
 
 
 def test_a_discrete_card_is_read_whole(tmp_path: Path) -> None:
@@ -67,7 +32,7 @@ def test_an_apu_is_known_by_its_processor_cores(tmp_path: Path) -> None:
 
 
 def test_eight_cards_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    files: dict[str, str] = {}
+    files: Tree = {}
     for i in (10, 2, 0, 1):
         files |= card(f"card{i}", f"0000:{i:02x}:00.0", GIB, GIB)
     files["sys/class/drm/card0-DP-1/status"] = "connected\n"
@@ -113,7 +78,7 @@ def test_wsl_is_known_by_its_device_and_by_its_kernel(tmp_path: Path) -> None:
 
 def test_device_files_are_listed_as_the_container_sees_them(tmp_path: Path) -> None:
     lay(tmp_path, {"dev/kfd": "", "dev/dri/renderD129": "", "dev/dri/renderD128": "", "dev/null": ""})
-    assert machine.device_files(tmp_path) == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
+    assert surroundings.device_files(tmp_path) == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
 
 
 def test_available_memory_is_the_kernels_without_a_limit(tmp_path: Path) -> None:
@@ -152,9 +117,8 @@ def test_a_limit_of_the_older_cgroup_counts_too(tmp_path: Path) -> None:
 
 
 def test_drivers_are_named_with_their_version(tmp_path: Path) -> None:
-    nvrm = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
     assert (
-        machine.gpu_driver(lay(tmp_path / "n", {"proc/driver/nvidia/version": nvrm})) == "nvidia 580.159.04"
+        machine.gpu_driver(lay(tmp_path / "n", {"proc/driver/nvidia/version": NVRM})) == "nvidia 580.159.04"
     )
     assert (
         machine.gpu_driver(lay(tmp_path / "a", {"sys/module/amdgpu/version": "6.10.5\n"})) == "amdgpu 6.10.5"

@@ -9,8 +9,8 @@ from probe_samples import SETTINGS, done, report
 from probes import scenarios
 from probes.answers import answers, break_even_reads
 from probes.errors import ContentMismatch, DeviceUnusable
-from probes.model import plan_stack, spread
-from probes.report import Measurement, Pass, Settings, Unknown
+from probes.model import Shape, linear_shape, plan_stack, spread
+from probes.report import Gap, Measurement, Pass, Settings, Split, Unknown
 
 MIB, GIB = 2**20, 2**30
 
@@ -28,10 +28,10 @@ def test_four_scenarios_are_timed_at_each_batch_the_resident_ones_first() -> Non
 
 
 def test_the_budget_holds_resident_layers_and_two_buffers() -> None:
-    chosen = scenarios.plan(SETTINGS, vram_free_bytes=100 * GIB, host_spendable_bytes=100 * GIB)
+    chosen = scenarios.plan(SETTINGS, scenarios.Room(100 * GIB, 100 * GIB))
     assert chosen.weight_bytes == GIB
     resident = chosen.weight_bytes - chosen.spilled_bytes
-    assert resident + 2 * chosen.layer_bytes <= 0.75 * GIB
+    assert resident + 2 * chosen.shape.layer_bytes <= 0.75 * GIB
 
 
 def test_a_wrong_output_is_not_timed() -> None:
@@ -42,20 +42,20 @@ def test_a_wrong_output_is_not_timed() -> None:
 
 
 def test_a_small_card_gets_a_smaller_model_with_the_same_share_spilled() -> None:
-    chosen = scenarios.plan(SETTINGS, vram_free_bytes=GIB, host_spendable_bytes=100 * GIB)
+    chosen = scenarios.plan(SETTINGS, scenarios.Room(GIB, 100 * GIB))
     assert chosen.weight_bytes <= 0.6 * GIB
     assert 0.2 < chosen.spilled_bytes / chosen.weight_bytes < 0.4
 
 
 def test_a_named_budget_makes_the_model_a_third_larger() -> None:
     settings = Settings(quick=False, seed=1, vram_cap_bytes=4 * GIB)
-    chosen = scenarios.plan(settings, vram_free_bytes=100 * GIB, host_spendable_bytes=100 * GIB)
+    chosen = scenarios.plan(settings, scenarios.Room(100 * GIB, 100 * GIB))
     assert chosen.weight_bytes == pytest.approx(4 * GIB / 0.75, rel=0.03)
 
 
 def test_no_room_is_told() -> None:
     with pytest.raises(DeviceUnusable, match="room for 8 layers"):
-        scenarios.plan(SETTINGS, vram_free_bytes=8 * MIB, host_spendable_bytes=GIB)
+        scenarios.plan(SETTINGS, scenarios.Room(8 * MIB, GIB))
 
 
 @given(st.integers(1, 200), st.data())
@@ -69,9 +69,56 @@ def test_spilled_layers_are_spread_evenly(layers: int, data: st.DataObject) -> N
 
 @given(st.integers(GIB, 64 * GIB), st.integers(GIB, 64 * GIB), st.integers(GIB, 64 * GIB))
 def test_some_layers_stay_and_some_spill_whatever_the_sizes(weights: int, budget: int, room: int) -> None:
-    chosen = plan_stack(width=4096, weight_bytes=weights, budget_bytes=budget, room_bytes=room)
+    chosen = plan_stack(linear_shape(4096), weight_bytes=weights, budget_bytes=budget, room_bytes=room)
     assert 0 < len(chosen.spilled) < chosen.layers
     assert chosen.weight_bytes <= min(weights, room)
+
+
+BERT = Shape("bert-base", "float16", 768, 14 * MIB, 48 * MIB, 12, 128)
+
+
+@given(st.integers(0, 4 * GIB))
+def test_a_whole_model_is_split_so_that_the_budget_holds_where_it_can(budget: int) -> None:
+    chosen = plan_stack(BERT, weight_bytes=0, budget_bytes=budget, room_bytes=GIB)
+    resident = chosen.weight_bytes - chosen.spilled_bytes
+    assert chosen.layers == 12
+    assert len(chosen.spilled) >= 1
+    fits = resident + 2 * BERT.layer_bytes <= budget
+    assert fits or len(chosen.spilled) == 12
+
+
+def test_a_whole_model_that_is_too_large_is_told_with_its_name() -> None:
+    with pytest.raises(DeviceUnusable, match="bert-base"):
+        plan_stack(BERT, weight_bytes=0, budget_bytes=GIB, room_bytes=100 * MIB)
+
+
+def test_models_and_dtypes_are_run_in_turn_and_one_that_is_missing_is_a_gap() -> None:
+    asked = Settings(True, 1, None, ("mlp", "gpt2-xl", "bert-base"), ("float16", "bfloat16"))
+    found = list(scenarios.run(FakeBench(), asked, 32 * GIB))
+    gaps = [record for record in found if isinstance(record, Gap)]
+    assert [gap.name for gap in gaps] == ["gpt2-xl float16", "gpt2-xl bfloat16"]
+    assert all("needs transformers" in gap.reason for gap in gaps)
+    timed = {(p.model, p.dtype, p.rows) for p in found if isinstance(p, Pass)}
+    assert timed == {
+        (model, dtype, rows)
+        for model, batches in (("mlp", (1, 256)), ("bert-base", (1, 16)))
+        for dtype in ("float16", "bfloat16")
+        for rows in batches
+    }
+    assert all(isinstance(p.split, Split) for p in found if isinstance(p, Pass))
+
+
+def test_a_lone_model_that_is_missing_is_a_failure() -> None:
+    with pytest.raises(DeviceUnusable, match="transformers"):
+        list(scenarios.run(FakeBench(), Settings(True, 1, None, ("gpt2-xl",)), 32 * GIB))
+
+
+def test_a_resumed_run_times_only_what_is_missing() -> None:
+    first = run(FakeBench())
+    done = {p.case for p in first[:5]}
+    found = list(scenarios.run(FakeBench(), SETTINGS, 32 * GIB, done=done))
+    assert [p.case for p in found if isinstance(p, Pass)] == [p.case for p in first[5:]]
+    assert not list(scenarios.run(FakeBench(), SETTINGS, 32 * GIB, done={p.case for p in first}))
 
 
 def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pass]:

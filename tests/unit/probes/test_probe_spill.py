@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench, gauges
 from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, machine
 
-from probes import residency, spill
+from probes import pressure, residency, spill
 from probes.answers import pick
 from probes.errors import ContentMismatch
 from probes.expectation import expect
@@ -52,7 +52,7 @@ def test_a_big_card_is_capped_in_quick_mode_and_the_cap_is_named() -> None:
 def test_a_card_that_refuses_is_said_to_refuse() -> None:
     records = run(FakeBench(vram_bytes=4 * GIB), FULL)
     assert "refused with out of memory by the driver" in verdict(records)
-    assert not pick(records, Request)[-1].granted
+    assert not [r for r in pick(records, Request) if r.purpose == "block"][-1].granted
 
 
 def test_a_driver_that_spills_is_caught_with_the_bytes() -> None:
@@ -186,3 +186,42 @@ def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_to
     assert [gap.name for gap in pick(records, Gap)] == ["zero_copy control"]
     assert set(labels(records)) == {"unclear"}
     assert "refused with out of memory by the driver" in verdict(records)
+
+
+def force(bench: FakeBench, count: int, *, cap: int | None = None) -> list[Request]:
+    limits = pressure.Limits(cap or bench.vram_bytes, GIB, cap)
+    spendable = gauges(bench).host_spendable_bytes
+    return list(pressure.force(bench, limits, count=count, seed=3, host_spendable_bytes=spendable))
+
+
+def test_each_request_around_the_limit_ends_in_a_record_and_is_given_back() -> None:
+    bench = FakeBench(vram_bytes=4 * GIB)
+    found = force(bench, 200)
+    assert len(found) == 200
+    assert {r.kind for r in found} == set(pressure.KINDS)
+    assert all(r.granted == (r.asked_bytes <= 4 * GIB) for r in found if r.kind == "vram")
+    assert all(r.message for r in found if not r.granted)
+    assert (bench.used_vram, bench.spilled_bytes, bench.host_used) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("spills", [True, False])
+def test_requests_that_could_break_the_floor_are_not_made(spills: bool) -> None:
+    """Whatever the driver and torch's rounding to powers of two do, it fits above the floor."""
+    bench = FakeBench(vram_bytes=4 * GIB, spills=spills, host_has_bytes=GIB)
+    found = force(bench, 60)
+    assert any(r.declined for r in found)
+    for r in found:
+        if not r.declined and r.kind == "pinned":
+            assert 1 << (r.asked_bytes - 1).bit_length() <= GIB
+        if not r.declined and r.kind == "pageable":
+            assert r.asked_bytes <= GIB
+
+
+def test_forced_requests_are_counted_in_a_sentence() -> None:
+    told = residency.forced_verdict(run_requests())
+    assert "of 6 requests" in str(told)
+    assert isinstance(residency.forced_verdict([]), Unknown)
+
+
+def run_requests() -> list[Request]:
+    return pick(run(FakeBench()), Request)

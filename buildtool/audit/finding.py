@@ -1,0 +1,54 @@
+"""One finding of an audit, and what the checks that make findings share."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from buildtool.audit.facts import Tally
+from buildtool.audit.shown import show_path
+
+SHOWN_PATHS = 20
+SHOWN_SECRETS = 500
+WORTH_BYTES = 1 << 20  # less than this isn't worth a line, except where the image is wrong
+
+
+class Severity(Enum):
+    """`error`: the image isn't what it says. `warning`: waste. `info`: worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause of bytes that needn't be there. Bytes are unpacked bytes; 0 where it isn't about size."""
+
+    id: str
+    severity: Severity
+    title: str
+    unpacked_bytes: int
+    paths: tuple[str, ...]
+    remedy: str
+    predicted_unpacked_bytes: int | None = None  # of the image after this remedy alone; None: not about size
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The image after the remedies of all errors and warnings: what several would remove counts once."""
+
+    unpacked_bytes: int
+    saved_bytes: int
+
+
+def shell_word(place: bytes) -> str:
+    """A place for a command that is pasted: names come from the image and may hold anything."""
+    directory, star, ending = place.partition(b"/*.")
+    return shlex.quote(f"/{show_path(directory)}") + (star + ending).decode()
+
+
+def merged_places(tallies: Iterable[Tally]) -> list[bytes]:
+    """The places of several tallies, those with most bytes first."""
+    total = sum((tally.places for tally in tallies), Tally().places)
+    return [place for place, _ in total.most_common()]

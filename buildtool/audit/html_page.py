@@ -1,0 +1,257 @@
+"""An audit report as one HTML file that loads nothing: styles, scripts and data are in it.
+
+All text of an image is escaped here or set as text by the scripts; a policy in the page admits these alone.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+
+from buildtool.audit.budget import Judgement, Verdict
+from buildtool.audit.finding import Finding, Prediction
+from buildtool.audit.report import AuditReport
+from probes.units import decimal_bytes
+
+HTML_FILES = 2000  # rows of the file list
+_SCRIPTS = ("d3-hierarchy.min.js", "treemap.js", "list.js", "page.js")
+_VIEWS = ("folders", "layers", "owners", "kinds")
+_LAYER_WORDS = 48
+_MAP_TITLE = "<h2>Where the bytes are</h2>"
+
+
+def render_html(report: AuditReport) -> str:
+    """The report as a whole page, to be written to a file of its own."""
+    assets = files("buildtool.audit") / "assets"
+    script = "\n".join((assets / name).read_text() for name in _SCRIPTS)
+    script = script.replace("</script", "<\\/script")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    body = "\n".join(
+        (
+            _header(report),
+            _treemap(report),
+            _findings(report.findings, report.totals.unpacked_bytes),
+            _lists(report),
+            _tables(report),
+        )
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<title>{escape(report.image.ref)}: where its bytes are</title>
+<style>{(assets / "report.css").read_text()}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>{_footer(report)}</footer>
+<script type="application/json" id="data">{_data(report)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def script_safe(value: object) -> str:
+    """JSON that can stand inside a script element: ASCII, and nothing that HTML would read."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _data(report: AuditReport) -> str:
+    """What the scripts draw: rows as lists, in the order that page.js reads."""
+    return script_safe(
+        {
+            "ref": report.image.ref,
+            "total": report.totals.unpacked_bytes,
+            "layerNames": [
+                f"layer {n}: {_words(row.command or 'unknown')}" for n, row in enumerate(report.layers)
+            ],
+            "rows": [list(vars(row).values()) for row in report.tree.rows],
+            "files": [list(vars(row).values()) for row in report.top_files[:HTML_FILES]],
+            "packages": [
+                [row.manager, row.name, row.version, row.unpacked_bytes, row.n_files, row.place]
+                for row in report.packages
+            ],
+        }
+    )
+
+
+def _header(report: AuditReport) -> str:
+    image, totals = report.image, report.totals
+    hidden = totals.unpacked_bytes - totals.visible_bytes
+    figures = (
+        (
+            "Unpacked",
+            decimal_bytes(totals.unpacked_bytes),
+            f"{decimal_bytes(hidden)} of it hidden by later layers" if hidden else "all of it visible",
+        ),
+        ("Compressed", _bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
+        ("Files", f"{totals.n_files:,}", f"in {len(report.layers)} layers"),
+        ("Findings", str(len(report.findings)), _predicted(report.prediction)),
+    )
+    tiles = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in figures
+    )
+    digest = image.digest or f"digest unknown: {image.digest_reason}"
+    return f"""<header>
+<p class="eyebrow">Image audit</p>
+<h1><bdi>{escape(image.ref)}</bdi></h1>
+<p class="about">{escape(image.platform)} · torch {escape(report.torch_build)} · \
+<code>{escape(digest)}</code></p>
+<dl class="figures">{tiles}{_budget(report)}</dl>
+</header>"""
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    if prediction is None or not prediction.saved_bytes:
+        return "no bytes to save"
+    return f"{decimal_bytes(prediction.unpacked_bytes)} after their remedies"
+
+
+def _budget(report: AuditReport) -> str:
+    verdict = report.budget.verdict
+    told = {Verdict.PASS: "kept", Verdict.FAIL: "exceeded", Verdict.NONE: "none set"}.get(verdict, "unknown")
+    lines = [
+        _against(name, judged)
+        for name, judged in (("unpacked", report.budget.unpacked), ("compressed", report.budget.stored))
+        if judged.limit_bytes is not None
+    ]
+    note = "; ".join(lines) or "set one with --budget-unpacked"
+    return f'<div><dt>Budget</dt><dd class="{verdict.value}">{told}<small>{escape(note)}</small></dd></div>'
+
+
+def _against(name: str, judged: Judgement) -> str:
+    sign = {Verdict.PASS: "≤", Verdict.FAIL: ">"}.get(judged.verdict, "against")
+    return f"{name} {_bytes(judged.actual_bytes)} {sign} {_bytes(judged.limit_bytes)}"
+
+
+def _treemap(report: AuditReport) -> str:
+    if not report.tree.rows:
+        return f"{_MAP_TITLE}<p>This report was saved before it held what a map is drawn from.</p>"
+    views = "".join(
+        f'<label><input type="radio" name="view" value="{name}"{checked}>{name.title()}</label>'
+        for name, checked in zip(_VIEWS, (" checked", "", "", ""), strict=True)
+    )
+    return f"""{_MAP_TITLE}
+<div class="bar-line">
+<nav aria-label="Place in the image"><ol id="crumbs"></ol></nav>
+<fieldset class="views" aria-label="Group by">{views}</fieldset>
+</div>
+<div id="map" role="group" aria-label="Treemap: area is unpacked bytes, colour is the kind of content"></div>
+<p id="detail" aria-live="polite"></p>
+<div id="legend" role="group" aria-label="Kinds of content: pick one out"></div>
+<p class="keys">Click a box, or move with the arrow keys and press Enter, to zoom in; Escape goes back. \
+Hatched: replaced or deleted by a later layer, still stored. Files and folders below \
+{decimal_bytes(report.tree.least_bytes)} are drawn together.</p>
+<noscript><p>The map and the lists need JavaScript; the rest of this page doesn't.</p></noscript>"""
+
+
+def _findings(findings: Sequence[Finding], total: int) -> str:
+    cards = "\n".join(_finding(row, total) for row in findings)
+    return f"<h2>Findings</h2>\n{cards or '<p>None: nothing in this image looks like waste.</p>'}"
+
+
+def _finding(row: Finding, total: int) -> str:
+    severity = row.severity.value
+    size = f"{decimal_bytes(row.unpacked_bytes)} · {_share(row.unpacked_bytes, total)}"
+    places = "".join(f"<li><bdi>{escape(path)}</bdi></li>" for path in row.paths)
+    places_told = "1 place" if len(row.paths) == 1 else f"{len(row.paths)} places"
+    where = f"<details><summary>{places_told}</summary><ul>{places}</ul></details>" if places else ""
+    bytes_told = f'<span class="bytes">{size}</span>' if row.unpacked_bytes else ""
+    after = row.predicted_unpacked_bytes
+    after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
+    return f"""<article class="finding {severity}" id="finding-{escape(row.id)}">
+<div class="line"><h3><bdi>{escape(row.title)}</bdi></h3>{bytes_told}</div>
+<p class="muted"><span class="tag {severity}">{severity}</span> <code>{escape(row.id)}</code>{after_told}</p>
+{where}<div class="remedy"><pre>{escape(row.remedy)}</pre>\
+<button type="button" class="copy">Copy</button></div>
+</article>"""
+
+
+def _lists(report: AuditReport) -> str:
+    n_files = min(len(report.top_files), HTML_FILES)
+    return "\n".join(
+        (
+            f"<h2>The {n_files:,} largest files</h2>",
+            _list("files", "Search files: part of a path, an owner"),
+            f"<h2>All {len(report.packages):,} packages</h2>",
+            _list("packages", "Search packages: name, version, manager"),
+        )
+    )
+
+
+def _list(name: str, hint: str) -> str:
+    return f"""<div class="list" id="{name}">
+<div class="bar-line"><input type="search" placeholder="{hint}" aria-label="{hint}"><output></output></div>
+<div class="scroller" tabindex="0"><table><thead><tr></tr></thead><tbody></tbody></table></div>
+</div>"""
+
+
+def _tables(report: AuditReport) -> str:
+    total = report.totals.unpacked_bytes
+    layers = "".join(
+        f'<tr><td class="number">{n}</td><td><code>{escape(row.command or "unknown")}</code></td>'
+        f"{_bar(row.unpacked_bytes, total)}"
+        f'<td class="number">{_bytes(row.stored_bytes)}</td><td class="number">{row.n_entries:,}</td></tr>'
+        for n, row in enumerate(report.layers)
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+    gpu_total = sum(report.gpu_code.values())
+    return f"""<h2>Layers, bottom first</h2>
+<div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
+<th class="number">compressed</th><th class="number">entries</th></tr></thead>
+<tbody>{layers}</tbody></table></div>
+<div class="tables">
+{_breakdown("Owners", report.owners, total)}
+{_breakdown("Kinds", report.kinds, total)}
+{_breakdown("GPU code by target", report.gpu_code, gpu_total)}
+</div>
+{f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
+
+
+def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:
+    rows = "".join(
+        f"<tr><td><bdi>{escape(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
+        for name, n_bytes in sorted(parts.items(), key=lambda row: -row[1])
+        if n_bytes
+    )
+    return f"<section><h2>{title}</h2><table><tbody>{rows}</tbody></table></section>" if rows else ""
+
+
+def _bar(n_bytes: int, total: int) -> str:
+    share = _share(n_bytes, total)
+    return (
+        f'<td class="number">{decimal_bytes(n_bytes)} <small>{share}</small>'
+        f'<span class="share" style="--share: {share.replace(" ", "")}"></span></td>'
+    )
+
+
+def _footer(report: AuditReport) -> str:
+    return (
+        f"Written by gpu-weir {escape(report.tool_version)}. This file loads nothing from anywhere. "
+        "Sizes are decimal (1 MB = 10<sup>6</sup> bytes) and unpacked where not said otherwise. "
+        "Map layout by d3-hierarchy, © Mike Bostock, ISC licence."
+    )
+
+
+def _share(n_bytes: int, total: int) -> str:
+    return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else decimal_bytes(n_bytes)
+
+
+def _words(command: str) -> str:
+    text = " ".join(command.split())
+    return text if len(text) <= _LAYER_WORDS else text[: _LAYER_WORDS - 1] + "…"

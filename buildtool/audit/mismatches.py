@@ -1,0 +1,101 @@
+"""Content for other hardware than the image's: CUDA, foreign GPU targets, a torch without GPU kernels."""
+
+from collections.abc import Mapping
+
+from buildtool.audit.claims import CUDA, FOREIGN_CODE, FOREIGN_FILES, is_foreign, parse_targets
+from buildtool.audit.facts import Facts, Tally
+from buildtool.audit.finding import SHOWN_PATHS, Finding, Severity, merged_places, shell_word
+from buildtool.audit.shown import show_path
+
+
+def cuda_in_cpu_image(facts: Facts) -> Finding | None:
+    """CUDA's distributions and libraries where the image isn't for CUDA."""
+    meant = _meant_hardware(facts)
+    if meant == "cuda":
+        return None
+    n_bytes = facts.cuda.unpacked_bytes
+    if not n_bytes:
+        return None
+    if meant in ("cpu", "rocm"):
+        severity, title = Severity.ERROR, f"CUDA in an image for {meant}"
+    else:
+        severity, title = (
+            Severity.INFO,
+            "this image holds CUDA; on machines without NVIDIA GPUs it is dead weight",
+        )
+    index = "rocm6.4" if meant == "rocm" else "cpu"
+    return Finding(
+        CUDA,
+        severity,
+        title,
+        n_bytes,
+        tuple(show_path(path) for path in facts.cuda.top(SHOWN_PATHS)),
+        f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
+        "# not --extra-index-url: with both in view pip takes the highest version, which is CUDA's",
+    )
+
+
+def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
+    """A CPU build of torch in a variant for GPUs."""
+    variant, build = facts.labels.get("io.weir.variant", ""), facts.labels.get("io.weir.torch.build", "")
+    if build != "cpu" or not variant.startswith(("rocm", "cuda")):
+        return None
+    return Finding(
+        "torch-without-gpu-kernels",
+        Severity.WARNING,
+        f"variant {variant} holds a CPU build of torch: tensors can't be put on a GPU",
+        0,
+        (),
+        f"make a GPU build of torch reachable (see `torch:` of {variant} in images/variants.yaml), then:\n"
+        f"python -m buildtool build {variant}",
+    )
+
+
+def foreign_files(facts: Facts) -> Finding | None:
+    """Files of GPU code that no wanted target can run."""
+    foreign, n_bytes, title = _foreign(facts, facts.gpu_files)
+    if not n_bytes:
+        return None
+    places = merged_places(foreign.values())
+    names = " -o ".join(f"-name '*{key}*'" for key in sorted(foreign) if "+" not in key)
+    directories = " ".join(shell_word(place) for place in places[:6])
+    return Finding(
+        FOREIGN_FILES,
+        Severity.WARNING,
+        f"files of {title}",
+        n_bytes,
+        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
+        f"RUN find {directories} -type f \\( {names} \\) -delete\n# in the layer that installs them",
+    )
+
+
+def foreign_code_in_libraries(facts: Facts) -> Finding | None:
+    """GPU code inside libraries that no wanted target can run."""
+    foreign, n_bytes, title = _foreign(facts, facts.gpu_in_libraries)
+    if not n_bytes:
+        return None
+    places = merged_places(foreign.values())
+    return Finding(
+        FOREIGN_CODE,
+        Severity.WARNING,
+        f"inside libraries, {title}",
+        n_bytes,
+        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
+        f"python -m buildtool prune TREE --targets {','.join(facts.wanted_targets)}"
+        "   # TREE: what is copied into the image",
+    )
+
+
+def _foreign(facts: Facts, code: Mapping[str, Tally]) -> tuple[dict[str, Tally], int, str]:
+    """Code that no wanted target can run, its bytes, and how to say so. Nothing where none is wanted."""
+    wanted = parse_targets(facts.wanted_targets)
+    foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
+    title = f"GPU code for {', '.join(sorted(foreign))}; wanted is {', '.join(facts.wanted_targets)}"
+    return foreign, sum(tally.unpacked_bytes for tally in foreign.values()), title
+
+
+def _meant_hardware(facts: Facts) -> str:
+    """What the image says it is for: cpu, rocm, cuda, or nothing."""
+    words = f"{facts.labels.get('io.weir.variant', '')} {facts.ref}".lower()
+    told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
+    return told or facts.labels.get("io.weir.torch.build", "")

@@ -1,0 +1,226 @@
+"""Finds credentials in an image: files, ENV, labels, history, attestations. Says what and where only.
+
+Two signs: a value that has a token's known form, whatever it is called; and a value that is given to a
+name such as PASSWORD. What is plainly a placeholder is passed over.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+SCANNED_BYTES = 256 << 10  # larger files aren't looked through: credentials live in small ones
+_HIDDEN = "[redacted]"
+_JUDGED = 100  # bytes of a value in which a placeholder would show
+
+
+class Care(Enum):
+    """Which files of a directory are read in search of credentials."""
+
+    TELLING_NAMES = "those whose names tell that they hold some"
+    NO_CODE = "all text but code"
+    ALL_TEXT = "all text"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A credential in a text: its kind, and which bytes are the secret."""
+
+    kind: str
+    start: int
+    end: int
+
+
+# kind -> literals of which one must be there (quicker to find than a pattern), and the pattern, whose group
+# `s` is the secret; forms as their issuers and secret scanners document them
+_FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
+    "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?P<s>A(?:KIA|SIA)[A-Z2-7]{16})\b"),
+    "GitHub token": (
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
+        rb"\b(?P<s>gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255})\b",
+    ),
+    "GitLab token": ((b"glpat-", b"gldt-", b"glrt-"), rb"\b(?P<s>gl(?:pat|dt|rt)-[A-Za-z0-9_-]{20,255})"),
+    "Hugging Face token": ((b"hf_",), rb"\b(?P<s>hf_[A-Za-z0-9]{30,64})\b"),
+    "Slack token": ((b"xox",), rb"\b(?P<s>xox[abeoprs]-[A-Za-z0-9-]{10,255})"),
+    "Slack webhook": (
+        (b"hooks.slack.com",),
+        rb"hooks\.slack\.com/services/(?P<s>T[A-Za-z0-9]+/B[A-Za-z0-9]+/[A-Za-z0-9]{16,})",
+    ),
+    "Google API key": ((b"AIza",), rb"\b(?P<s>AIza[A-Za-z0-9_-]{35})\b"),
+    "Google OAuth secret": (
+        (b"GOCSPX-", b"1//0", b"ya29."),
+        rb"\b(?P<s>GOCSPX-[A-Za-z0-9_-]{20,}|1//0[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{30,})",
+    ),
+    "package index token": (
+        (b"pypi-", b"npm_"),
+        rb"\b(?P<s>pypi-[A-Za-z0-9_-]{50,}|npm_[A-Za-z0-9]{36})\b",
+    ),
+    "Docker token": ((b"dckr_",), rb"\b(?P<s>dckr_(?:pat|oat)_[A-Za-z0-9_-]{20,})"),
+    "payment API key": ((b"k_live_",), rb"\b(?P<s>[rs]k_live_[A-Za-z0-9]{20,})\b"),
+    "model API key": ((b"sk-",), rb"\b(?P<s>sk-(?:proj-|ant-|or-)?[A-Za-z0-9_-]{32,})"),
+    "mail API key": ((b"SG.",), rb"\b(?P<s>SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43})"),
+    "Vault token": ((b"hvs.", b"hvb."), rb"\b(?P<s>hv[sb]\.[A-Za-z0-9_-]{20,})"),
+    "Azure storage key": ((b"AccountKey=",), rb"AccountKey=(?P<s>[A-Za-z0-9+/]{60,}={0,2})"),
+    "JSON web token": (
+        (b"eyJ",),
+        rb"\b(?P<s>eyJ[A-Za-z0-9_-]{10,999}\.eyJ[A-Za-z0-9_-]{10,999}\.[A-Za-z0-9_-]{10,})",
+    ),
+    "private key": (
+        (b"PRIVATE KEY",),
+        rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:\\n|[\s\w+/=:,.;-]){64,})",
+    ),
+    "password in a URL": (
+        (b"://",),
+        rb"://[^\s/:@\"'`]{0,99}:(?P<s>[^\s/:@\"'`]{3,200})@[\w.\[-]",
+    ),
+    "HTTP authorization": (
+        (b"uthorization", b"UTHORIZATION"),
+        rb"(?i:authorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?(?:bearer|basic|token)\s{1,9})(?P<s>[\w.~+/=-]{8,})",
+    ),
+    "registry login": (
+        (b'"auth"', b'"identitytoken"'),
+        rb"\"(?:auth|identitytoken)\"\s{0,9}:\s{0,9}\"(?P<s>[A-Za-z0-9+/=_.-]{8,})\"",
+    ),
+    "password option": (
+        (b" -",),
+        rb"\s--?(?i:password|passwd|token|api-?key|secret)[= ](?P<s>[^\s$\"'<\\-][^\s\"']{3,})",
+    ),
+    "login option": (
+        (b" -u", b" --user"),
+        rb"\b(?:curl|wget|twine)\b[^\n|;&]{0,200}\s(?:-u|--user)[= ]?[\"']?[\w.@-]{1,64}:(?P<s>[^\s$\"']{4,})",  # noqa: E501
+    ),
+}
+# What follows a name's telling word, and how it is tied to its value, by the kind of text.
+_WORD = (
+    rb"(?i:passw(?:or)?d|passphrase|secret|token(?!s|iz)|api_?key|access_?key|private_?key|auth_?key|_auth\b"
+    rb"|credential)(?P<n>[\w-]{0,40})"
+)
+_WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"credential")
+_TIED = {
+    "shell": rb"=(?P<q>[\"']?)(?P<s>[^\s\"';|&]{4,})(?P=q)",
+    "ini": rb"[ \t]{0,9}[=:][ \t]{0,9}(?P<q>[\"']?)(?P<s>[^\s\"'#;,()\[\]{}]{4,})(?P=q)[ \t\r]{0,9}(?=\n|$)",
+    "code": rb"[\"']?\]?[ \t]{0,9}[=:][ \t]{0,9}(?P<q>[\"'])(?P<s>[^\s\"'()\[\]{}]{6,})(?P=q)",
+}
+_NOT_SECRET_NAME = re.compile(
+    rb"(?i)(file|path|dir|url|uri|name|ttl|type|ids?|expir\w*|len\w*|limit|max|min|size|header|prefix|env|count"
+    rb"|sock|mode|class|policy|enabled|required|parallelism|provider|manager|store|helper)$"
+)
+# Files in which a value without a name, or with a common one, is a credential.
+_SPECIAL = {
+    b".netrc": rb"\bpassword\s+(?P<s>\S{3,})",
+    b"_netrc": rb"\bpassword\s+(?P<s>\S{3,})",
+    b".pgpass": rb"(?m)^[^#:\s]+:[^:\s]*:[^:\s]*:[^:\s]*:(?P<s>\S+)$",
+    b".htpasswd": rb"(?m)^[^:\s]+:(?P<s>(?:\$apr1\$|\$2[aby]\$|\{SHA\})\S+)",
+    b"shadow": rb"(?m)^[^:\s]+:(?P<s>\$[^:\s]{8,})",
+    b"kaggle.json": rb"\"key\"\s*:\s*\"(?P<s>[0-9a-f]{32})\"",
+    b"rclone.conf": rb"(?m)^pass\s*=\s*(?P<s>\S{8,})",
+    b"kubeconfig": rb"client-key-data:\s*(?P<s>\S{40,})",
+    b"config": rb"client-key-data:\s*(?P<s>\S{40,})",
+}
+_ANYWHERE = frozenset(_SPECIAL) | frozenset(
+    b".pypirc pip.conf .npmrc .yarnrc .yarnrc.yml .git-credentials .my.cnf .env credentials .dockercfg .s3cfg"
+    b" .boto id_rsa id_ed25519 id_ecdsa id_dsa application_default_credentials.json .vault-token .terraformrc"
+    b" secrets.yaml hosts.yml".split()
+)
+_LIBRARIES = re.compile(
+    rb"(^|/)(site-packages|dist-packages|node_modules|conda-meta|python3(\.\d+)?|share/doc)(/|$)"
+    rb"|^(usr/(lib\w*|share|include|src)|lib\w*|proc|sys|dev|boot|var/lib/(dpkg|apt)|usr/local/(lib\w*|include|share))(/|$)"
+    rb"|^opt/(conda|rocm[^/]*)/(lib\w*|include|share|pkgs|llvm)(/|$)"
+)
+_LIB = re.compile(rb"(^|/)lib(64)?(/|$)")
+_NO_TEXT = re.compile(
+    rb"(?i)\.(so|pyc|pyo|h|hpp|c|cc|cpp|cu|a|o|mo|gz|xz|bz2|zst|zip|whl|jar|png|jpe?g|gif|ico|svg|woff2?|ttf|css|map"
+    rb"|safetensors|gguf|onnx|pt|pth|bin|npy|npz|parquet|db|sqlite3?|co|hsaco|dat|crt|po|md|rst|html?)$"
+)
+_CODE = re.compile(rb"\.(pyi?|js|mjs|ts|go|java|rb|json|ya?ml|toml|tf|ipynb|php|lua|xml)$")
+_INI = re.compile(
+    rb"(?i)(^|\.)(env|ini|cfg|conf|properties|sh|bash|ya?ml|toml|npmrc|pypirc|cnf|s3cfg|boto|txt)(\.\w+)?$"
+)
+_PLACEHOLDER = re.compile(
+    rb"(?i)example|placeholder|change_?me|your|dummy|redacted|xxxx|\*\*\*|\.\.\.|^(none|null|true|false|test|password"
+    rb"|passwd|secret|token|pass|user|default|required|optional|disabled|enabled|string|str|\d{1,8}|.*[<>{}].*|[$%/~@].*)$"
+)
+
+
+_PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _FORMS.items()}
+_TIES = {style: re.compile(_WORD + text) for style, text in _TIED.items()}
+_OWN = {name: re.compile(text) for name, text in _SPECIAL.items()}
+
+
+def care_for(directory: bytes) -> Care:
+    """How closely a directory's files are read. Code of libraries is full of names and examples."""
+    if _LIBRARIES.search(directory):
+        return Care.TELLING_NAMES
+    return Care.NO_CODE if _LIB.search(directory) else Care.ALL_TEXT
+
+
+def reads_file(name: bytes, care: Care) -> bool:
+    """Is a file worth reading, by its name?"""
+    if name in _ANYWHERE:
+        return True
+    if care is Care.TELLING_NAMES or _NO_TEXT.search(name):
+        return False
+    return care is Care.ALL_TEXT or not _CODE.search(name)
+
+
+def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
+    """The kinds of credentials in a file, each once."""
+    if b"\0" in content[:1024]:
+        return ()
+    hits = [*_formed(content), *_own(name, content)]
+    if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
+        hits += _tied(_TIES["code"], content) if _CODE.search(name) else ()
+        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in _ANYWHERE else ()
+    return tuple(sorted({hit.kind for hit in hits}))
+
+
+def kinds_in_text(text: str) -> tuple[str, ...]:
+    """The kinds of credentials in ENV, a label or a step of the history."""
+    return tuple(sorted({hit.kind for hit in _hits(text.encode("utf-8", "surrogatepass"))}))
+
+
+def kinds_in_document(content: bytes) -> tuple[str, ...]:
+    """The kinds of credentials in a JSON document."""
+    return tuple(sorted({hit.kind for hit in (*_formed(content), *_tied(_TIES["code"], content))}))
+
+
+def redacted(text: str) -> str:
+    """The text without the credentials that `kinds_in_text` would find."""
+    raw = text.encode("utf-8", "surrogatepass")
+    for hit in sorted(_hits(raw), key=lambda hit: -hit.start):
+        raw = raw[: hit.start] + _HIDDEN.encode() + raw[hit.end :]
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _hits(raw: bytes) -> list[Hit]:
+    found = [*_formed(raw), *_tied(_TIES["shell"], raw), *_tied(_TIES["code"], raw)]
+    apart: list[Hit] = []
+    for hit in sorted(found, key=lambda hit: (hit.start, -hit.end)):
+        if not apart or hit.start >= apart[-1].end:
+            apart.append(hit)
+        elif hit.end > apart[-1].end:
+            apart[-1] = Hit(apart[-1].kind, apart[-1].start, hit.end)
+    return apart
+
+
+def _formed(raw: bytes) -> Iterator[Hit]:
+    for kind, (marks, pattern) in _PATTERNS.items():
+        if any(mark in raw for mark in marks):
+            for match in pattern.finditer(raw):
+                value = match["s"][:_JUDGED]
+                if not _PLACEHOLDER.search(value) and len(set(value)) > 3:
+                    yield Hit(kind, *match.span("s"))
+
+
+def _tied(pattern: "re.Pattern[bytes]", raw: bytes) -> Iterator[Hit]:
+    lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
+    for match in pattern.finditer(raw) if any(word in lowered for word in _WORDS) else ():
+        if not _NOT_SECRET_NAME.search(match["n"]) and not _PLACEHOLDER.search(match["s"][:_JUDGED]):
+            yield Hit("value of a name such as PASSWORD or TOKEN", *match.span("s"))
+
+
+def _own(name: bytes, raw: bytes) -> Iterator[Hit]:
+    pattern = _OWN.get(name)
+    for match in pattern.finditer(raw) if pattern else ():
+        if not _PLACEHOLDER.search(match["s"][:_JUDGED].lstrip(b"$")):  # hashes begin with a dollar sign
+            yield Hit(f"password in {name.decode()}", *match.span("s"))

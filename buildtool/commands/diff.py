@@ -1,0 +1,34 @@
+"""`python -m buildtool diff A B`: two images side by side, and what differs between them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from buildtool.audit.audit import Wish
+from buildtool.audit.diff import diff
+from buildtool.audit.diff_text import render_diff_markdown, render_diff_table
+from buildtool.commands.audit import report_of
+from buildtool.errors import ConfigError, Exit
+from buildtool.files import write_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    what = "image of the engine, archive, layout directory or saved JSON report"
+    parser.add_argument("before", metavar="A", help=what)
+    parser.add_argument("after", metavar="B", help="the same, to compare with A")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
+    parser.add_argument("--format", choices=("table", "markdown"), default="table", help="of standard output")
+    parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default 15)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two images; what differs is no failure."""
+    if args.top < 0:
+        raise ConfigError(f"--top {args.top} is no count", "write 0 or more")
+    found = diff(report_of(args.before, Wish()), report_of(args.after, Wish()))
+    if args.markdown:
+        write_text(args.markdown, render_diff_markdown(found))
+    render = render_diff_markdown if args.format == "markdown" else render_diff_table
+    sys.stdout.write(render(found, args.top))
+    return int(Exit.OK)

@@ -1,0 +1,319 @@
+"""Prune an archive into another one, as a stream of its parts: a root file system's tar, or a wheel.
+
+Nothing is unpacked, so no privilege is needed and no owner, mode, time, link or attribute can get lost: what
+stays of a tar is copied byte for byte. The same archive and targets give the same bytes.
+"""
+
+import copy
+import io
+import os
+import posixpath
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildtool.errors import DataError
+from buildtool.gpucode import bundle, ccob
+from buildtool.gpucode.elf import HEADER_BYTES, is_elf64
+from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.prune import PrunePlan, plan_prune
+from buildtool.gpucode.rewrite import copy_range, open_source, prune_file, write_plan
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.tree import Deleted, Pruned, Refused, TreeResult, is_foreign_path
+from buildtool.gpucode.verify import verify_prune
+
+Say = Callable[[str], None]
+
+_BLOCK = tarfile.BLOCKSIZE
+_MAX_LINKS = 40  # as many as Linux follows
+
+
+@dataclass
+class ArchiveResult:
+    """What a prune took out, and which targets the archive had code for; accumulates."""
+
+    done: TreeResult
+    had: set[TargetId] = field(default_factory=set)
+
+    def saw(self, path: str, plan: PrunePlan | None = None) -> None:
+        """Remember the targets of a file, by its name and by the code that a plan found in it."""
+        names = (*plan.kept_bytes, *plan.removed_bytes) if plan else gfx_targets_of_path(path)
+        self.had |= {TargetId.parse(name) for name in names}
+
+    def refused(self, path: str, source: Source, error: Exception) -> None:
+        """A file that stays whole."""
+        self.done.refused.append(Refused(path, str(error).splitlines()[0]))
+        try:
+            found = scan_file(source.size, source.read_at).stored_bytes_by_target()
+            self.had |= {TargetId.parse(name) for name in found if name != "unknown"}
+        except GpuCodeError:
+            return
+
+
+def prune_tar(
+    original: Path,
+    out: Path,
+    targets: Sequence[TargetId],
+    *,
+    latest: int | None = None,
+    dropped: Sequence[str] = (),
+    added: Callable[[ArchiveResult], Mapping[str, bytes]] = lambda _result: {},
+    say: Say = lambda _line: None,
+) -> ArchiveResult:
+    """Write the tar `original` to `out` without what none of the targets can run.
+
+    A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
+    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` go; files that `added` makes of
+    the result come last. Raises DataError for a file that is no plain tar, VerifyFailed, and OSError when
+    `out` can't be written.
+    """
+    result = ArchiveResult(TreeResult(tuple(map(str, targets))))
+    with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
+        members = _members(original)
+        gone = {*dropped} | _foreign(members, targets, result)
+        for member in members:
+            if member.path not in gone:
+                plan = _planned(member, descriptor, targets, result=result)
+                _write_member(
+                    member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
+                )
+                _tell(member.path, plan, result, say)
+        for path, content in sorted(added(result).items()):
+            _add(handle, path, content, latest or 0)
+        handle.write(bytes(2 * _BLOCK))
+        handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
+    return result
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An entry of a tar: all of it lies at `start` to `end`, its content at `content`."""
+
+    info: tarfile.TarInfo
+    path: str
+
+    @property
+    def start(self) -> int:
+        return self.info.offset
+
+    @property
+    def content(self) -> int:
+        return self.info.offset_data
+
+    @property
+    def n_bytes(self) -> int:
+        return self.info.size if self.info.isreg() else 0
+
+    @property
+    def end(self) -> int:
+        return self.content + self.n_bytes + -self.n_bytes % _BLOCK
+
+
+def _members(original: Path) -> list[_Member]:
+    try:
+        with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            found = [_Member(info, _normal(info.name)) for info in tar]
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{original} is no plain tar: {error}") from error
+    if any(member.info.issparse() for member in found):
+        raise DataError(f"{original} has sparse members, which aren't read here")
+    return found
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath("/" + path).lstrip("/")
+
+
+def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: ArchiveResult) -> set[str]:
+    """Paths for other cards alone. A file goes when all its names (hard links) do and no link needs it."""
+    links = {m.path: m.info.linkname for m in members if m.info.issym()}
+    needed = {_destination(path, links) for path in links if not is_foreign_path(path, targets)}
+    names: dict[str, list[_Member]] = {}
+    for member in members:
+        if member.info.isreg() or member.info.issym():
+            names[member.path] = [member]
+        elif member.info.islnk():
+            names.setdefault(_normal(member.info.linkname), []).append(member)
+    gone: set[str] = set()
+    for group in names.values():
+        paths = [member.path for member in group]
+        for path in paths:
+            result.saw(path)
+        if all(is_foreign_path(path, targets) and path not in needed for path in paths):
+            gone |= set(paths)
+            freed = [group[0].n_bytes, *(0 for _ in paths[1:])]
+            result.done.deleted += [
+                Deleted(path, n_bytes, gfx_targets_of_path(path))
+                for path, n_bytes in zip(paths, freed, strict=True)
+            ]
+    return gone
+
+
+def _destination(path: str, links: Mapping[str, str]) -> str:
+    """Where a symbolic link leads in the end, links to directories on the way followed."""
+    left = path
+    for _ in range(_MAX_LINKS):
+        parts = left.split("/")
+        heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        link = next((head for head in heads if head in links), None)
+        if link is None:
+            break
+        rest = left[len(link) :].lstrip("/")
+        to = links[link]
+        base = "" if to.startswith("/") else posixpath.dirname(link)
+        left = _normal(posixpath.join(base, to.lstrip("/") if not base else to, rest))
+    return left
+
+
+def _planned(
+    member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: ArchiveResult
+) -> PrunePlan | None:
+    """How to prune a member; None when there is nothing to cut, or nothing that may be."""
+    source = _window(descriptor, member.content, member.n_bytes)
+    if not _may_hold_bundles(source):
+        return None
+    try:
+        plan = plan_prune(source, targets, strict=False)
+    except (GpuCodeError, PruneRefused) as error:
+        result.refused(member.path, source, error)
+        return None
+    result.saw(member.path, plan)
+    return plan if plan.changed else None
+
+
+def _window(descriptor: int, start: int, size: int) -> Source:
+    return Source(size, lambda at, length: os.pread(descriptor, min(length, size - at), start + at))
+
+
+def _may_hold_bundles(source: Source) -> bool:
+    head = source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes")
+    return is_elf64(head) or head.startswith((bundle.MAGIC, ccob.MAGIC))
+
+
+def _write_member(
+    member: _Member,
+    plan: PrunePlan | None,
+    descriptor: int,
+    *,
+    handle: int,
+    latest: int | None,
+    targets: Sequence[TargetId],
+) -> None:
+    late = latest is not None and member.info.mtime > latest
+    if plan is None and not late:
+        copy_range(descriptor, handle, member.start, n_bytes=member.end - member.start)
+        return
+    size = plan.bytes_after if plan else member.info.size
+    os.write(handle, _header(member.info, size, latest if late else None))
+    if plan is None:
+        copy_range(descriptor, handle, member.content, n_bytes=member.end - member.content)
+        return
+    begin = os.lseek(handle, 0, os.SEEK_CUR)
+    source = _window(descriptor, member.content, member.n_bytes)
+    write_plan(plan, source, descriptor, handle, origin=member.content)
+    verify_prune(source, _window(handle, begin, size), targets)
+    os.write(handle, bytes(-size % _BLOCK))
+
+
+def _header(info: tarfile.TarInfo, size: int, mtime: int | None) -> bytes:
+    kept = {key: value for key, value in info.pax_headers.items() if key != "size"}
+    if mtime is not None:
+        kept.pop("mtime", None)
+    changed = copy.copy(info)
+    changed.size, changed.pax_headers = size, kept
+    changed.mtime = info.mtime if mtime is None else mtime
+    return changed.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
+    info = tarfile.TarInfo(path)
+    info.size, info.mtime = len(content), mtime
+    handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK))
+
+
+def _tell(path: str, plan: PrunePlan | None, result: ArchiveResult, say: Say) -> None:
+    if plan is None:
+        return
+    say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
+    result.done.pruned.append(
+        Pruned(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
+    )
+
+
+def prune_wheel(
+    original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
+) -> ArchiveResult:
+    """Write the wheel `original` to `out` without what none of the targets can run.
+
+    Files of it that are touched lie in a temporary folder beside `out`, one at a time. RECORD stays as it
+    is: whoever installs the wheel writes his own. Raises as `prune_tar` does.
+    """
+    result = ArchiveResult(TreeResult(tuple(map(str, targets))))
+    try:
+        with (
+            zipfile.ZipFile(original) as old,
+            zipfile.ZipFile(out, "w") as new,
+            tempfile.TemporaryDirectory(prefix=".prune-", dir=out.parent) as scratch,
+        ):
+            for info in old.infolist():
+                _wheel_member(old, new, info, folder=Path(scratch), targets=targets, result=result, say=say)
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{original} is no wheel: {error}") from error
+    return result
+
+
+def _wheel_member(
+    old: zipfile.ZipFile,
+    new: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    *,
+    folder: Path,
+    targets: Sequence[TargetId],
+    result: ArchiveResult,
+    say: Say,
+) -> None:
+    result.saw(info.filename)
+    if is_foreign_path(info.filename, targets):
+        named = gfx_targets_of_path(info.filename)
+        result.done.deleted.append(Deleted(info.filename, info.file_size, named))
+        return
+    fresh = zipfile.ZipInfo(info.filename, info.date_time)  # stored, not deflated: it is read once, soon
+    fresh.external_attr = info.external_attr
+    if info.is_dir():
+        new.writestr(fresh, b"")
+        return
+    place = folder / "member"
+    with old.open(info) as packed, place.open("wb") as file:
+        shutil.copyfileobj(packed, file, 1 << 20)
+    plan = _pruned_in_place(place, info.filename, targets, result=result)
+    _tell(info.filename, plan, result, say)
+    with place.open("rb") as file, new.open(fresh, "w", force_zip64=True) as stored:
+        shutil.copyfileobj(file, stored, 1 << 20)
+
+
+def _pruned_in_place(
+    place: Path, path: str, targets: Sequence[TargetId], *, result: ArchiveResult
+) -> PrunePlan | None:
+    with open_source(place) as (source, _):
+        if not _may_hold_bundles(source):
+            return None
+        try:
+            plan = prune_file(place, targets, strict=False)
+        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+            result.refused(path, source, error)
+            return None
+    result.saw(path, plan)
+    return plan if plan.changed else None
+
+
+def unserved(had: Iterable[TargetId], targets: Sequence[TargetId]) -> tuple[TargetId, ...]:
+    """Those of the targets that nothing in `had` can serve."""
+    there = tuple(had)
+    return tuple(target for target in targets if not any(code.serves(target) for code in there))

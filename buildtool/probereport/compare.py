@@ -1,0 +1,218 @@
+"""Two reports side by side: ratios of mean times with their errors, and why two may not be compared. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from buildtool.errors import DataError
+from buildtool.probereport.quantities import (
+    Ratio,
+    mean_time,
+    size,
+    speed_ratio,
+    text,
+)
+from buildtool.probereport.tables import Timed
+from probes import residency
+from probes.answers import all_records, pick
+from probes.report import (
+    Block,
+    Measurement,
+    Pass,
+    ProbeReport,
+    Reads,
+    Request,
+    Stop,
+    TorchFacts,
+    Unknown,
+)
+from probes.stats import summarize
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something about which two reports differ, as each tells it."""
+
+    what: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.a} / {self.b}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of both reports. `speed` is how many times faster B is; unknown where it can't be said."""
+
+    key: Key
+    a: str
+    b: str
+    speed: Ratio | Unknown
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports side by side."""
+
+    names: tuple[str, str]
+    forced: tuple[Difference, ...]  # that make the two unlike; told although --force was given
+    remarks: tuple[Difference, ...]  # that may explain a ratio
+    lines: tuple[Line, ...]
+    only_a: tuple[Key, ...]
+    only_b: tuple[Key, ...]
+    verdicts: tuple[str, str]
+
+
+def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
+    """The comparison. Raises DataError naming what is unlike, unless forced; and where no row is common."""
+    unlike = _differences(a, b, _UNLIKE)
+    if unlike and not force:
+        raise DataError(
+            f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
+            "compare like machines with the same settings, or add --force and judge for yourself",
+        )
+    rows_a, rows_b = _rows(a), _rows(b)
+    common = [key for key in rows_a if key in rows_b]
+    if not common and not force:
+        raise DataError(
+            f"{names[0]} and {names[1]} have no measured row in common", "run the same probes on both"
+        )
+    return Comparison(
+        names=names,
+        forced=unlike,
+        remarks=_differences(a, b, _REMARKED),
+        lines=tuple(_line(key, rows_a[key], rows_b[key]) for key in common),
+        only_a=tuple(key for key in rows_a if key not in rows_b),
+        only_b=tuple(key for key in rows_b if key not in rows_a),
+        verdicts=(_verdict(a), _verdict(b)),
+    )
+
+
+def _differences(
+    a: ProbeReport, b: ProbeReport, facts: Sequence[tuple[str, Callable[[ProbeReport], str]]]
+) -> tuple[Difference, ...]:
+    told = ((what, fact(a), fact(b)) for what, fact in facts)
+    return tuple(Difference(what, of_a, of_b) for what, of_a, of_b in told if of_a != of_b)
+
+
+def _gpu(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    if not isinstance(torch, TorchFacts) or not torch.gpus:
+        return "none"
+    return f"{torch.gpus[0].name} ({torch.gpus[0].target})"
+
+
+def _vram(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    return _gib(torch.gpus[0].vram_total_bytes) if isinstance(torch, TorchFacts) and torch.gpus else "none"
+
+
+def _gib(n_bytes: int | Unknown) -> str:
+    """Whole GiB: firmware takes a little more or less of the same memory at each start."""
+    return text(n_bytes) if isinstance(n_bytes, Unknown) else f"{n_bytes / 2**30:.0f} GiB"
+
+
+def _torch(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    return f"{torch.version} {torch.api_version}".strip() if isinstance(torch, TorchFacts) else text(torch)
+
+
+_UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+    ("GPU", _gpu),
+    ("VRAM", _vram),
+    ("processors", lambda r: str(r.machine.cpus)),
+    ("system RAM", lambda r: _gib(r.machine.ram_total_bytes)),
+    ("WSL", lambda r: text(r.machine.wsl)),
+    ("torch's API", lambda r: r.machine.torch.api if isinstance(r.machine.torch, TorchFacts) else "no torch"),
+    ("mode", lambda r: "quick" if r.settings.quick else "full"),
+    ("VRAM cap", lambda r: "none" if r.settings.vram_cap_bytes is None else size(r.settings.vram_cap_bytes)),
+)
+_REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+    ("host", lambda r: r.machine.host),
+    ("kernel", lambda r: text(r.machine.kernel)),
+    ("GPU driver", lambda r: text(r.machine.gpu_driver)),
+    ("torch", _torch),
+    ("container", lambda r: text(r.machine.container)),
+    ("Weir", lambda r: r.tool_version),
+)
+
+
+def _rows(report: ProbeReport) -> dict[Key, Timed]:
+    """Every timed row by what makes it the same row in another report, in a fixed order."""
+    records = all_records(report)
+    found: dict[Key, Timed] = {}
+    for m in sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes)):
+        found["transfer", m.name, size(m.payload_bytes)] = m
+    for r in sorted(pick(records, Reads), key=lambda r: (r.way, r.payload_bytes, r.reads)):
+        found["reads", r.way, f"{size(r.payload_bytes)}, {r.reads} reads"] = r
+    for p in sorted(pick(records, Pass), key=lambda p: (p.model, p.dtype, p.rows, p.scenario)):
+        split = (
+            f"{p.model} {p.dtype} batch {p.rows}, {size(p.spilled_bytes)} of {size(p.weight_bytes)} spilled"
+        )
+        found["pass", p.scenario, split] = p
+    return found
+
+
+def _clock(row: Timed) -> str:
+    if isinstance(row, Measurement) and row.clock == "wall":
+        return "wall"
+    return "device" if isinstance(row.device_s, tuple) else "wall"
+
+
+def _line(key: Key, a: Timed, b: Timed) -> Line:
+    told = [mean_time(summarize(row.samples_s)) + f" (n={len(row.samples_s)})" for row in (a, b)]
+    speed: Ratio | Unknown = speed_ratio(b.samples_s, a.samples_s)
+    if _clock(a) != _clock(b):
+        speed = Unknown(f"A is by the {_clock(a)} clock, B by the {_clock(b)} clock")
+    return Line(key, told[0], told[1], speed)
+
+
+def _verdict(report: ProbeReport) -> str:
+    records = all_records(report)
+    stops = pick(records, Stop)
+    if not stops:
+        return "unknown (`spill` holds no result)"
+    return residency.verdict(pick(records, Request), pick(records, Block), stops[-1])
+
+
+def render_markdown(found: Comparison) -> str:
+    """The comparison for pasting; readable as it stands."""
+    parts = [f"# A: {found.names[0]}, B: {found.names[1]}"]
+    if found.forced:
+        parts.append(
+            "**Unlike, compared because of --force:**\n"
+            + "\n".join(f"- {difference}" for difference in found.forced)
+        )
+    if found.remarks:
+        parts.append("Also different (A / B):\n" + "\n".join(f"- {remark}" for remark in found.remarks))
+    parts.append(_table(found.lines))
+    parts.append(
+        "Times are means ± SEM. *B is faster by* is the mean time of A over that of B, its error to first "
+        "order for independent runs; *same within errors* means less than three standard errors or "
+        "one percent."
+    )
+    for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
+        if keys:
+            parts.append(f"Only in {name}:\n" + "\n".join(f"- {' '.join(key)}" for key in keys))
+    parts.append(
+        "Asking for more device memory:\n"
+        + "\n".join(f"- {name}: {verdict}" for name, verdict in zip(("A", "B"), found.verdicts, strict=True))
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(lines: Sequence[Line]) -> str:
+    rows = [["", "row", "size or case", "A", "B", "B is faster by", ""]]
+    rows += [[*line.key, line.a, line.b, *_speed(line.speed)] for line in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rule = ["-" * max(3, width) for width in widths]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(max(3, width)) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in (rows[0], rule, *rows[1:])
+    )
+
+
+def _speed(speed: Ratio | Unknown) -> tuple[str, str]:
+    return (text(speed), "") if isinstance(speed, Unknown) else (f"{speed} x", speed.verdict)

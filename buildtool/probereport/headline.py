@@ -1,0 +1,145 @@
+"""The answer in three plain sentences: copy or leave, what a full card does, what runs fastest. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from buildtool.probereport.quantities import size, span, speed_ratio
+from probes import residency
+from probes.answers import all_records, best_gb_per_s, break_even_reads, pick
+from probes.report import (
+    Block,
+    Expectation,
+    Failed,
+    Pass,
+    ProbeReport,
+    Record,
+    Request,
+    Scenario,
+    Stop,
+    TorchFacts,
+    Waived,
+)
+from probes.stats import median
+
+SPILLED: dict[Scenario, str] = {
+    "streamed": "streaming the rest through two VRAM buffers",
+    "zero_copy_weights": "reading the rest in place with the inputs copied to VRAM",
+    "zero_copy_all": "reading the rest and the inputs in place",
+}
+
+
+def headline(report: ProbeReport) -> tuple[str, str, str]:
+    """Three sentences, figures from medians; what can't be said is said to be unknown, with the reason."""
+    records = all_records(report)
+    return _inputs(report, records), _full_card(report, records), _fastest(report, records)
+
+
+def missing(report: ProbeReport, probe: str) -> str:
+    """Why a probe's figures aren't in the report."""
+    runs = [run for run in report.runs if run.probe == probe]
+    if not runs:
+        return f"the probe `{probe}` was not run"
+    match runs[-1].outcome:
+        case Waived(reason):
+            return f"`{probe}` was waived: {reason}"
+        case Failed(reason=reason):
+            return f"`{probe}` failed: {reason}"
+        case _:
+            return f"`{probe}` holds no such rows"
+
+
+def _inputs(report: ProbeReport, records: Sequence[Record]) -> str:
+    copy, in_place, vram = (
+        best_gb_per_s(records, name) for name in ("h2d_pinned", "zero_copy_read", "vram_read")
+    )
+    if copy and in_place and vram:
+        reads = break_even_reads(copy, in_place, vram)
+        return (
+            f"{_advice(reads)}: copying from pinned memory runs at {copy:.3g} GB/s, a kernel reads system "
+            f"RAM in place at {in_place:.3g} GB/s, and VRAM itself at {vram:.4g} GB/s (break-even at "
+            f"{reads:.2g} full reads of a large buffer)."
+        )
+    host = best_gb_per_s(records, "h2h_copy")
+    facts = report.machine.torch
+    if host and isinstance(facts, TorchFacts) and facts.obstacle:
+        return (
+            f"There is no GPU to copy to ({facts.obstacle}), so inputs stay in system RAM, which this "
+            f"machine copies at {host:.3g} GB/s (reads plus writes)."
+        )
+    return f"Whether to copy inputs into VRAM is unknown ({missing(report, 'transfer')})."
+
+
+def _advice(reads: float) -> str:
+    if math.isinf(reads):
+        return "Leave large inputs in system RAM, because VRAM is no faster here"
+    if reads <= 1:
+        return "Copy large inputs into VRAM before use, even those that are read only once"
+    least = math.floor(reads) + 1
+    return f"Copy large inputs into VRAM if they are read {least} times or more, and else leave them"
+
+
+def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
+    stops, requests = pick(records, Stop), pick(records, Request)
+    if not stops:
+        return f"What happens when VRAM is full is unknown ({missing(report, 'spill')})."
+    blocks = pick(records, Block)
+    oversize = [request for request in requests if request.purpose == "oversize"]
+    outside = [p for p in residency.place(blocks) if not p.block.control and p.by_timing in ("host", "paged")]
+    if outside:
+        spilled = sum(placed.block.n_bytes for placed in outside)
+        return (
+            f"When VRAM is full it spills silently: of {size(stops[-1].held_bytes)} granted as device "
+            f"memory, {size(spilled)} reads at the link's speed or below"
+            f"{_as_expected(records, granted=True)}."
+        )
+    if not oversize:
+        return f"Asked for more device memory: {residency.verdict(requests, blocks, stops[-1])}."
+    asked = (
+        f"a request for {size(oversize[0].asked_bytes)} with {size(oversize[0].vram_free_bytes)} free was "
+    )
+    as_expected = _as_expected(records, granted=oversize[0].granted)
+    if oversize[0].granted:
+        return f"When VRAM is full the driver spills silently: {asked}granted{as_expected}."
+    return (
+        f"When VRAM is full the driver refuses: {asked}answered with out of memory{as_expected}, "
+        "so nothing moves to system RAM unless the program puts it there."
+    )
+
+
+def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
+    expected = [e for e in pick(records, Expectation) if e.behaviour in ("refuses", "spills", "uses_gtt")]
+    if not expected:
+        return ""
+    agrees = (expected[0].behaviour == "refuses") != granted
+    return ", as expected on this system" if agrees else ", which is NOT what is expected on this system"
+
+
+def groups(passes: Sequence[Pass]) -> dict[tuple[str, str, int], dict[Scenario, Pass]]:
+    """The passes by model, element type and batch size, each with its scenarios."""
+    found: dict[tuple[str, str, int], dict[Scenario, Pass]] = {}
+    for one in sorted(passes, key=lambda p: (p.model, p.dtype, p.rows)):
+        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
+    return found
+
+
+def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
+    complete = [(key, ways) for key, ways in groups(pick(records, Pass)).items() if len(ways) == 4]
+    if not complete:
+        return f"What runs a model larger than VRAM fastest is unknown ({missing(report, 'scenarios')})."
+    (model, dtype, rows), ways = complete[0]
+    ranked = sorted(SPILLED, key=lambda name: median(ways[name].samples_s))
+    best, second = ways[ranked[0]], ways[ranked[1]]
+    share = best.spilled_bytes / best.weight_bytes
+    slower = median(best.samples_s) / median(ways["resident"].samples_s)
+    clear = speed_ratio(best.samples_s, second.samples_s).verdict == "faster"
+    return (
+        f"With {share:.0%} of the weights in system RAM, {SPILLED[best.scenario]} "
+        f"{'is fastest' if clear else 'is no slower than any other way'}: "
+        f"{_took(best)} a pass against {_took(second)} for {SPILLED[second.scenario]}, and "
+        f"{_took(ways['resident'])} with everything in VRAM, {slower:.3g} times less "
+        f"({model}, {dtype}, batch {rows})."
+    )
+
+
+def _took(passes: Pass) -> str:
+    return span(median(passes.samples_s), bare=True)

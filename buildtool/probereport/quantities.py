@@ -1,0 +1,128 @@
+"""Figures with their errors: how they are written, and the ratio of two. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probes.answers import CLEAR, WORTH_TELLING
+from probes.report import Unknown
+from probes.stats import Summary, doubts, summarize
+from probes.units import binary_bytes
+
+ERROR_DIGITS = 2  # significant digits of an error; its value is told to the same place
+MOST_DECIMALS = 9
+
+
+def with_error(value: float, error: float | None) -> str:
+    """`4.8520 ± 0.0064`, both to the error's second digit; a value without error says why it has none."""
+    if error is None:
+        return f"{value:.4g} (n=1: no error)"
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.4g} ± {error:.2g}"
+    decimals = min(MOST_DECIMALS, max(0, ERROR_DIGITS - 1 - math.floor(math.log10(error))))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def span(seconds: float, error_s: float | None = None, *, bare: bool = False) -> str:
+    """A time with the unit that reads best; with its standard error unless `bare`."""
+    factor, unit = next(
+        ((f, name) for f, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if abs(seconds) * f >= 1.0),
+        (1e9, "ns"),
+    )
+    if bare:
+        return f"{seconds * factor:.3g} {unit}"
+    return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
+
+
+def mean_time(told: Summary) -> str:
+    """Mean and standard error of samples in seconds."""
+    return span(told.mean, told.sem)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A bandwidth in GB/s (10^9 bytes/s), from the mean time; `low` and `high` from its p95 and p5."""
+
+    mean: float
+    sem: float | None
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return with_error(self.mean, self.sem)
+
+
+def rate(n_bytes: int, samples_s: Sequence[float]) -> Rate:
+    """The bandwidth of moving so many bytes, the error to first order. Raises ValueError for no samples."""
+    told = summarize(samples_s)
+    mean = n_bytes / told.mean / 1e9
+    return Rate(
+        mean=mean,
+        sem=None if told.sem is None else mean * told.sem / told.mean,
+        low=n_bytes / told.p95 / 1e9,
+        high=n_bytes / told.p5 / 1e9,
+        n=told.n,
+    )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quotient of two means; its standard error is to first order and supposes independent runs."""
+
+    value: float
+    error: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it differs from one by more than three standard errors and by what is worth telling."""
+        if self.error is None:
+            return "no error known"
+        off = self.value - 1.0
+        if abs(off) <= CLEAR * self.error or abs(off) < WORTH_TELLING:
+            return "same within errors"
+        return "faster" if off > 0 else "slower"
+
+    def __str__(self) -> str:
+        return with_error(self.value, self.error)
+
+
+def speed_ratio(of: Sequence[float], over: Sequence[float]) -> Ratio:
+    """How many times faster the first is: mean time of the second over mean time of the first."""
+    a, b = summarize(of), summarize(over)
+    value = b.mean / a.mean
+    if a.sem is None or b.sem is None:
+        return Ratio(value, None)
+    return Ratio(value, value * math.hypot(a.sem / a.mean, b.sem / b.mean))
+
+
+def doubt_texts(samples_s: Sequence[float]) -> str:
+    """The doubts that samples raise about themselves, in one cell."""
+    return ", ".join(doubt.reason for doubt in doubts(summarize(samples_s)))
+
+
+def size(value: int | Unknown) -> str:
+    """Bytes with a binary unit, whole numbers without decimals; or why they are unknown."""
+    return unknown(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
+
+
+def text(value: object) -> str:
+    """A plain value as a cell; unknown with its reason."""
+    match value:
+        case Unknown():
+            return unknown(value)
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case None:
+            return "none"
+        case tuple():
+            return ", ".join(map(text, value)) or "none"
+        case _:
+            return str(value)
+
+
+def unknown(value: Unknown) -> str:
+    """How the page says that a figure couldn't be had."""
+    return f"unknown ({value.reason})"

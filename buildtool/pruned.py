@@ -1,0 +1,137 @@
+"""Inputs of a build without the GPU code that its cards can't run, kept by content, targets and pruner.
+
+A root file system or a wheel is pruned on the host, before the engine sees a byte of it: docs/decisions/0006.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from buildtool.errors import ConfigError
+from buildtool.files import replacing, write_text
+from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel, unserved
+from buildtool.gpucode.manifest import image_manifest
+from buildtool.gpucode.target import TargetId
+from probes.units import decimal_bytes
+
+Say = Callable[[str], None]
+
+PRUNER = 1  # part of every key: raise it when the same input and targets would give other bytes
+KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
+
+
+@dataclass(frozen=True)
+class PrunedInput:
+    """What takes the place of an archive (itself where nothing went), and what a prune did to it."""
+
+    path: Path
+    had: tuple[TargetId, ...]
+    run: dict[str, Any]  # an entry of the manifest
+
+
+@dataclass(frozen=True)
+class PrunedInputs:
+    """All of a variant's inputs that were looked into, by the SHA-256 of the archive."""
+
+    targets: tuple[TargetId, ...]
+    by_sha256: dict[str, PrunedInput]
+
+    def path(self, sha256: str, original: Path) -> Path:
+        """The file to use in place of `original`."""
+        found = self.by_sha256.get(sha256)
+        return found.path if found else original
+
+    def manifest(self) -> str:
+        """What went, for the image: `/opt/weir/weir-prune.json`."""
+        return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
+
+
+class PruneCache:
+    """Pruned archives, each beside the list of what went."""
+
+    def __init__(self, directory: Path, say: Say) -> None:
+        self._directory = directory
+        self._say = say
+
+    def bring(self, original: Path, sha256: str, targets: Sequence[TargetId]) -> PrunedInput:
+        """A root file system's tar or a wheel, pruned; made if it isn't here.
+
+        Raises DataError for an archive that can't be read, EnvironmentMissing when the disk is full.
+        """
+        key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
+        out = self._directory / f"{key[:24]}{original.suffix}"
+        told = out.with_suffix(".json")
+        data = json.loads(told.read_text()) if told.exists() else {}
+        if not data or (data["changed"] and not out.exists()):
+            data = self._make(original, out, told, targets=targets)
+        os.utime(told)
+        had = tuple(TargetId.parse(name) for name in data["had"])
+        return PrunedInput(out if data["changed"] else original, had, data["run"])
+
+    def _make(self, original: Path, out: Path, told: Path, *, targets: Sequence[TargetId]) -> dict[str, Any]:
+        self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
+        prune = prune_wheel if original.suffix == ".whl" else prune_tar
+        with replacing(out) as partial:
+            result = prune(original, partial, targets)
+        if not result.done.changed:
+            out.unlink()
+        self._say(_summary(original, result))
+        data = {
+            "changed": result.done.changed,
+            "had": sorted(map(str, result.had)),
+            "run": run_of(original.name, result),
+        }
+        write_text(told, json.dumps(data))
+        self._forget()
+        return data
+
+    def _forget(self) -> None:
+        """Leave the newest; what a context links keeps its bytes until the next build."""
+        told = sorted(self._directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in told[:-KEPT_PRUNES]:
+            for path in self._directory.glob(f"{old.stem}.*"):
+                path.unlink(missing_ok=True)
+
+
+def run_of(archive: str, result: ArchiveResult) -> dict[str, Any]:
+    """A prune as an entry of the manifest."""
+    return {"archive": archive, **asdict(result.done), "saved_bytes": result.done.saved_bytes}
+
+
+def served_targets(
+    variant: str,
+    wanted: Sequence[TargetId],
+    had: Sequence[TargetId],
+    *,
+    asked: bool,
+    say: Say,
+) -> tuple[TargetId, ...]:
+    """Those of the wanted targets that a stack has code for.
+
+    Raises ConfigError when one was asked for by name and isn't there, or when none is.
+    """
+    missing = unserved(had, wanted)
+    left = tuple(target for target in wanted if target not in missing)
+    if not missing:
+        return left
+    told = f"{variant}: its GPU libraries have nothing for {', '.join(map(str, missing))}"
+    there = sorted({code.processor for code in had})
+    if asked or not left:
+        raise ConfigError(
+            f"{told}; they have {', '.join(there) or 'no GPU code at all'}",
+            f"name what they have, such as {there[0]}" if there else "",
+        )
+    say(f"{told}; pruning to {', '.join(map(str, left))}")
+    return left
+
+
+def _summary(original: Path, result: ArchiveResult) -> str:
+    refused = [f"; left whole: {item.path} ({item.reason})" for item in result.done.refused]
+    return (
+        f"{original.name}: {decimal_bytes(result.done.saved_bytes)} less, {len(result.done.deleted)} files "
+        f"deleted, {len(result.done.pruned)} libraries cut{''.join(refused)}"
+    )

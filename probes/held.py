@@ -1,0 +1,42 @@
+"""Does a pruned image hold code for this machine's AMD card? Asked before torch wakes the GPU runtime."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from probes.placement import gfx_target, read_kfd_nodes
+
+MANIFEST = Path("/opt/weir/weir-prune.json")
+
+
+def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) -> str:
+    """What to say when a pruned image has no code for any of the cards here; empty when all is well.
+
+    With HSA_OVERRIDE_GFX_VERSION set, cards count as what it names.
+    """
+    cards = sorted({node.target for node in read_kfd_nodes(root)})
+    override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
+    if cards and len(override) == 3 and all(part.isdecimal() for part in override):
+        major, minor, step = map(int, override)
+        cards = [gfx_target(major * 10000 + minor * 100 + step)]
+    return mismatch(held_targets(manifest), cards)
+
+
+def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
+    """The sentence; none where the image isn't pruned, no card is known, or one of them is held."""
+    if not held or not cards or {target.partition(":")[0] for target in held}.intersection(cards):
+        return ""
+    names = ",".join(cards)
+    return (
+        f"this image holds {', '.join(held)}, this machine has {', '.join(cards)}: "
+        f"rebuild it with `make images GPU_TARGETS={names}`"
+    )
+
+
+def held_targets(manifest: Path) -> tuple[str, ...]:
+    """AMD targets that a prune kept, as its manifest says; none for an image that wasn't pruned."""
+    try:
+        targets = json.loads(manifest.read_text())["targets"]
+        return tuple(name for name in targets if name.startswith("gfx"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()

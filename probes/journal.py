@@ -1,0 +1,174 @@
+"""The journal of a run: every record as soon as it is measured, beside the report, so that a run can go on.
+
+A file of JSON lines named after the report, locked while its run is alive. The first line is the report as it
+was at the start; each further one names a probe and holds a record of it. A torn last line is passed over.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from probes.codec import decode, encode
+from probes.errors import DeviceBusy, ReportError
+from probes.report import ProbeReport, Record
+
+SUFFIX = ".journal"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line after the first."""
+
+    tag: ClassVar[str] = "entry"
+    probe: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a journal holds: the run as it was begun, and what it has measured."""
+
+    begun: ProbeReport
+    entries: tuple[Entry, ...]
+
+    def records(self, probe: str) -> tuple[Record, ...]:
+        """The records of a probe, in order."""
+        return tuple(entry.record for entry in self.entries if entry.probe == probe)
+
+
+def path_of(report: Path) -> Path:
+    """Where the journal of a report lies. A journal's own path is given back."""
+    return report if report.suffix == SUFFIX else report.with_name(report.name + SUFFIX)
+
+
+def report_of(journal: Path) -> Path:
+    """The report of a journal. A report's own path is given back."""
+    return journal.with_name(journal.name.removesuffix(SUFFIX))
+
+
+class Journal:
+    """An open journal. Each line is with the kernel when `add` returns: killing this process loses none."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self._path = descriptor, path
+
+    def add(self, probe: str, record: Record) -> None:
+        """Append a record. Raises ReportError."""
+        self._append(json.dumps(encode(Entry(probe, record)), allow_nan=False))
+
+    def begin(self, report: ProbeReport) -> None:
+        """Write the first line. Raises ReportError."""
+        self._append(json.dumps(encode(report), allow_nan=False))
+
+    def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        try:
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError(28, os.strerror(28))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise ReportError(
+                f"can't write {self._path}: {error.strerror}", "make room, then go on: --resume"
+            ) from error
+
+    def remove(self) -> None:
+        """The report holds everything: the journal has done its work."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+@contextmanager
+def open_journal(report: Path) -> Iterator[Journal]:
+    """The journal of a report, made if it isn't there, held for this run alone.
+
+    A torn last line is cut off, so that the next one starts afresh. Raises DeviceBusy when the run is alive,
+    ReportError when the folder can't be written.
+    """
+    path = path_of(report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
+        ) from error
+    try:
+        if not _lock(descriptor):
+            raise DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")
+        held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        os.ftruncate(descriptor, held.rfind(b"\n") + 1)
+        yield Journal(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read(report: Path) -> Past | None:
+    """What the journal of a report holds; None for one that had not got its first line.
+
+    Raises ReportError when there is no journal, or a line other than the last is broken.
+    """
+    path = path_of(report)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise ReportError(
+            f"{report.name} has no journal: it was finished, or begun by an older version",
+            "begin a new run: python -m probes run",
+        ) from None
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror}") from error
+    whole = lines[:-1]  # what follows the last line break is torn, or empty
+    if not whole:
+        return None
+    try:
+        begun = decode(ProbeReport, json.loads(whole[0]), "line 1")
+        entries = [decode(Entry, json.loads(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
+    except (ValueError, ReportError) as error:
+        raise ReportError(
+            f"{path} is broken: {error}", "remove it and begin a new run: python -m probes run"
+        ) from error
+    return Past(begun, tuple(entries))
+
+
+def sweep(folder: Path) -> tuple[Path, ...]:
+    """Remove what dead runs left half-written; the reports of those that can go on, oldest first.
+
+    A file is left alone while the run that it belongs to is alive.
+    """
+    for temporary in folder.glob(".*.json.tmp"):
+        owner = folder / temporary.name.removeprefix(".").removesuffix(".tmp")
+        if not _alive(path_of(owner)):
+            temporary.unlink(missing_ok=True)
+    unfinished = []
+    for path in sorted(folder.glob(f"*.json{SUFFIX}")):
+        if _alive(path):
+            continue
+        if b"\n" in path.read_bytes():
+            unfinished.append(report_of(path))
+        else:  # it was killed before it had measured anything
+            path.unlink(missing_ok=True)
+    return tuple(unfinished)
+
+
+def _alive(journal: Path) -> bool:
+    try:
+        descriptor = os.open(journal, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor)
+    finally:
+        os.close(descriptor)

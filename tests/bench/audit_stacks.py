@@ -1,0 +1,165 @@
+"""Random layer stacks, applied by umoci on a real file system and by the audit in its index.
+
+Many stacks share an image, each below a directory of its own: rules of layers know no more than paths.
+"""
+
+import os
+import random
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import image_maker as make
+
+from buildtool.audit.archive import open_archive
+from buildtool.audit.contents import ImageContents
+from buildtool.audit.image import host_platform, read_image
+from buildtool.audit.merge import Tree as MergedTree
+from buildtool.audit.merge import merge
+from buildtool.audit.tarwalk import SYMLINK
+
+Tree = dict[str, int | str]  # path -> bytes of a file, or a link's target
+NAMES = ("a", "b", "c")
+VERBS = ("file", "file", "file", "dir", "link", "hard", "gone", "opaque")
+
+
+def find_umoci(work: Path) -> Path | None:
+    """umoci of this host, else of the distribution's package, unpacked in `work`; None without either."""
+    found = shutil.which("umoci")
+    if found:
+        return Path(found)
+    got = subprocess.run(["apt-get", "download", "umoci"], cwd=work, capture_output=True, check=False)
+    packages = list(work.glob("umoci_*.deb"))
+    if got.returncode or not packages:
+        return None
+    subprocess.run(["dpkg", "-x", packages[0], work / "umoci-root"], check=True)
+    return work / "umoci-root" / "usr" / "bin" / "umoci"
+
+
+def differences(umoci: Path, work: Path, *, stacks: int, together: int = 100) -> int:
+    """How many of so many random stacks umoci and the audit disagree on."""
+    wrong = 0
+    for first in range(0, stacks, together):
+        numbers = range(first, min(first + together, stacks))
+        layers = [b"".join(rows) for rows in zip(*(random_stack(number) for number in numbers), strict=True)]
+        image = make.Image([layer + make.END for layer in layers], architecture=host_platform().architecture)
+        with tempfile.TemporaryDirectory(dir=work) as name:
+            layout = make.layout_directory(make.oci_layout(image) | named_index(image), Path(name) / "layout")
+            contents = read_image(open_archive(layout), label="stacks")
+            ours = by_audit(contents)
+            theirs = by_umoci(umoci, layout, Path(name) / "bundle")
+        wrong += sum(below(ours, number) != below(theirs, number) for number in numbers)
+    return wrong
+
+
+def named_index(image: make.Image) -> make.Members:
+    """umoci finds images by this annotation."""
+    row = make.descriptor(
+        image.manifest(),
+        "application/vnd.oci.image.manifest.v1+json",
+        annotations={"org.opencontainers.image.ref.name": "stacks"},
+    )
+    return {"index.json": make.index_of(row)}
+
+
+def random_stack(number: int) -> list[bytes]:
+    """Four layers of a stack, each some members without the archive's end."""
+    chance = random.Random(number)
+    make_layer = layer_through_links if number % 3 == 0 else layer_of_a_builder
+    return [b"".join([make.folder(f"s{number:05}"), *make_layer(chance, f"s{number:05}")]) for _ in range(4)]
+
+
+def layer_of_a_builder(chance: random.Random, root: str) -> Iterator[bytes]:
+    """Each path once, its parents as directories before it, as engines write what a step has changed."""
+    steps = {random_path(chance, 3): chance.choice(VERBS) for _ in range(chance.randint(1, 7))}
+    made: list[str] = []
+    told: set[str] = set()
+    for path, verb in sorted(steps.items()):
+        if any(steps.get(above, "dir") not in ("dir", "opaque") for above in above_of(path)):
+            continue  # one layer that has a file and something below it is nobody's
+        needed = [*above_of(path), *([path] if verb in ("dir", "opaque") else [])]
+        yield from (make.folder(f"{root}/{needs}") for needs in needed if needs not in told)
+        told.update(needed)
+        if verb != "dir":
+            yield member(chance, root, path, (verb, made))
+
+
+def layer_through_links(chance: random.Random, root: str) -> Iterator[bytes]:
+    """Parents that aren't told and may be links, of this layer or one below, as hand-made layers have."""
+    made: list[str] = []
+    paths = {random_path(chance, 3) for _ in range(chance.randint(1, 6))}
+    for path in sorted(paths, key=lambda path: (path.count("/"), path)):
+        if path.count("/") < 2:
+            yield member(chance, root, path, (chance.choice(("link", "gone")), made))
+        else:  # files have names that no directory has, wherever the links above them lead
+            yield member(chance, root, path[:-1] + chance.choice("xyz"), ("file", made))
+
+
+def member(chance: random.Random, root: str, path: str, step: tuple[str, list[str]]) -> bytes:
+    verb, made = step
+    directory, _, name = f"{root}/{path}".rpartition("/")
+    match verb:
+        case "gone":
+            return make.file(f"{directory}/.wh.{name}")
+        case "opaque":
+            return make.file(f"{root}/{path}/.wh..wh..opq")
+        case "link":
+            later = [other for other in NAMES if other > name]  # so that no links make a circle
+            return make.symlink(f"{root}/{path}", chance.choice((*later, "missing", ".")))
+        case "hard" if made:
+            return make.hardlink(f"{root}/{path}", f"{root}/{chance.choice(made)}")
+    made.append(path)
+    return make.file(f"{root}/{path}", bytes([65 + chance.randrange(26)]) * chance.randint(1, 9))
+
+
+def random_path(chance: random.Random, depth: int) -> str:
+    return "/".join(chance.choice(NAMES) for _ in range(chance.randint(1, depth)))
+
+
+def above_of(path: str) -> Sequence[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+def by_audit(contents: ImageContents) -> Tree:
+    merged = merge([layer.index for layer in contents.layers if layer.index])
+    tree: Tree = {}
+    waiting: list[tuple[str, MergedTree]] = [("", merged.tree)]
+    while waiting:
+        directory, held = waiting.pop()
+        for raw, row in held.items():
+            path = f"{directory}/{raw.decode()}".lstrip("/")
+            if isinstance(row, dict):
+                waiting.append((path, row))
+                continue
+            layer = merged.layer_of(row)
+            index, at = merged.layers[layer], row - merged.starts[layer]
+            if index.kinds[at] == SYMLINK:
+                tree[path] = index.links[at].decode()
+            else:
+                tree[path] = merged.size(merged.links.get(row, row))
+    return tree
+
+
+def by_umoci(umoci: Path, layout: Path, bundle: Path) -> Tree:
+    command = [umoci, "unpack", "--rootless", "--image", f"{layout}:stacks", bundle]
+    subprocess.run(command, check=True, capture_output=True)
+    root = bundle / "rootfs"
+    tree: Tree = {}
+    for folder, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            path = Path(folder) / name
+            state = path.lstat()
+            if stat.S_ISREG(state.st_mode):
+                tree[str(path.relative_to(root))] = state.st_size
+            elif stat.S_ISLNK(state.st_mode):
+                tree[str(path.relative_to(root))] = str(path.readlink())
+    return tree
+
+
+def below(tree: Tree, number: int) -> Tree:
+    prefix = f"s{number:05}/"
+    return {path: what for path, what in tree.items() if path.startswith(prefix)}

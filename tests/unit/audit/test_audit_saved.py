@@ -1,0 +1,90 @@
+"""Saved reports, read back: the same again, or a message with the place of what is wrong."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_maker import HOSTILE, a_finding, audited, small_report
+
+from buildtool.audit.budget import Verdict
+from buildtool.audit.report import to_json
+from buildtool.audit.saved import parse_report, read_report
+from buildtool.errors import DataError
+from buildtool.model import Budget
+
+
+def test_a_report_reads_back_as_it_was() -> None:
+    report = replace(small_report(Budget(1, None)), findings=(a_finding(),))
+    again = parse_report(to_json(report), "r.json")
+    assert to_json(again) == to_json(report)
+    assert again.budget.verdict is Verdict.FAIL
+    assert again.findings == report.findings
+    assert again.tree == report.tree
+
+
+def test_a_report_from_before_there_was_a_tree_can_be_read() -> None:
+    document = json.loads(to_json(small_report()))
+    del document["tree"]
+    assert parse_report(json.dumps(document), "r.json").tree.rows == ()
+
+
+def test_keys_of_newer_reports_are_passed_over() -> None:
+    document = json.loads(to_json(small_report()))
+    document["later"] = document["image"]["later"] = {"x": [1]}
+    assert parse_report(json.dumps(document), "r.json") == parse_report(to_json(small_report()), "r.json")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_text_of_a_saved_report_is_escaped_again(name: str) -> None:
+    report = replace(audited(), findings=(a_finding(paths=(name,), title=name),), owners={name: 1})
+    again = parse_report(to_json(report), "r.json")
+    told = (*again.findings[0].paths, again.findings[0].title, *again.owners)
+    assert all(char.isprintable() or char in "\n\t" for text in told for char in text)
+
+
+def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
+    document = json.loads(to_json(replace(small_report(), findings=(a_finding(),))))
+    change(document)
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "an object belongs here"),
+        ("{}", "schema_version is None"),
+        (broken(lambda d: d.update(schema_version=99)), "schema_version is 99"),
+        (broken(lambda d: d.pop("totals")), "totals is missing"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes="1")), r"totals.unpacked_bytes: '1' where int"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=-1)), r"'-1' where int"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=True)), r"'True' where int"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=float("nan"))), r"'nan' where int"),
+        (
+            broken(lambda d: d["findings"][0].update(severity="dire")),
+            r"findings\[0\].severity: 'dire' is none of",
+        ),
+        (broken(lambda d: d["findings"][0].pop("bytes")), r"findings\[0\].unpacked_bytes"),
+        (broken(lambda d: d.update(layers={})), "layers: a list belongs here"),
+        (broken(lambda d: d.update(gpu_code=[])), "gpu_code: an object belongs here"),
+        (broken(lambda d: d.update(top_directories=[1])), "top_directories: an object belongs here"),
+    ],
+)
+def test_what_is_no_report_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        parse_report(text, "r.json")
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"can't read .*none\.json"):
+        read_report(tmp_path / "none.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        read_report(tmp_path / "binary.json")
+    with (tmp_path / "huge.json").open("wb") as handle:
+        handle.truncate(65 << 20)
+    with pytest.raises(DataError, match="larger than any"):
+        read_report(tmp_path / "huge.json")

@@ -1,0 +1,169 @@
+"""Pruned inputs are kept by content and targets; cards that a stack lacks are an error when asked for."""
+
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildtool import context, pruned
+from buildtool.catalog import load
+from buildtool.commands.build import chosen_targets
+from buildtool.errors import ConfigError
+from buildtool.gpucode.target import TargetId, parse_targets
+from buildtool.host import amd_targets
+from buildtool.lock import spec_sha256
+from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
+from buildtool.plan import labels, unresolved
+from buildtool.pruned import PruneCache, PrunedInput, PrunedInputs, served_targets
+from buildtool.rootfs import mmdebstrap_command, recipe_sha256
+from buildtool.wheels import WheelCache
+
+GFX906 = parse_targets("gfx906")
+HAD = parse_targets("gfx803,gfx906,gfx1100")
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    path = tmp_path / "trixie.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("Kernels_gfx803.co", "Kernels_gfx906.co", "other"):
+            file = tmp_path / name
+            file.write_text(name)
+            tar.add(file, f"usr/lib/{name}")
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PruneCache:
+    return PruneCache(tmp_path / "pruned", lambda _line: None)
+
+
+def names(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+def test_an_input_is_pruned_once_for_its_content_and_targets(cache: PruneCache, rootfs: Path) -> None:
+    first = cache.bring(rootfs, "aa", GFX906)
+    assert names(first.path) == ["usr/lib/Kernels_gfx906.co", "usr/lib/other"]
+    made = first.path.stat().st_mtime_ns
+    assert cache.bring(rootfs, "aa", GFX906).path.stat().st_mtime_ns == made
+    assert cache.bring(rootfs, "bb", GFX906).path != first.path
+    assert cache.bring(rootfs, "aa", HAD[:1]).path != first.path
+    assert {code.processor for code in first.had} == {"gfx803", "gfx906"}
+
+
+def test_an_archive_that_somebody_deleted_is_made_again(cache: PruneCache, rootfs: Path) -> None:
+    path = cache.bring(rootfs, "aa", GFX906).path
+    path.unlink()
+    assert cache.bring(rootfs, "aa", GFX906).path.exists()
+
+
+def test_an_input_without_foreign_code_stands_for_itself(cache: PruneCache, rootfs: Path) -> None:
+    whole = cache.bring(rootfs, "aa", parse_targets("gfx803,gfx906"))
+    assert whole.path == rootfs
+    assert not list(rootfs.parent.glob("pruned/*.tar"))
+
+
+def test_the_cache_forgets_the_oldest(
+    cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruned, "KEPT_PRUNES", 2)
+    made = [cache.bring(rootfs, digest, GFX906).path for digest in ("aa", "bb", "cc")]
+    assert [path.exists() for path in made] == [False, True, True]
+
+
+def test_the_manifest_names_targets_and_what_went(cache: PruneCache, rootfs: Path) -> None:
+    found = cache.bring(rootfs, "aa", GFX906)
+    told = json.loads(PrunedInputs(GFX906, {"aa": found}).manifest())
+    assert told["targets"] == ["gfx906"]
+    assert told["runs"][0]["archive"] == "trixie.tar"
+    assert told["runs"][0]["deleted"][0]["path"] == "usr/lib/Kernels_gfx803.co"
+    assert told["runs"][0]["saved_bytes"] == len("Kernels_gfx803.co")
+
+
+def test_the_context_gets_the_pruned_input_and_the_manifest(
+    cache: PruneCache, rootfs: Path, tmp_path: Path
+) -> None:
+    found = cache.bring(rootfs, "aa", GFX906)
+    resolved = Resolved("rocm", "", "s", TorchBuild.CPU, "3.13", PinnedBase("bootstrap", "trixie", "aa"))
+    wheels = WheelCache(tmp_path / "wheels", lambda _line: None)
+    inputs = PrunedInputs(GFX906, {"aa": found})
+    staged = context.stage(tmp_path / "c", resolved, wheels, (), rootfs=rootfs, epoch=7, pruned=inputs)
+    assert (staged / "rootfs.tar").samefile(found.path)
+    manifest = staged / "payload/opt/weir/weir-prune.json"
+    assert manifest.read_text() == inputs.manifest()
+    assert int(manifest.stat().st_mtime) == 7
+
+
+def test_a_target_asked_for_by_name_must_be_there() -> None:
+    asked = parse_targets("gfx906,gfx1201")
+    with pytest.raises(
+        ConfigError, match=r"nothing for gfx1201; they have gfx1100, gfx803, gfx906"
+    ) as caught:
+        served_targets("rocm", asked, HAD, asked=True, say=print)
+    assert "such as gfx1100" in caught.value.hint
+
+
+def test_a_target_that_nobody_asked_for_is_left_out_aloud() -> None:
+    said: list[str] = []
+    found = served_targets("rocm", parse_targets("gfx906,gfx1036"), HAD, asked=False, say=said.append)
+    assert found == GFX906
+    assert "gfx1036" in said[0]
+    with pytest.raises(ConfigError):
+        served_targets("rocm", parse_targets("gfx1036"), HAD, asked=False, say=said.append)
+
+
+def test_generic_code_serves_its_family() -> None:
+    generic = (TargetId("gfx11-generic"),)
+    assert served_targets("rocm", HAD[1:2], (*HAD, *generic), asked=True, say=print) == HAD[1:2]
+
+
+def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildtool.host.amd_targets", lambda: ("gfx1100",))
+    assert chosen_targets("gfx906;gfx803", print) == (True, ("gfx803", "gfx906"))
+    assert chosen_targets(None, print) == (False, ("gfx1100",))
+    rocm, cpu = (load(gpu_targets=("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
+    assert rocm.gpu_targets == ("gfx1100",)
+    assert "torch[device-gfx1100]" in [text for source in rocm.torch for text in source.require]
+    assert cpu.gpu_targets == ()
+    assert load().select(("rocm",))[0].gpu_targets == ("gfx906", "gfx1030", "gfx1100")
+
+
+def test_cards_come_from_the_kernels_topology(tmp_path: Path) -> None:
+    for number, (simds, version) in enumerate(((0, 0), (240, 90006), (96, 110000), (96, 110000))):
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count {simds}\ngfx_target_version {version}\n")
+    assert amd_targets(tmp_path) == ("gfx1100", "gfx906")
+    assert amd_targets(tmp_path / "none") == ()
+
+
+def test_labels_tell_the_targets_and_whether_foreign_code_went() -> None:
+    rocm = load(gpu_targets=("gfx906",)).select(("rocm",))[0]
+    told = labels(rocm, unresolved(rocm))
+    assert (told["io.weir.gpu-targets"], told["io.weir.pruned"]) == ("gfx906", "yes")
+    assert labels(replace(rocm, prune=False), unresolved(rocm))["io.weir.pruned"] == "no"
+
+
+def test_other_targets_need_no_other_inputs() -> None:
+    rocm = load().select(("rocm",))[0]
+    assert spec_sha256(rocm) == spec_sha256(replace(rocm, gpu_targets=("gfx803",), prune=False))
+
+
+def test_what_a_recipe_cuts_is_part_of_its_name_and_of_the_command() -> None:
+    plain = Bootstrap("trixie", ("python3",))
+    cutting = replace(plain, cut=("usr/lib/*/gconv",))
+    assert recipe_sha256(plain, 7) != recipe_sha256(cutting, 7)
+    words = " ".join(mmdebstrap_command(cutting, Path("out.tar"), None))
+    assert '-path "$1/usr/lib/*/gconv"' in words
+    assert "-xdev" in words
+    assert "-path" not in " ".join(mmdebstrap_command(plain, Path("out.tar"), None))
+
+
+def test_an_unpruned_input_is_used_as_it_is(tmp_path: Path) -> None:
+    inputs = PrunedInputs(GFX906, {"aa": PrunedInput(tmp_path / "small", (), {})})
+    assert inputs.path("aa", tmp_path / "big") == tmp_path / "small"
+    assert inputs.path("bb", tmp_path / "big") == tmp_path / "big"

@@ -1,0 +1,206 @@
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from probe_fakes import FakeBench
+from probe_samples import SETTINGS, done, report
+
+from probes import breakeven, fit, rereads, transfer
+from probes.answers import answers, least_reads, pick
+from probes.errors import ContentMismatch
+from probes.fit import Fit, Point
+from probes.report import Gap, Measurement, Reads, Record, Settings, Unknown
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+SIZES = tuple(4 * KIB * 4**i for i in range(10))
+alphas = st.floats(1e-6, 1e-3)
+rates = st.floats(1e9, 5e12)
+
+
+def on_line(alpha: float, beta: float, sizes: tuple[int, ...] = SIZES) -> list[Point]:
+    return [Point(n, alpha + n / beta) for n in sizes]
+
+
+def fitted(points: list[Point]) -> Fit:
+    found = fit.fit(points)
+    assert isinstance(found, Fit), found
+    return found
+
+
+@given(alphas, rates)
+def test_points_on_a_line_give_it_back_in_one_piece(alpha: float, beta: float) -> None:
+    found = fitted(on_line(alpha, beta))
+    assert len(found.pieces) == 1
+    assert found.residual < 1e-6
+    assert found.pieces[0].alpha_s == pytest.approx(alpha, rel=1e-3)
+    assert found.seconds(GIB) == pytest.approx(alpha + GIB / beta, rel=1e-6)
+
+
+@given(alphas, rates)
+def test_half_of_the_bandwidth_is_reached_at_n_half(alpha: float, beta: float) -> None:
+    piece = fitted(on_line(alpha, beta)).pieces[0]
+    if math.isfinite(piece.half_bytes):
+        reached = piece.half_bytes / piece.seconds(piece.half_bytes)
+        assert reached == pytest.approx(piece.beta_gb_per_s * 1e9 / 2)
+
+
+@settings(max_examples=50)
+@given(alphas, rates, st.integers(3, 6), st.floats(3, 50))
+def test_a_break_is_found_where_the_way_changes(alpha: float, beta: float, place: int, jump: float) -> None:
+    """Beyond the break both latency and time per byte are `jump` times those before it."""
+    points = [
+        Point(p.n_bytes, p.seconds * (1.0 if i <= place else jump))
+        for i, p in enumerate(on_line(alpha, beta))
+    ]
+    found = fit.fit(points)
+    one = Fit((fit.line(points),), 0.0)
+    straight = max(abs(one.seconds(p.n_bytes) / p.seconds - 1) for p in points)
+    if isinstance(found, Fit):
+        assert found.residual <= min(straight, fit.WORST_RESIDUAL)
+        assert all(a.last_bytes == b.first_bytes for a, b in pairwise(found.pieces))
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=10))
+def test_whatever_the_times_the_fit_is_good_enough_or_refused(times: list[float]) -> None:
+    points = [Point(n, t) for n, t in zip(SIZES, times, strict=False)]
+    found = fit.fit(points)
+    if isinstance(found, Unknown):
+        assert found.reason
+        return
+    assert found.residual <= fit.WORST_RESIDUAL
+    assert all(p.alpha_s >= 0 and p.s_per_byte >= 0 for p in found.pieces)
+    assert all(
+        abs(found.seconds(p.n_bytes) / p.seconds - 1) <= found.residual + 1e-9 for p in ends(found, points)
+    )
+
+
+def ends(found: Fit, points: list[Point]) -> list[Point]:
+    """The points that belong to one piece alone: at a shared end two pieces may say two things."""
+    shared = {piece.last_bytes for piece in found.pieces[:-1]}
+    return [p for p in points if p.n_bytes not in shared]
+
+
+@given(alphas, rates, st.floats(0.9, 1.1))
+def test_a_scale_of_time_scales_the_fit(alpha: float, beta: float, scale: float) -> None:
+    one = fitted(on_line(alpha, beta))
+    other = fitted([Point(p.n_bytes, p.seconds * scale) for p in on_line(alpha, beta)])
+    assert other.seconds(MIB) == pytest.approx(one.seconds(MIB) * scale, rel=1e-6)
+
+
+def test_two_points_are_no_fit_and_wild_ones_are_refused_with_the_miss() -> None:
+    assert isinstance(fit.fit(on_line(1e-6, 1e9)[:2]), Unknown)
+    wild = fit.fit([Point(n, t) for n, t in zip(SIZES, [1.0, 9.0, 1.0, 9.0], strict=False)])
+    assert isinstance(wild, Unknown)
+    assert "miss by up to" in wild.reason
+    with pytest.raises(ValueError, match="no points"):
+        fit.line([])
+
+
+def test_between_measured_sizes_is_the_straight_line() -> None:
+    points = on_line(1e-5, 1e10)
+    for n in (KIB, 6 * KIB, 3 * MIB, 2 * GIB):
+        assert fit.between(points, n) == pytest.approx(1e-5 + n / 1e10)
+    with pytest.raises(ValueError, match="two points"):
+        fit.between(points[:1], 1)
+
+
+def timed(seconds: float, error: float = 0.0) -> breakeven.Timed:
+    return breakeven.Timed(seconds, error)
+
+
+@given(st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e-6, 1))
+def test_at_k_star_both_ways_take_as_long(copy: float, in_place: float, vram: float) -> None:
+    found = breakeven.k_star(MIB, timed(copy), in_place=timed(in_place), vram=timed(vram))
+    if math.isinf(found.reads):
+        assert in_place <= vram
+    else:
+        assert copy + found.reads * vram == pytest.approx(found.reads * in_place, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "k"), [(0.0, 0.65), (10e-6, 0.65 + 10e-6 * 1e9 / MIB / (1 / 35.2 - 1 / 3000))]
+)
+def test_the_formula_of_bandwidths(alpha: float, k: float) -> None:
+    found = breakeven.k_star_of_bandwidths(MIB, alpha_s=alpha, copy=55, in_place=35.2, vram=3000)
+    assert found == pytest.approx(k, abs=0.01)
+
+
+def test_a_read_that_touches_a_tenth_needs_ten_times_as_many() -> None:
+    whole = breakeven.k_star(MIB, timed(1.0), in_place=timed(2.0), vram=timed(1.0))
+    tenth = breakeven.k_star(MIB, timed(1.0), in_place=timed(2.0), vram=timed(1.0), share=0.1)
+    assert tenth.reads == pytest.approx(10 * whole.reads)
+
+
+def test_errors_are_carried_on() -> None:
+    found = breakeven.k_star(MIB, timed(1.0, 0.1), in_place=timed(2.0), vram=timed(1.0))
+    assert found.error == pytest.approx(0.1)
+    both = breakeven.k_star(MIB, timed(1.0, 0.1), in_place=timed(2.0, 0.1), vram=timed(1.0))
+    assert both.error == pytest.approx(math.hypot(0.1, 0.1))
+
+
+@pytest.fixture(scope="module")
+def simulated() -> list[Record]:
+    """Transfer and breakeven on the simulated machine, which knows its true k*."""
+    kept, transfer.MOST_SLOTS = transfer.MOST_SLOTS, 4
+    bench = FakeBench()
+    found = [*transfer.run(bench, SETTINGS, 32 * GIB), *rereads.run(bench, SETTINGS, 32 * GIB)]
+    transfer.MOST_SLOTS = kept
+    return found
+
+
+def test_prediction_meets_measurement_on_a_simulated_machine(simulated: list[Record]) -> None:
+    met = breakeven.crossings(pick(simulated, Measurement), pick(simulated, Reads))
+    assert isinstance(met, tuple)
+    assert {crossing.n_bytes for crossing in met} == set(rereads.QUICK_SIZES)
+    large = [crossing for crossing in met if crossing.n_bytes >= 16 * MIB]
+    assert all(crossing.distance < 0.15 for crossing in large)
+    assert all(crossing.measured.error == pytest.approx(0, abs=1e-6) for crossing in met)
+
+
+def test_the_faster_way_is_told_for_each_count_of_reads(simulated: list[Record]) -> None:
+    ways = breakeven.faster(pick(simulated, Reads))
+    assert len(ways) == len(rereads.QUICK_SIZES) * len(rereads.QUICK_READS)
+    assert ways[(64 * MIB, 8)] == "copy_first"
+
+
+def test_the_advice_is_in_words(simulated: list[Record]) -> None:
+    text = "\n".join(answers(report(done("transfer", *simulated))))
+    assert "copy it to VRAM first, even for one read" in text
+    assert "Predicted and measured break-even differ by" in text
+
+
+@pytest.mark.parametrize(("reads", "least"), [(0.5, 1), (1.0, 2), (1.5, 2), (math.inf, None)])
+def test_whole_reads_from_which_copying_pays(reads: float, least: int | None) -> None:
+    assert least_reads(breakeven.BreakEven(MIB, reads, 0.0)) == least
+
+
+def test_without_the_paths_nothing_is_predicted(simulated: list[Record]) -> None:
+    assert isinstance(breakeven.adviser([]), Unknown)
+    assert isinstance(breakeven.measured([], MIB), Unknown)
+    text = "\n".join(answers(report(done("breakeven", *pick(simulated, Reads)))))
+    assert "can't be predicted: h2d_used was measured at 0 sizes" in text
+
+
+def test_wrong_sums_stop_the_probe() -> None:
+    with pytest.raises(ContentMismatch, match="breakeven"):
+        list(rereads.run(FakeBench(corrupts="read"), SETTINGS, 32 * GIB))
+
+
+def test_without_zero_copy_every_size_is_a_gap() -> None:
+    found = list(rereads.run(FakeBench(has_zero_copy=False), SETTINGS, 32 * GIB))
+    assert [type(record) for record in found] == [Gap] * len(rereads.QUICK_SIZES)
+
+
+def test_rereads_go_on_where_they_were_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MOST_SLOTS", 4)
+    first = pick(list(rereads.run(FakeBench(), SETTINGS, 32 * GIB)), Reads)
+    rest = pick(list(rereads.run(FakeBench(), SETTINGS, 32 * GIB, done={r.case for r in first[:7]})), Reads)
+    assert [r.case for r in rest] == [r.case for r in first[7:]]
+
+
+def test_full_mode_reads_one_to_eight_times_from_64_kib_to_256_mib() -> None:
+    assert rereads.FULL_READS == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert (rereads.FULL_SIZES[0], rereads.FULL_SIZES[-1]) == (64 * KIB, 256 * MIB)
+    assert Settings(quick=False, seed=1, vram_cap_bytes=None).models == ()
