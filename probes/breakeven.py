@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from probes.fit import Point, between, points_of
+from probes.fit import Point, between
 from probes.report import Measurement, Reads, Unknown
 from probes.stats import summarize
 
@@ -91,11 +91,17 @@ class Adviser:
         )
 
 
+def _means(rows: Sequence[Measurement], name: str) -> tuple[Point, ...]:
+    """Means, not medians: a copy that is waited for takes one of two times at small sizes, by chance."""
+    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
+    return tuple(Point(row.payload_bytes, summarize(row.samples_s).mean) for row in mine)
+
+
 def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
     """What the rows of `transfer` allow to predict; unknown where a path was measured at too few sizes."""
     curves = []
     for name in PATHS:
-        points = points_of(rows, name)
+        points = _means(rows, name)
         if len(points) < 2:
             return Unknown(f"{name} was measured at {len(points)} sizes")
         told = [summarize(row.samples_s) for row in rows if row.name == name]
@@ -147,12 +153,12 @@ def _line(rows: Sequence[Reads]) -> _Line | None:
     if len({row.reads for row in rows}) < 2:
         return None
     told = [(row.reads, summarize(row.samples_s)) for row in rows]
-    weights = [1 / one.median**2 for _, one in told]
+    weights = [1 / one.mean**2 for _, one in told]
     total = math.fsum(weights)
     x = math.fsum(w * k for w, (k, _) in zip(weights, told, strict=True)) / total
-    y = math.fsum(w * one.median for w, (_, one) in zip(weights, told, strict=True)) / total
+    y = math.fsum(w * one.mean for w, (_, one) in zip(weights, told, strict=True)) / total
     spread = math.fsum(w * (k - x) ** 2 for w, (k, _) in zip(weights, told, strict=True))
-    slope = math.fsum(w * (k - x) * (one.median - y) for w, (k, one) in zip(weights, told, strict=True))
+    slope = math.fsum(w * (k - x) * (one.mean - y) for w, (k, one) in zip(weights, told, strict=True))
     slope /= spread
     return _Line(y - slope * x, slope, max(one.sem or 0.0 for _, one in told))
 
@@ -176,9 +182,9 @@ def crossings(rows: Sequence[Measurement], reads: Sequence[Reads]) -> tuple[Cros
 
 
 def faster(reads: Sequence[Reads]) -> dict[tuple[int, int], str]:
-    """Which way was the faster one, by size and count of reads, from the medians."""
+    """Which way was the faster one, by size and count of reads, from the means."""
     times: dict[tuple[int, int], dict[str, float]] = {}
     for row in reads:
         place = times.setdefault((row.payload_bytes, row.reads), {})
-        place[row.way] = summarize(row.samples_s).median
+        place[row.way] = summarize(row.samples_s).mean
     return {key: min(ways, key=lambda way: ways[way]) for key, ways in times.items() if len(ways) == 2}

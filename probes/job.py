@@ -6,11 +6,13 @@ Libraries may say what they like on stdout and stderr.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -108,6 +110,12 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
+def _preload() -> None:
+    """Import torch before there is a job; what is wrong with it is told when there is one."""
+    with suppress(ImportError, OSError):
+        importlib.import_module("probes.device")
+
+
 def write(out: TextIO, message: Message) -> None:
     """One line, out of our hands when this returns."""
     out.write(json.dumps(encode(Line(message)), allow_nan=False) + "\n")
@@ -118,14 +126,18 @@ def main(argv: list[str]) -> int:
     """Do the job on stdin; returns 0 when a last message was written, whatever it says."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
-    job = decode(Job, json.loads(sys.stdin.readline()), "job")
+    _preload()
+    line = sys.stdin.readline()
+    if not line:  # nobody had a job for us
+        return 0
+    job = decode(Job, json.loads(line), "job")
     with open(descriptor, "w", encoding="utf-8") as out:
         for message in messages(job):
             write(out, message)
-            if not isinstance(message, Done | Failed):
-                # Until it is on disk: no case is lost but the one under way, and nothing is written while
-                # something is measured. An end of file is a dead parent, which ends this process too.
-                sys.stdin.readline()
+            # Wait until it is on disk: no case is lost but the one under way, and nothing is written while
+            # something is measured. An end of file is a dead parent.
+            if not isinstance(message, Done | Failed) and not sys.stdin.readline():
+                return 1
     return 0
 
 

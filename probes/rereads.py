@@ -17,7 +17,7 @@ FULL_SIZES = tuple(64 * KIB * 4**i for i in range(7))  # 64 KiB, 256 KiB, ... 25
 QUICK_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 FULL_READS = tuple(range(1, 9))
 QUICK_READS = (1, 2, 8)
-EFFORT = sampling.Effort(samples=20, at_least=5, budget_s=0.03)  # in quick mode
+EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.1)  # in quick mode
 WAYS: tuple[Way, ...] = ("copy_first", "in_place")
 
 

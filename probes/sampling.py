@@ -37,7 +37,7 @@ class Effort:
         return Effort(self.samples, max(self.at_least // factor, 2), self.budget_s / factor)
 
 
-QUICK = Effort(samples=100, at_least=10, budget_s=0.06)
+QUICK = Effort(samples=100, at_least=10, budget_s=0.12)
 QUICK_HOST = Effort(samples=100, at_least=10, budget_s=0.3)
 FULL = Effort(samples=100, at_least=20, budget_s=4.0)
 

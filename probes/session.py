@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes import journal, machine, worker
@@ -33,9 +33,11 @@ from probes.report import (
     read_report,
     write_report,
 )
+from probes.worker import Spare
 
 DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute
 ROOT = Path("/")
+CPUS_PER_SPARE = 4
 
 
 class Listener:
@@ -65,6 +67,18 @@ def measure(
     Raises DeviceBusy when another run holds the GPU, ReportError when the report can't be written,
     KeyboardInterrupt when interrupted; then as after a power cut, `resume` goes on from there.
     """
+    with worker.crew(spares(len(probes), os.cpu_count() or 1)) as crew:
+        return _measure(probes, settings, folder=folder, listener=listener, crew=crew)
+
+
+def spares(probes: int, cpus: int) -> int:
+    """How many workers to start ahead: where processors abound, they import torch beside each other. Pure."""
+    return min(probes, cpus // CPUS_PER_SPARE)
+
+
+def _measure(
+    probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener, crew: list[Spare]
+) -> tuple[ProbeReport, Path]:
     found = look(settings)
     listener.machine(found)
     report = _empty(probes, settings, found)
@@ -75,7 +89,8 @@ def measure(
         with journal.open_journal(path) as book:
             book.begin(report)
             write_report(report, path)
-            return _go_on(report, Past(report, ()), path=path, book=book, listener=listener), path
+            run = _Run(path, book, listener, crew)
+            return _go_on(report, Past(report, ()), run), path
 
 
 def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
@@ -95,7 +110,7 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     with _exclusive(path.parent, found), journal.open_journal(path) as book:
         journal.sweep(path.parent)
         report = _kept(past.begun, path)
-        return _go_on(report, past, path=path, book=book, listener=listener), path
+        return _go_on(report, past, _Run(path, book, listener, [])), path
 
 
 def _kept(begun: ProbeReport, path: Path) -> ProbeReport:
@@ -130,22 +145,32 @@ def _identity(facts: TorchFacts | Unknown) -> str:
     return " ".join((facts.version, *(f"{gpu.name} {gpu.pci_id}" for gpu in facts.gpus)))
 
 
-def _go_on(report: ProbeReport, past: Past, *, path: Path, book: Journal, listener: Listener) -> ProbeReport:
+@dataclass(frozen=True)
+class _Run:
+    """What a run under way holds."""
+
+    path: Path
+    book: Journal
+    listener: Listener
+    crew: list[Spare]
+
+
+def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     """Run what the report lacks. At the end the journal has done its work."""
     known = {run.probe for run in report.runs}
     for probe in select(report.asked):
         if probe.name in known:
             continue
-        run = _run(probe, report, past=past.records(probe.name), book=book, listener=listener)
+        run = _run(probe, report, past=past.records(probe.name), going=going)
         report = replace(report, runs=(*report.runs, run))
-        write_report(report, path)
-        listener.ended(run)
+        write_report(report, going.path)
+        going.listener.ended(run)
         if _interrupted(run):
             raise KeyboardInterrupt
         if isinstance(run.outcome, Failed) and run.outcome.wedged:
             return report
-    write_report(report, path)
-    book.remove()
+    write_report(report, going.path)
+    going.book.remove()
     return report
 
 
@@ -215,25 +240,24 @@ def _exclusive(folder: Path, found: Machine) -> Iterator[None]:
         yield
 
 
-def _run(
-    probe: Probe, report: ProbeReport, *, past: Sequence[Record], book: Journal, listener: Listener
-) -> ProbeRun:
+def _run(probe: Probe, report: ProbeReport, *, past: Sequence[Record], going: _Run) -> ProbeRun:
     reason = waive(probe, report.machine)
     if reason:
         return ProbeRun(probe.name, Waived(reason), 0.0, ())
-    listener.started(probe)
+    going.listener.started(probe)
     # what has no case is part of a whole that has to be measured at one go
     kept = [record for record in past if isinstance(record, Case)]
 
     def heard(record: Told) -> None:
         if not isinstance(record, TorchFacts):
-            book.add(probe.name, record)
-        listener.record(record)
+            going.book.add(probe.name, record)
+        going.listener.record(record)
 
     ended = worker.run(
         Job(probe.name, report.settings, report.machine, tuple(record.case for record in kept)),
         limit_s=limit_s(probe, report.settings),
         heard=heard,
+        spare=going.crew.pop() if going.crew else None,
     )
     records = tuple(record for record in ended.records if not isinstance(record, TorchFacts))
     return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records))

@@ -23,7 +23,7 @@ QUICK_CAP = 4 * GIB
 OVERSIZE_MARGIN = 256 * MIB
 CONTROLS = 2  # of each kind
 QUICK_FORCED, FULL_FORCED = 6, 30  # requests around the limit, once the blocks are freed
-HOST_LIMIT = 256 * MIB  # around which host memory is asked for
+HOST_LIMIT = 64 * MIB  # around which host memory is asked for
 READS = 5
 ALIGNMENT = 2 * MIB  # the allocator's and the driver's page; larger requests are not rounded further
 

@@ -12,6 +12,7 @@ from probes.report import Unknown
 from probes.workbench import Workbench
 
 MICROSECONDS = 10**6
+LINK_EVERY_S = 0.4
 
 
 class Watch:
@@ -23,6 +24,8 @@ class Watch:
         self._nvml = open_nvml() if bench.has_gpu else Unknown("no GPU")
         self._seen_us = int(time.time() * MICROSECONDS)
         self._upstream = False
+        self._link: int | Unknown = Unknown("not read yet")
+        self._link_at_s = -LINK_EVERY_S
 
     def look(self) -> Look:
         """The machine now; the GPU has nothing of ours to do."""
@@ -70,10 +73,15 @@ class Watch:
         return max(others, default=0)
 
     def _link_bytes_per_s(self) -> int | Unknown:
-        """One direction at a time, in turns: each costs 20 ms."""
+        """One direction at a time, in turns, and not too often: each costs 20 ms."""
         asked = self._asked()
-        self._upstream = not self._upstream
-        return asked if isinstance(asked, Unknown) else asked[0].link_bytes_per_s(asked[1], up=self._upstream)
+        if isinstance(asked, Unknown):
+            return asked
+        if time.monotonic() - self._link_at_s > LINK_EVERY_S:
+            self._upstream = not self._upstream
+            self._link = asked[0].link_bytes_per_s(asked[1], up=self._upstream)
+            self._link_at_s = time.monotonic()
+        return self._link
 
     def _slowdowns(self) -> tuple[str, ...] | Unknown:
         asked = self._asked()

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,23 +45,55 @@ def run(
     heard: Callable[[Told], None],
     command: Callable[[int], Sequence[str]] = command,
     grace_s: float = GRACE_S,
+    spare: "Spare | None" = None,
 ) -> Ended:
-    """Run the job for at most `limit_s`, handing every record to `heard` as it comes.
+    """Run the job for at most `limit_s` in a fresh process, handing every record to `heard` as it comes.
 
     Never raises for what the worker does. An interrupt ends the worker and is an outcome too.
     """
     began = time.monotonic()
     ear = _Ear(heard)
+    chosen = spare or start(command)
+    try:
+        outcome = _watch(chosen.process, chosen.pipe, job=job, ear=ear, limit_s=limit_s, grace_s=grace_s)
+    finally:
+        os.close(chosen.pipe)
+    return Ended(outcome, tuple(ear.records), time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A worker that was started ahead and waits for its job."""
+
+    process: "subprocess.Popen[bytes]"
+    pipe: int  # where its messages are read
+
+
+def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
+    """A fresh worker. It imports torch at once, which takes seconds, and touches no GPU before its job."""
     reading, writing = os.pipe()
     try:
-        try:
-            process = _start(command(writing), writing)
-        finally:
-            os.close(writing)
-        outcome = _watch(process, reading, job=job, ear=ear, limit_s=limit_s, grace_s=grace_s)
-    finally:
+        return Spare(_start(command(writing), writing), reading)
+    except BaseException:
         os.close(reading)
-    return Ended(outcome, tuple(ear.records), time.monotonic() - began)
+        raise
+    finally:
+        os.close(writing)
+
+
+@contextmanager
+def crew(count: int) -> Iterator[list[Spare]]:
+    """Workers started together, to be taken one by one; those that nobody took are ended."""
+    spares = [start() for _ in range(count)]
+    try:
+        yield spares
+    finally:
+        for spare in spares:
+            _end(spare.process, at_once=True, grace_s=GRACE_S)
+            for stream in (spare.process.stdin, spare.process.stdout):
+                if stream:
+                    stream.close()
+            os.close(spare.pipe)
 
 
 def _start(args: Sequence[str], inherited: int) -> "subprocess.Popen[bytes]":

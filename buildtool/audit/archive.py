@@ -139,6 +139,10 @@ class FileArchive(_SeekableArchive):
         """Every blob's path."""
         return frozenset(self._spans) | frozenset(self._aliases)
 
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each blob lies in the file: offset and bytes."""
+        return tuple(self._spans.values())
+
     def blob(self, path: str) -> Blob:
         """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
         start, length = self._spans[_resolved(path, self._aliases)]

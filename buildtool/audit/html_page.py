@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from html import escape
 from importlib.resources import files
 
@@ -16,7 +17,7 @@ from buildtool.audit.report import AuditReport
 from probes.units import decimal_bytes
 
 HTML_FILES = 2000  # rows of the file list
-_SCRIPTS = ("d3-hierarchy.min.js", "treemap.js", "list.js", "page.js")
+_SCRIPTS = ("d3-hierarchy.min.js", "words.js", "treemap.js", "list.js", "page.js")
 _VIEWS = ("folders", "layers", "owners", "kinds")
 _LAYER_WORDS = 48
 _MAP_TITLE = "<h2>Where the bytes are</h2>"
@@ -25,8 +26,8 @@ _MAP_TITLE = "<h2>Where the bytes are</h2>"
 def render_html(report: AuditReport) -> str:
     """The report as a whole page, to be written to a file of its own."""
     assets = files("buildtool.audit") / "assets"
-    script = "\n".join((assets / name).read_text() for name in _SCRIPTS)
-    script = script.replace("</script", "<\\/script")
+    licence = (assets / "d3-hierarchy.LICENSE").read_text()  # has to be in every copy
+    script = "\n".join([f"/*\n{licence}*/", *((assets / name).read_text() for name in _SCRIPTS)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     body = "\n".join(
         (
@@ -75,8 +76,10 @@ def _data(report: AuditReport) -> str:
             "layerNames": [
                 f"layer {n}: {_words(row.command or 'unknown')}" for n, row in enumerate(report.layers)
             ],
-            "rows": [list(vars(row).values()) for row in report.tree.rows],
-            "files": [list(vars(row).values()) for row in report.top_files[:HTML_FILES]],
+            "rows": [astuple(row) for row in report.tree.rows],
+            "files": [
+                [row.path, row.unpacked_bytes, row.layer, row.owner] for row in report.top_files[:HTML_FILES]
+            ],
             "packages": [
                 [row.manager, row.name, row.version, row.unpacked_bytes, row.n_files, row.place]
                 for row in report.packages

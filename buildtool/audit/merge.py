@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from buildtool.audit.faults import MalformedTar
-from buildtool.audit.layer import LayerIndex, split
+from buildtool.audit.layer import LayerIndex, join, split
 from buildtool.audit.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
@@ -202,18 +202,34 @@ class _Merger(_Walker):
         return holder
 
     def _take_away(self, index: LayerIndex) -> None:
+        if not (index.opaque or index.whiteouts):
+            return
+        own = {index.path(at) for at, kind in enumerate(index.kinds) if kind == DIRECTORY}
         for directory in index.opaque:
-            holder = self.holder(directory)
+            holder = self._below(directory, own)
             if holder:
                 self.removed(dict(holder))
                 holder.clear()
         for directory, name in index.whiteouts:
-            holder = self.holder(directory)
+            holder = self._below(directory, own)
             if holder is not None and name in holder:
                 gone = holder.pop(name)
                 self.removed(gone)
                 if isinstance(gone, int):
                     self._gone[directory, name] = gone
+
+    def _below(self, directory: bytes, own: set[bytes]) -> Tree | None:
+        """What a directory held in lower layers. A link there that the layer's `own` directory replaces
+        isn't followed: what it leads to is another directory's.
+        """
+        holder, path = self.tree, b""
+        for part in directory.split(b"/") if directory else ():
+            path = join(path, part)
+            child = holder.get(part)
+            if not isinstance(child, dict):
+                return None if path in own else self.holder(directory)
+            holder = child
+        return holder
 
     def _link(self, row: int, target: bytes) -> None:
         directory, name = split(target)

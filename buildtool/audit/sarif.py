@@ -58,7 +58,7 @@ def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> s
             {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": note}}]}
         ]
     document: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(document, indent=1) + "\n"
+    return json.dumps(document) + "\n"
 
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
@@ -110,8 +110,8 @@ def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
 def _fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     left, kept = MAX_BYTES - _SPARE_BYTES, []
     for result in results[:MAX_RESULTS]:
-        # twice: the result, indented, and what its rule repeats of it
-        left -= 2 * len(json.dumps(result, indent=1))
+        # twice: the result, and what its rule may repeat of it
+        left -= 2 * len(json.dumps(result))
         if left < 0:
             break
         kept.append(result)

@@ -14,9 +14,7 @@ from buildtool.audit.shown import show_path
 MAX_ROWS = 8000  # some 2.5 MB of JSON
 KEPT_SHARE = 5000  # one in so many bytes of the image: some 700 rows for an image of 20,000 files
 
-_File = tuple[
-    bytes, bytes, int, int, Kind, str, bool
-]  # directory, name if large, layer, owner, kind, GPU, shown
+_File = tuple[bytes, bytes, int, int, Kind, str]  # directory, name if large, layer, owner, kind, GPU target
 NameOf = Callable[[int, bytes], tuple[str, str]]  # owner's number, directory -> owner group, owner's name
 
 
@@ -50,7 +48,7 @@ class Tree:
 NO_TREE = Tree()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sums:
     """Running sums of one row."""
 
@@ -75,8 +73,7 @@ class TreeCounter:
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
         self._least = max(1, total_bytes // KEPT_SHARE)
-        self._bytes: Counter[_File] = Counter()
-        self._files: Counter[_File] = Counter()
+        self._sums: dict[_File, _Sums] = {}
 
     def add(
         self,
@@ -95,11 +92,18 @@ class TreeCounter:
         place = directory, name if size >= self._least else b"", layer, owner
         rest = size
         for target, n_bytes in (code or {}).items():
-            self._bytes[(*place, Kind.GPU_CODE, target, shown)] += n_bytes
+            self._count((*place, Kind.GPU_CODE, target), n_bytes, shown=shown)
             rest -= n_bytes
-        key = (*place, kind, "+".join(targets), shown)
-        self._bytes[key] += rest
-        self._files[key] += 1
+        self._count((*place, kind, "+".join(targets)), rest, shown=shown).n_files += 1
+
+    def _count(self, file: _File, n_bytes: int, *, shown: bool) -> _Sums:
+        sums = self._sums.get(file)
+        if sums is None:
+            sums = self._sums[file] = _Sums()
+        sums.unpacked_bytes += n_bytes
+        if shown:
+            sums.visible_bytes += n_bytes
+        return sums
 
     def tree(self, name_of: NameOf) -> Tree:
         """Everything counted, the small added up; coarser where the rows would be more than MAX_ROWS."""
@@ -113,12 +117,10 @@ class TreeCounter:
     def _rows(self, name_of: NameOf, least: int) -> list[TreeRow]:
         kept, large = self._kept_directories(least), self._large_files(least)
         cells: defaultdict[_Coarse, defaultdict[_Fine, _Sums]] = defaultdict(lambda: defaultdict(_Sums))
-        for file, n_bytes in self._bytes.items():
-            directory, name, layer, owner, kind, target, shown = file
+        for (directory, name, layer, owner, kind, target), sums in self._sums.items():
             group, owner_name = name_of(owner, directory)
             is_file = (directory, name) in large
             path = _join(directory, name) if is_file else _nearest(directory, kept)
-            sums = _Sums(n_bytes, n_bytes if shown else 0, self._files[file])
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
             _row(coarse, fine, sums)
@@ -129,15 +131,15 @@ class TreeCounter:
 
     def _large_files(self, least: int) -> set[tuple[bytes, bytes]]:
         sizes: Counter[tuple[bytes, bytes]] = Counter()
-        for (directory, name, *_), n_bytes in self._bytes.items():
+        for (directory, name, *_), sums in self._sums.items():
             if name:
-                sizes[directory, name] += n_bytes
+                sizes[directory, name] += sums.unpacked_bytes
         return {file for file, n_bytes in sizes.items() if n_bytes >= least}
 
     def _kept_directories(self, least: int) -> set[bytes]:
         own: Counter[bytes] = Counter()
-        for (directory, *_), n_bytes in self._bytes.items():
-            own[directory] += n_bytes
+        for (directory, *_), sums in self._sums.items():
+            own[directory] += sums.unpacked_bytes
         below: Counter[bytes] = Counter()
         for directory, n_bytes in own.items():
             above = directory

@@ -90,10 +90,13 @@ def layer_of_a_builder(chance: random.Random, root: str) -> Iterator[bytes]:
 def layer_through_links(chance: random.Random, root: str) -> Iterator[bytes]:
     """Parents that aren't told and may be links, of this layer or one below, as hand-made layers have."""
     made: list[str] = []
+    verb = chance.choice(
+        ("link", "gone")
+    )  # not both: what a whiteout below one's own link means, no rule says
     paths = {random_path(chance, 3) for _ in range(chance.randint(1, 6))}
     for path in sorted(paths, key=lambda path: (path.count("/"), path)):
         if path.count("/") < 2:
-            yield member(chance, root, path, (chance.choice(("link", "gone")), made))
+            yield member(chance, root, path, (verb, made))
         else:  # files have names that no directory has, wherever the links above them lead
             yield member(chance, root, path[:-1] + chance.choice("xyz"), ("file", made))
 

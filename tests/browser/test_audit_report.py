@@ -1,4 +1,4 @@
-"""The audit's page as a browser shows it: map drawn and zoomed, files searched, nothing fetched, no complaint."""
+"""The audit's page as a browser shows it: map drawn and zoomed, files searched, nothing fetched."""
 
 import subprocess
 import sys

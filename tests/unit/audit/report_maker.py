@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import image_maker as make
 from image_maker import Image, file, folder, tar
@@ -52,6 +53,7 @@ def audited(*layers: bytes, ref: str = "weir/tiny:1", budget: Budget = NO_BUDGET
     return audit_image(image.ref, engine=FakeEngine(image), budget=budget)
 
 
+@cache
 def small_report(budget: Budget = NO_BUDGET) -> AuditReport:
     return audited(BASE, SERVICE, budget=budget)
 

@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 from report_maker import HOSTILE, a_finding, small_report, with_findings
 
+from buildtool.audit import sarif as sarif_module
 from buildtool.audit.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
 from buildtool.audit.finding import Severity
 from buildtool.audit.junit import render_junit
 from buildtool.audit.render import render_comparison
 from buildtool.audit.report import AuditReport, to_json
-from buildtool.audit.sarif import MAX_BYTES, MAX_RESULTS, render_sarif
+from buildtool.audit.sarif import render_sarif
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.model import Budget
@@ -181,14 +182,17 @@ def test_a_fingerprint_stays_when_only_the_bytes_change() -> None:
     assert prints[0] != sarif(with_findings(a_finding("tests")))["results"][0]["partialFingerprints"]
 
 
-def test_sarif_keeps_to_what_code_scanning_takes_and_counts_the_rest() -> None:
-    run = json.loads(render_sarif(with_findings(*(a_finding() for _ in range(MAX_RESULTS + 7)))))["runs"][0]
-    assert len(run["results"]) == MAX_RESULTS
+def test_sarif_keeps_to_what_code_scanning_takes_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (sarif_module.MAX_RESULTS, sarif_module.MAX_BYTES) == (5_000, 10_000_000)
+    monkeypatch.setattr(sarif_module, "MAX_RESULTS", 20)
+    run = sarif(with_findings(*(a_finding() for _ in range(27))))
+    assert len(run["results"]) == 20
     notes = run["invocations"][0]["toolExecutionNotifications"]
     assert notes[0]["message"]["text"].startswith("7 results were left out")
-    long = with_findings(*(a_finding(remedy="é" * 10_000) for _ in range(500)))
-    text = render_sarif(long)
-    assert MAX_BYTES / 3 < len(text.encode()) <= MAX_BYTES
+    monkeypatch.setattr(sarif_module, "MAX_RESULTS", 5_000)
+    monkeypatch.setattr(sarif_module, "MAX_BYTES", 500_000)
+    text = render_sarif(with_findings(*(a_finding(remedy="é" * 10_000) for _ in range(60))))
+    assert 500_000 / 3 < len(text.encode()) <= 500_000
     assert "results were left out" in text
 
 

@@ -115,6 +115,14 @@ def test_the_page_loads_nothing_and_its_policy_admits_its_own_script_alone() -> 
     assert f"script-src 'sha256-{digest}'" in policy
 
 
+def test_no_script_of_ours_holds_what_would_end_or_hide_it() -> None:
+    script = Page(render_html(small_report())).scripts[1].lower()
+    assert len(script) > 20_000
+    assert "<!--" not in script
+    assert "permission to use, copy, modify" in script, "the library's licence goes with each copy"
+    assert render_html(small_report()).lower().count("</script") == 2
+
+
 def test_findings_are_told_gravest_with_the_remedy_to_copy() -> None:
     remedy = "RUN rm -rf 'a&b' \\\n && true"
     found = Page(render_html(with_findings(a_finding(remedy=remedy, severity=Severity.ERROR))))

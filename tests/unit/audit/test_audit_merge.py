@@ -87,6 +87,16 @@ def test_a_directory_in_the_place_of_a_link_replaces_it() -> None:
     assert shown(merged(base, (folder("lib"), file("lib/x", b"22")))) == {"usr/lib/x": 1, "lib/x": 2}
 
 
+def test_a_link_that_a_directory_replaces_does_not_lead_whiteouts_elsewhere() -> None:
+    base = (symlink("a", "c"), folder("c"), file("c/x", b"1"))
+    assert shown(merged(base, (folder("a"), file("a/.wh..wh..opq"), file("a/y", b"22")))) == {
+        "c/x": 1,
+        "a/y": 2,
+    }
+    assert shown(merged(base, (folder("a"), file("a/.wh.x")))) == {"c/x": 1}
+    assert shown(merged(base, (file("a/.wh.x"),))) == {}
+
+
 def test_links_in_a_circle_are_malformed() -> None:
     with pytest.raises(MalformedTar, match="circle"):
         merged((symlink("a", "b"), symlink("b", "a")), (file("a/x", b"1"),))

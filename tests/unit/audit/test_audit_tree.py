@@ -39,7 +39,7 @@ def counted(files: list[tuple[bytes, int, int, Kind, bool]]) -> Tree:
     return counter.tree(name_of)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30, deadline=None)
 @given(FILES)
 def test_layers_groups_and_kinds_stay_exact(files: list[tuple[bytes, int, int, Kind, bool]]) -> None:
     wanted: Counter[tuple[int, str, str]] = Counter()
@@ -53,7 +53,7 @@ def test_layers_groups_and_kinds_stay_exact(files: list[tuple[bytes, int, int, K
     assert sum(row.visible_bytes for row in counted(files).rows) == sum(f[1] for f in files if f[4])
 
 
-@settings(max_examples=50)
+@settings(max_examples=30, deadline=None)
 @given(FILES)
 def test_the_sum_below_every_directory_that_is_named_is_exact(
     files: list[tuple[bytes, int, int, Kind, bool]],

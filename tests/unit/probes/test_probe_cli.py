@@ -133,12 +133,13 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[str]]:
     def install(play: Play) -> list[str]:
         seen: list[str] = []
 
-        def run(job: Job, *, limit_s: float, heard: object) -> worker.Ended:
+        def run(job: Job, *, limit_s: float, heard: object, spare: object = None) -> worker.Ended:
             seen.append(job.probe)
             assert limit_s > 0
             return play(job)
 
         monkeypatch.setattr(worker, "run", run)
+        monkeypatch.setattr(session, "spares", lambda *_: 0)
         return seen
 
     return install

@@ -99,13 +99,16 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[Job]]:
     def install(play: Play) -> list[Job]:
         seen: list[Job] = []
 
-        def run(job: Job, *, limit_s: float, heard: Callable[[object], None]) -> worker.Ended:
+        def run(
+            job: Job, *, limit_s: float, heard: Callable[[object], None], spare: object = None
+        ) -> worker.Ended:
             if job.probe == DESCRIBE:
                 return worker.Ended(Done(), (CPU_TORCH,), 0.1)
             seen.append(job)
             return play(job, heard)
 
         monkeypatch.setattr(worker, "run", run)
+        monkeypatch.setattr(session, "spares", lambda *_: 0)
         return seen
 
     return install
