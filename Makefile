@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PROBE ?= probe
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check test bench-build bench-prune bench-probes
+.PHONY: help images engine probe check test bench-audit bench-build bench-prune bench-probes
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -14,7 +14,7 @@ help: ## what can be done here
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-images: .venv/.ready ## build the cpu and rocm images, prove them, say where their bytes are (VARIANTS="cpu ..." GPU_TARGETS=gfx1100)
+images: .venv/.ready ## build, prove and audit the images (VARIANTS="cpu rocm" GPU_TARGETS=gfx1100)
 	@$(PY) -m buildtool build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
 
 engine: .venv/.ready ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
@@ -25,10 +25,13 @@ probe: .venv/.ready ## what memory placement costs on this machine (PROBE=probe-
 	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
 
 check: .venv/.ready ## lint, types and unit tests, in seconds
-	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q tests/unit
+	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q -n 2 tests/unit
 
 test: check images ## everything that needs no GPU; makes the images first
-	$(PY) -m pytest -q tests/docker
+	$(PY) -m pytest -q tests/docker tests/browser
+
+bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
+	@$(PY) tests/bench/bench_audit.py
 
 bench-prune: .venv/.ready ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
 	@$(PY) tests/bench/bench_prune.py

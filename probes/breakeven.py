@@ -11,13 +11,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from probes.fit import Point, between
+from probes.fit import Fit, Point, between, fit
 from probes.report import Measurement, Reads, Unknown
 from probes.stats import summarize
 
 # The copy as work that waits for it sees it: copies in a row hide the handover between engines, which on an
 # H200 is three times a copy's own latency. VRAM as rereads see it: what was just copied may lie in a cache.
-PATHS = ("h2d_used", "zero_copy_read", "vram_reread")
+COPY = "h2d_used"
+PATHS = (COPY, "zero_copy_read", "vram_reread")
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,20 @@ def k_star_of_bandwidths(
 
 @dataclass(frozen=True)
 class _Curve:
-    """Times of one path over size, and the widest standard error among them, relative."""
+    """Times of one path over size, and the widest standard error among them, relative.
+
+    Copies follow latency plus size over bandwidth, and a fit evens out a size that was unlucky. Reads by a
+    kernel don't: it spreads over more of the GPU as the size grows.
+    """
 
     points: tuple[Point, ...]
     error: float
+    pieces: Fit | None  # where the path follows one
 
     def at(self, n_bytes: float) -> Timed:
+        if self.pieces:
+            seconds = self.pieces.seconds(n_bytes)
+            return Timed(seconds, seconds * max(self.error, self.pieces.residual))
         seconds = between(self.points, n_bytes)
         return Timed(seconds, seconds * self.error)
 
@@ -105,7 +114,9 @@ def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
         if len(points) < 2:
             return Unknown(f"{name} was measured at {len(points)} sizes")
         told = [summarize(row.samples_s) for row in rows if row.name == name]
-        curves.append(_Curve(points, max((one.sem or 0.0) / one.mean for one in told)))
+        found = fit(points) if name == COPY else None
+        pieces = found if isinstance(found, Fit) else None
+        curves.append(_Curve(points, max((one.sem or 0.0) / one.mean for one in told), pieces))
     return Adviser(*curves)
 
 

@@ -38,7 +38,7 @@ class Effort:
 
 
 QUICK = Effort(samples=100, at_least=10, budget_s=0.12)
-QUICK_HOST = Effort(samples=100, at_least=10, budget_s=0.3)
+QUICK_HOST = Effort(samples=100, at_least=5, budget_s=0.1)
 FULL = Effort(samples=100, at_least=20, budget_s=4.0)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,13 +74,22 @@ def _in_child(action: Callable[[], int], scratch: Path) -> tuple[str, list[str]]
         return f"{type(error).__name__}: {error}", elsewhere
 
 
-def peak_of(command: list[str]) -> tuple[int, float]:
-    """Exit code and peak memory in MiB of a program."""
-    child = os.posix_spawn(
-        command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+# the kernel's own high-water mark: getrusage would count this process' memory from before the exec, too
+PEAK = """
+import re, sys
+from buildtool import cli
+code = cli.main(sys.argv[1:])
+print(code, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+
+
+def audited_with_peak(file: Path) -> tuple[int, float]:
+    """Exit code and peak memory in MiB of `buildtool audit`."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, "audit", file], capture_output=True, text=True, check=False
     )
-    _, status, usage = os.wait4(child, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_maxrss / 1024
+    code, kib = done.stderr.splitlines()[-1].split()
+    return int(code), int(kib) / 1024
 
 
 def vast_image(path: Path, *, n_bytes: int, n_files: int, n_layers: int = 10) -> None:

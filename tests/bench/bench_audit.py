@@ -115,7 +115,7 @@ def vast(board: bench_prune.Board, work: Path, args: argparse.Namespace) -> None
     file = work / "vast.tar"
     audit_inputs.vast_image(file, n_bytes=args.vast_gb * 10**9, n_files=400_000)
     begun = time.monotonic()
-    code, peak_mib = audit_inputs.peak_of([*AUDIT, str(file)])
+    code, peak_mib = audit_inputs.audited_with_peak(file)
     seconds = time.monotonic() - begun
     board.line(
         {"vast image": f"{args.vast_gb} GB in 400,000 files", "seconds": round(seconds, 1), "exit": code}

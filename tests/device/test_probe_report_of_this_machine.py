@@ -65,7 +65,8 @@ def test_break_even_is_as_predicted(bar: Bar, report: ProbeReport) -> None:
         bar(
             f"break-even at {crossing.n_bytes >> 10} KiB, predicted against measured",
             crossing.distance,
-            limit=0.15,
+            # small copies that are waited for take one of two times by chance; 50 samples don't even that out
+            limit=0.25 if report.settings.quick else 0.15,
             predicted=round(crossing.predicted.reads, 3),
             measured=round(crossing.measured.reads, 3),
         )

@@ -82,7 +82,8 @@ class FakeEngine:
 
 
 def audited(*layers: bytes, labels: dict[str, str] | None = None, **wish: object) -> AuditReport:
-    image = Image(list(layers), labels=labels or {}, ref=str(wish.pop("ref", "weir/tiny:1")))
+    history = wish.pop("history", None)
+    image = Image(list(layers), labels=labels or {}, ref=str(wish.pop("ref", "weir/tiny:1")), history=history)  # type: ignore[arg-type]
     return audit_image(image.ref, engine=FakeEngine(image), **wish)  # type: ignore[arg-type]
 
 
@@ -257,6 +258,65 @@ def test_the_same_content_at_two_paths_is_found_and_hard_links_are_not() -> None
     assert finding.unpacked_bytes == 2 * MB
     assert "ROCm in /opt/rocm and in torch/lib: 2.00 MB" in finding.title
     assert report.duplicates[0].paths == ("opt/rocm/lib/x.so", "p/torch/lib/x.so")
+
+
+@pytest.mark.parametrize(
+    ("commands", "cause"),
+    [
+        (("COPY a /", "COPY b /"), "copied by two COPY steps"),
+        (("COPY a /", "RUN cp -l /a /b"), "copied, or hard-linked, by a RUN in a later layer"),
+    ],
+)
+def test_duplicates_are_named_by_what_made_them(commands: tuple[str, str], cause: str) -> None:
+    body = b"r" * (2 * MB)
+    report = audited(
+        tar(file("a", body)), tar(file("b", body)), history=[{"created_by": text} for text in commands]
+    )
+    assert report.duplicates[0].cause == cause
+    assert cause in found(report, "duplicates").title
+
+
+@pytest.mark.parametrize(
+    ("command", "again", "cause"),
+    [
+        ("RUN chown -R app /", (), "chown or chmod in a later layer"),
+        ("COPY --chown=app . /", (), "the same COPY again"),
+        ("RUN ln /a /c", (hardlink("c", "a"),), "a hard link made in a later layer"),
+        ("RUN touch /a", (), "rewritten by a later layer"),
+    ],
+)
+def test_content_that_came_back_is_named_by_what_brought_it(
+    command: str, again: tuple[bytes], cause: str
+) -> None:
+    body = file("a", b"r" * (2 * MB))
+    steps = [{"created_by": "COPY . /"}, {"created_by": command}]
+    finding = found(audited(tar(body), tar(body, *again), history=steps), "overwritten")
+    assert f"{cause}, same content: 2.00 MB" in finding.title
+
+
+def test_compilers_and_dev_packages_are_told_and_runtimes_are_not() -> None:
+    names = {"gcc-12": 3, "libstdc++-12-dev": 2, "gcc-12-base": 1, "libgcc-s1": 1, "libllvm17": 5, "make": 1}
+    status = "".join(f"Package: {name}\nStatus: install ok installed\nVersion: 1\n\n" for name in names)
+    members = [file("var/lib/dpkg/status", status.encode())]
+    for name, megabytes in names.items():
+        members += [
+            file(f"var/lib/dpkg/info/{name}.list", f"/opt/p/{name}\n".encode()),
+            file(f"opt/p/{name}", name.encode() + bytes(megabytes * MB)),
+        ]
+    finding = found(audited(tar(*members)), "build-only")
+    assert finding.paths == ("gcc-12", "libstdc++-12-dev", "make")
+    assert 6 * MB <= finding.unpacked_bytes < 6 * MB + 1000
+
+
+def test_predictions_count_no_byte_twice() -> None:
+    header = file("usr/include/tests/x.h", b"h" * (2 * MB))  # a header at two paths: three findings want it
+    layer = tar(header, file("usr/include/y.h", b"h" * (2 * MB)), file("gone", bytes(2 * MB)))
+    report = audited(layer, tar(file(".wh.gone")))
+    total = report.totals.unpacked_bytes
+    assert report.prediction is not None
+    assert (report.prediction.saved_bytes, report.prediction.unpacked_bytes) == (total, 0)
+    assert found(report, "duplicates").predicted_unpacked_bytes == total - 2 * MB
+    assert sum(row.unpacked_bytes for row in report.findings) > total
 
 
 def test_a_layer_that_registries_refuse_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, report
 
@@ -35,6 +35,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert past.records("spill") == ()
 
 
+@settings(max_examples=20, deadline=None)  # each writes files
 @given(data=st.data())
 def test_wherever_it_is_cut_only_the_torn_line_is_lost(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
