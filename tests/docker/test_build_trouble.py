@@ -119,8 +119,9 @@ def wait_for_engine(socket: str, log: Path) -> None:
 
 
 def start_and_wait_for_the_slow_step(shop: Shop, **environment: str) -> "subprocess.Popen[str]":
+    # a test run in the background ignores SIGINT, and its children would with it
     process = subprocess.Popen(
-        shop.command("--no-audit"),
+        ["env", "--default-signal=INT", *shop.command("--no-audit")],
         cwd=ROOT,
         env=shop.environment(**environment),
         stderr=subprocess.PIPE,
