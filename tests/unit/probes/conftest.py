@@ -1,0 +1,10 @@
+"""The simulated machine needs no thousands of slots to show what the probes decide."""
+
+import pytest
+
+from probes import transfer
+
+
+@pytest.fixture(autouse=True)
+def small_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MOST_SLOTS", 64)
