@@ -174,7 +174,8 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
 
 def _agreed() -> bool:
     """Ask where a person sits; elsewhere having said it is enough."""
-    return not sys.stdin.isatty() or input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")
+    asked = sys.stdin is not None and sys.stdin.isatty()  # None: started with no standard input at all
+    return not asked or input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
 def _has_candidate(package: str) -> bool:
