@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from buildtool.files import sweep_partials
+from buildtool.files import sha256_of, sweep_partials
 from buildtool.gpucode.manifest import IMAGE_PATH
 from buildtool.model import Resolved, Wheel
 from buildtool.plan import group_wheels
@@ -92,11 +92,15 @@ def _copy(origin: Path, target: Path) -> None:
 
 
 def _settle(folder: Path, epoch: int, *, links: bool = True) -> None:
-    """Set modes and times below and including a folder; hard links into caches are left as they are."""
-    for path in (folder, *sorted(folder.rglob("*"))):
+    """Set modes and times below and including a folder; hard links into caches are left as they are.
+
+    A file's time is made from its content: BuildKit sends a file again only when its size or time differs,
+    so with one time for all, an edit of the same length would never reach the engine.
+    """
+    for path in sorted((folder, *folder.rglob("*")), reverse=True):
         if not links and path.is_file() and path.stat().st_nlink > 1:
             continue
         path.chmod(0o755 if path.is_dir() else 0o644)
-    for path in sorted((folder, *folder.rglob("*")), reverse=True):
-        if links or path.is_dir() or path.stat().st_nlink == 1:
-            os.utime(path, (epoch, epoch))
+        before_ns = 0 if path.is_dir() else int(sha256_of(path)[:12], 16)  # 48 bits: 3 days in nanoseconds
+        time_ns = epoch * 10**9 - before_ns
+        os.utime(path, ns=(time_ns, time_ns))

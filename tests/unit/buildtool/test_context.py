@@ -33,8 +33,18 @@ def test_wheels_and_root_file_system_are_linked_not_copied(staged: Path) -> None
 def test_every_payload_time_and_mode_is_set(staged: Path) -> None:
     for path in (staged / "payload").rglob("*"):
         status = path.stat()
-        assert int(status.st_mtime) == 1_000_000, path
+        assert 1_000_000 - 4 * 86_400 < status.st_mtime <= 1_000_000, path
         assert status.st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
+def test_an_edit_of_the_same_length_changes_a_files_time(tmp_path: Path) -> None:
+    file = tmp_path / "service.py"
+    times = []
+    for text in ("x = 1", "x = 2", "x = 1"):
+        file.write_text(text)
+        context._settle(tmp_path, 1_000_000)
+        times.append(file.stat().st_mtime_ns)
+    assert times[0] == times[2] != times[1]
 
 
 def test_the_payload_holds_the_service_the_probes_and_the_smoke_test(staged: Path) -> None:
