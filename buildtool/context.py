@@ -102,5 +102,5 @@ def _settle(folder: Path, epoch: int, *, links: bool = True) -> None:
             continue
         path.chmod(0o755 if path.is_dir() else 0o644)
         before_ns = 0 if path.is_dir() else int(sha256_of(path)[:12], 16)  # 48 bits: 3 days in nanoseconds
-        time_ns = epoch * 10**9 - before_ns
+        time_ns = max(0, epoch * 10**9 - before_ns)
         os.utime(path, ns=(time_ns, time_ns))
