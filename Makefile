@@ -2,9 +2,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PROBE ?= probe
+unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check test bench-audit bench-build bench-prune bench-probes
+.PHONY: help images engine probe check types unit test bench-audit bench-build bench-prune bench-probes
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -25,7 +26,14 @@ probe: .venv/.ready ## what memory placement costs on this machine (PROBE=probe-
 	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
 
 check: .venv/.ready ## lint, types and unit tests, in seconds
-	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q . && $(PY) -m mypy && $(PY) -m pytest -q -n 2 tests/unit
+	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q .
+	@$(MAKE) --no-print-directory -j 2 types unit
+
+types: .venv/.ready
+	@$(PY) -m mypy
+
+unit: .venv/.ready
+	@$(PY) -m pytest -q -n 2 tests/unit
 
 test: check images ## everything that needs no GPU; makes the images first
 	$(PY) -m pytest -q tests/docker tests/browser
