@@ -15,7 +15,7 @@ VERBS = {
     "plan": "print the build plan (docker buildx bake JSON) and do nothing",
     "audit": "say where an image's bytes are and what to do about it",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
-    "prune": "take GPU code for other cards out of a tree or a file",
+    "prune": "take GPU code for other cards out of a file, a directory tree or an image",
     "probes": "tell a probe report: HTML page with plots, comparison of two, Prometheus metrics",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",

@@ -3,6 +3,7 @@
 The only module that imports the docker package.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,4 +156,7 @@ def _translated() -> Iterator[None]:
     except docker.errors.APIError as error:
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
-        raise EngineUnavailable(f"no Docker engine answers ({type(error).__name__})", NEXT_STEP) from error
+        asked = os.environ.get("DOCKER_HOST")
+        at = f" at {asked}, where DOCKER_HOST says" if asked else ""
+        step = "unset DOCKER_HOST, or start the engine there" if asked else NEXT_STEP
+        raise EngineUnavailable(f"no Docker engine answers{at}", step) from error

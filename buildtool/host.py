@@ -3,7 +3,8 @@
 Facts are read from files and programs; what they mean (`diagnose`) is decided without touching anything.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,8 @@ from buildtool.command import CommandFailed, find, run
 from buildtool.engine import NEXT_STEP, Engine, EngineInfo
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes
-from probes.placement import read_kfd_nodes
+from buildtool.gpucode.target import target_of_override
+from probes.placement import gfx_target, read_kfd_nodes
 from probes.units import decimal_bytes
 
 T = TypeVar("T")
@@ -79,10 +81,17 @@ def gather(root: Path = Path("/")) -> Facts:
     )
 
 
-def amd_targets(root: Path = Path("/")) -> tuple[str, ...]:
-    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards."""
-    found = {node.target for node in read_kfd_nodes(root)}
-    return tuple(sorted(target for target in found if isinstance(target, str) and target))
+def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards.
+
+    With HSA_OVERRIDE_GFX_VERSION set they are what it lets them pass for. Old kernels don't say a
+    card's target. Raises BadTarget when the variable is no version.
+    """
+    found = {node.target for node in read_kfd_nodes(root)} - {gfx_target(0)}
+    override = env.get("HSA_OVERRIDE_GFX_VERSION")
+    if found and override:
+        return (str(target_of_override(override)),)
+    return tuple(sorted(found))
 
 
 def diagnose(facts: Facts) -> list[Row]:

@@ -118,7 +118,7 @@ def audited(
         repr((image.digest, variant.budget, variant.gpu_targets, reports)).encode()
     ).hexdigest()
     seal = workplace.seal("audited", key)
-    if seal.exists() and (reports / f"{variant.name}.json").exists():
+    if seal.exists() and all((reports / f"{variant.name}.{end}").exists() for end in ("json", "md", "html")):
         return SummaryRow(**json.loads(seal.read_text()))
     workplace.say(f"{variant.name}: auditing {image.ref}")
     report = audit_image(

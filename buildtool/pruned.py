@@ -13,15 +13,19 @@ from typing import Any
 
 from buildtool.errors import ConfigError
 from buildtool.files import replacing, write_text
-from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel, unserved
+from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
 from buildtool.gpucode.manifest import image_manifest
-from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.target import TargetId, unserved
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
 
 PRUNER = 1  # part of every key: raise it when the same input and targets would give other bytes
 KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
+
+
+class CardsUnserved(ConfigError):
+    """A stack has no code for cards that an image is to be pruned to."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def served_targets(
 ) -> tuple[TargetId, ...]:
     """Those of the wanted targets that a stack has code for.
 
-    Raises ConfigError when one was asked for by name and isn't there, or when none is.
+    Raises CardsUnserved when one was asked for by name and isn't there, or when none is.
     """
     missing = unserved(had, wanted)
     left = tuple(target for target in wanted if target not in missing)
@@ -121,7 +125,7 @@ def served_targets(
     told = f"{variant}: its GPU libraries have nothing for {', '.join(map(str, missing))}"
     there = sorted({code.processor for code in had})
     if asked or not left:
-        raise ConfigError(
+        raise CardsUnserved(
             f"{told}; they have {', '.join(there) or 'no GPU code at all'}",
             f"name what they have, such as {there[0]}" if there else "",
         )

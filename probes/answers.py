@@ -1,11 +1,12 @@
 """What the figures of a report mean, in plain sentences with the figures they rest on. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TypeVar
 
 from probes import breakeven, residency
+from probes.model import MODELS
 from probes.report import (
     Block,
     Expectation,
@@ -149,51 +150,78 @@ def _spill(records: Sequence[Record]) -> list[str]:
     return said
 
 
+Way = tuple[str, str, int]  # model, element type, batch size
+
+
+def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
+    """The passes by model, element type and batch size, each with its scenarios."""
+    found: dict[Way, dict[Scenario, Pass]] = {}
+    for one in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
+        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
+    return found
+
+
 def _scenarios(records: Sequence[Record]) -> list[str]:
-    passes = pick(records, Pass)
-    said = []
+    """Each statement once, with the models for which it holds and those for which it doesn't."""
     link = best_gb_per_s(records, "h2d_pinned")
-    for rows in sorted({p.rows for p in passes}):
-        times = {p.scenario: p for p in passes if p.rows == rows}
-        if len(times) == 4:
-            said += [
-                f"Batch {rows}: {_first_claim(times)}",
-                f"Batch {rows}: {_third_claim(times)}",
-                f"Batch {rows}: {_streaming(times, link)}",
-            ]
-    return said
+    complete = {key: times for key, times in groups(pick(records, Pass)).items() if len(times) == 4}
+    if not complete:
+        return []
+    streamed = "; ".join(f"{_named(key)}: {_streaming(times, link)}" for key, times in complete.items())
+    return [
+        _claim("all in VRAM is fastest", {key: _first_claim(times) for key, times in complete.items()}),
+        _claim(
+            "leaving the inputs in system RAM beats copying them",
+            {key: _third_claim(times) for key, times in complete.items()},
+        ),
+        f"Streaming the spilled weights through two VRAM buffers, held against the better of the two "
+        f"zero-copy ways: {streamed}.",
+    ]
 
 
-def _first_claim(times: dict[Scenario, Pass]) -> str:
+def _named(key: Way) -> str:
+    model, dtype, rows = key
+    return f"{model} {dtype} batch {rows}"
+
+
+def _claim(statement: str, found: Mapping[Way, tuple[str, str]]) -> str:
+    """The statement with its verdicts, each followed by the cases it is passed on and their figures."""
+    verdicts = dict.fromkeys(verdict for verdict, _ in found.values())
+    parts = (
+        f"{verdict} for "
+        + ", ".join(f"{_named(key)} ({figures})" for key, (mine, figures) in found.items() if mine == verdict)
+        for verdict in verdicts
+    )
+    return f'"{statement}" {"; it ".join(parts)}.'
+
+
+def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
+    """The verdict and its figures."""
     resident, spilled = times["resident"], times["zero_copy_weights"]
     factor = median(spilled.samples_s) / median(resident.samples_s)
     share = spilled.spilled_bytes / spilled.weight_bytes
-    return (
-        f'"all in VRAM is fastest" {_holds(resident, spilled)}: {_ms(resident)} against {_ms(spilled)}, '
-        f"{factor:.1f} x, with {share:.0%} of the weights left in system RAM."
+    figures = (
+        f"{_ms(resident)} against {_ms(spilled)} with {share:.0%} of the weights left in system RAM, "
+        f"{factor:.1f} x"
     )
+    return _holds(resident, spilled), figures
 
 
-def _third_claim(times: dict[Scenario, Pass]) -> str:
+def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
+    """The verdict and its figures."""
     copied, left = times["zero_copy_weights"], times["zero_copy_all"]
-    return (
-        f'"leaving the inputs in system RAM beats copying them" {_holds(left, copied)}: '
-        f"{_ms(left)} left there, {_ms(copied)} copied."
-    )
+    return _holds(left, copied), f"{_ms(left)} left there, {_ms(copied)} copied"
 
 
-def _streaming(times: dict[Scenario, Pass], link: float | None) -> str:
+def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
     streamed = times["streamed"]
     rival = min(median(times["zero_copy_weights"].samples_s), median(times["zero_copy_all"].samples_s))
     took = median(streamed.samples_s)
-    text = (
-        f"streaming the spilled weights through two VRAM buffers takes {_ms(streamed)}, {rival / took:.2f} x "
-    )
-    text += "faster than the better of the two zero-copy ways" if rival >= took else "their speed"
+    text = f"{_ms(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
     if link:
         limit = streamed.spilled_bytes / link / 1e9
-        text += f"; the link alone needs {duration(limit)}, {limit / took:.0%} of that"
-    return text + "."
+        text += f" (the link alone needs {duration(limit)}, {limit / took:.0%} of that)"
+    return text
 
 
 def _ms(passes: Pass) -> str:
@@ -202,10 +230,15 @@ def _ms(passes: Pass) -> str:
     return f"{duration(told.median)}{error}"
 
 
-def _holds(faster: Pass, slower: Pass) -> str:
-    """Whether the first really is the faster one, by means and standard errors."""
-    a, b = summarize(faster.samples_s), summarize(slower.samples_s)
+def is_faster(one: Pass, other: Pass) -> bool | None:
+    """Whether the first is the faster one, by means and standard errors; None where it can't be told."""
+    a, b = summarize(one.samples_s), summarize(other.samples_s)
     gap, error = b.mean - a.mean, math.hypot(a.sem or 0.0, b.sem or 0.0)
     if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.mean, b.mean):
-        return "can't be told from its opposite here"
-    return "holds here" if gap > 0 else "does NOT hold here"
+        return None
+    return gap > 0
+
+
+def _holds(faster: Pass, slower: Pass) -> str:
+    verdicts = {True: "holds here", False: "does NOT hold here", None: "can't be told from its opposite here"}
+    return verdicts[is_faster(faster, slower)]

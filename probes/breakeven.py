@@ -9,16 +9,18 @@ In times of whole operations, latencies included: k* = t_copy / (f (t_in_place -
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probes.fit import Fit, Point, between, fit
 from probes.report import Measurement, Reads, Unknown
-from probes.stats import summarize
+from probes.stats import settled
+from probes.workbench import READS_AFTER
 
-# The copy as work that waits for it sees it: copies in a row hide the handover between engines, which on an
-# H200 is three times a copy's own latency. VRAM as rereads see it: what was just copied may lie in a cache.
-COPY = "h2d_used"
-PATHS = (COPY, "zero_copy_read", "vram_reread")
+# The copy as the work that reads it sees it: copies in a row hide the handover between the copy engine and
+# kernels, which on an H200 is twice a small copy's own latency. VRAM as rereads see it: what was just copied
+# may lie in a cache.
+COPY, IN_PLACE, REREAD = "h2d_then_read", "zero_copy_read", "vram_reread"
+PATHS = (COPY, IN_PLACE, REREAD)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def k_star_of_bandwidths(
 
 @dataclass(frozen=True)
 class _Curve:
-    """Times of one path over size, and the widest standard error among them, relative.
+    """Times over size, and the widest standard error among them, relative.
 
     Copies follow latency plus size over bandwidth, and a fit evens out a size that was unlucky. Reads by a
     kernel don't: it spreads over more of the GPU as the size grows.
@@ -70,7 +72,7 @@ class _Curve:
 
     points: tuple[Point, ...]
     error: float
-    pieces: Fit | None  # where the path follows one
+    pieces: Fit | None = None  # where the path follows one
 
     def at(self, n_bytes: float) -> Timed:
         if self.pieces:
@@ -84,40 +86,51 @@ class _Curve:
 class Adviser:
     """What `transfer` measured of the three paths on one machine."""
 
-    used: _Curve
+    copy: _Curve
     in_place: _Curve
     reread: _Curve
 
     def at(self, n_bytes: int, *, share: float = 1.0) -> BreakEven:
         """k* at any size; between measured sizes by straight lines."""
-        used, touch = (
-            self.used.at(n_bytes),
-            self.reread.points[0].seconds,
-        )  # the kernel that the copy waits for
-        copy = Timed(max(used.seconds - touch, 0.0), used.error_s)
-        return k_star(
-            n_bytes, copy, in_place=self.in_place.at(n_bytes), vram=self.reread.at(n_bytes), share=share
-        )
-
-
-def _means(rows: Sequence[Measurement], name: str) -> tuple[Point, ...]:
-    """Means, not medians: a copy that is waited for takes one of two times at small sizes, by chance."""
-    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    return tuple(Point(row.payload_bytes, summarize(row.samples_s).mean) for row in mine)
+        copy, in_place, reread = (curve.at(n_bytes) for curve in (self.copy, self.in_place, self.reread))
+        return k_star(n_bytes, copy, in_place=in_place, vram=reread, share=share)
 
 
 def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
     """What the rows of `transfer` allow to predict; unknown where a path was measured at too few sizes."""
-    curves = []
-    for name in PATHS:
-        points = _means(rows, name)
-        if len(points) < 2:
-            return Unknown(f"{name} was measured at {len(points)} sizes")
-        told = [summarize(row.samples_s) for row in rows if row.name == name]
-        found = fit(points) if name == COPY else None
-        pieces = found if isinstance(found, Fit) else None
-        curves.append(_Curve(points, max((one.sem or 0.0) / one.mean for one in told), pieces))
-    return Adviser(*curves)
+    timed = {name: _timed(rows, name) for name in PATHS}
+    for name, by_size in timed.items():
+        if len(by_size) < 2:
+            return Unknown(f"{name} was measured at {len(by_size)} sizes")
+    copies = {
+        n_bytes: _copy_alone(read, timed[REREAD][n_bytes])
+        for n_bytes, read in timed[COPY].items()
+        if n_bytes in timed[REREAD]
+    }
+    copies = {n_bytes: copy for n_bytes, copy in copies.items() if copy.seconds > 0}
+    if len(copies) < 2:
+        return Unknown("beside the reads that follow it, a copy costs nothing measurable")
+    copy = _curve(copies)
+    found = fit(copy.points)
+    copy = replace(copy, pieces=found if isinstance(found, Fit) else None)
+    return Adviser(copy, _curve(timed[IN_PLACE]), _curve(timed[REREAD]))
+
+
+def _timed(rows: Sequence[Measurement], name: str) -> dict[int, Timed]:
+    """A path's times by size."""
+    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
+    return {row.payload_bytes: Timed(*settled(row.samples_s)) for row in mine}
+
+
+def _copy_alone(read: Timed, reread: Timed) -> Timed:
+    """What the copy adds to the reads that follow it."""
+    error_s = math.hypot(read.error_s, READS_AFTER * reread.error_s)
+    return Timed(read.seconds - READS_AFTER * reread.seconds, error_s)
+
+
+def _curve(by_size: dict[int, Timed]) -> _Curve:
+    points = tuple(Point(n_bytes, one.seconds) for n_bytes, one in by_size.items())
+    return _Curve(points, max(one.error_s / one.seconds for one in by_size.values()))
 
 
 @dataclass(frozen=True)
@@ -129,9 +142,14 @@ class Crossing:
     measured: BreakEven
 
     @property
+    def off(self) -> float:
+        """By what share of the measurement the prediction is too high."""
+        return self.predicted.reads / self.measured.reads - 1
+
+    @property
     def distance(self) -> float:
         """Of the prediction from the measurement, relative."""
-        return abs(self.predicted.reads / self.measured.reads - 1)
+        return abs(self.off)
 
 
 def measured(rows: Iterable[Reads], n_bytes: int) -> BreakEven | Unknown:
@@ -163,19 +181,19 @@ def _line(rows: Sequence[Reads]) -> _Line | None:
     """The line through times over reads, by least squares on relative error."""
     if len({row.reads for row in rows}) < 2:
         return None
-    told = [(row.reads, summarize(row.samples_s)) for row in rows]
-    weights = [1 / one.mean**2 for _, one in told]
+    told = [(row.reads, *settled(row.samples_s)) for row in rows]
+    weights = [1 / seconds**2 for _, seconds, _ in told]
     total = math.fsum(weights)
-    x = math.fsum(w * k for w, (k, _) in zip(weights, told, strict=True)) / total
-    y = math.fsum(w * one.mean for w, (_, one) in zip(weights, told, strict=True)) / total
-    spread = math.fsum(w * (k - x) ** 2 for w, (k, _) in zip(weights, told, strict=True))
-    slope = math.fsum(w * (k - x) * (one.mean - y) for w, (k, one) in zip(weights, told, strict=True))
+    x = math.fsum(w * k for w, (k, _, _) in zip(weights, told, strict=True)) / total
+    y = math.fsum(w * seconds for w, (_, seconds, _) in zip(weights, told, strict=True)) / total
+    spread = math.fsum(w * (k - x) ** 2 for w, (k, _, _) in zip(weights, told, strict=True))
+    slope = math.fsum(w * (k - x) * (s - y) for w, (k, s, _) in zip(weights, told, strict=True))
     slope /= spread
-    return _Line(y - slope * x, slope, max(one.sem or 0.0 for _, one in told))
+    return _Line(y - slope * x, slope, max(error_s for _, _, error_s in told))
 
 
 def _slope_error(rows: Sequence[Reads]) -> float:
-    errors = [(summarize(row.samples_s).sem or 0.0) / row.reads for row in rows]
+    errors = [settled(row.samples_s)[1] / row.reads for row in rows]
     return max(errors, default=0.0)
 
 
@@ -193,9 +211,9 @@ def crossings(rows: Sequence[Measurement], reads: Sequence[Reads]) -> tuple[Cros
 
 
 def faster(reads: Sequence[Reads]) -> dict[tuple[int, int], str]:
-    """Which way was the faster one, by size and count of reads, from the means."""
+    """Which way was the faster one, by size and count of reads, from the settled times."""
     times: dict[tuple[int, int], dict[str, float]] = {}
     for row in reads:
         place = times.setdefault((row.payload_bytes, row.reads), {})
-        place[row.way] = summarize(row.samples_s).mean
+        place[row.way] = settled(row.samples_s)[0]
     return {key: min(ways, key=lambda way: ways[way]) for key, ways in times.items() if len(ways) == 2}

@@ -8,8 +8,11 @@ from probes import machine as here
 from probes import placement, rereads, scenarios, spill, transfer
 from probes.errors import UsageError
 from probes.expectation import expect
+from probes.progress import BEGINNING, Planned
 from probes.report import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
 from probes.workbench import Workbench
+
+START_S = 4.0  # to start a process, import torch and open the card
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,25 @@ def waive(probe: Probe, machine: Machine) -> str | None:
     if probe.needs_gpu and machine.torch.obstacle:
         return f"no GPU to measure: {machine.torch.obstacle}"
     return None
+
+
+def plan(
+    names: tuple[str, ...], settings: Settings, machine: Machine, *, has_transformers: bool
+) -> tuple[Planned, ...]:
+    """Every case of the probes of these names that can apply here, with about what it costs. Pure."""
+    has_gpu = isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle
+    cases = {
+        "transfer": transfer.planned(settings, has_gpu=has_gpu),
+        "breakeven": rereads.planned(settings),
+        "spill": (("spill", spill.QUICK_S if settings.quick else spill.FULL_S),),
+        "scenarios": scenarios.planned(settings, has_transformers=has_transformers),
+    }
+    return tuple(
+        Planned(probe.name, case, cost_s)
+        for probe in select(names)
+        if waive(probe, machine) is None
+        for case, cost_s in ((BEGINNING, START_S), *cases[probe.name])
+    )
 
 
 def limit_s(probe: Probe, settings: Settings) -> float:

@@ -5,20 +5,29 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
 from probes import catalog, render, session
-from probes.answers import answers
 from probes.codec import encode
 from probes.errors import Exit, ProbeError, UsageError
+from probes.expectation import expect
+from probes.headline import headline, next_step
 from probes.job import Told
 from probes.machine_text import machine_lines
 from probes.model import DTYPES, MODELS
-from probes.report import Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
+from probes.progress import BEGINNING, Planned, progress, told
+from probes.report import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.units import parse_bytes
 
+PURPOSE = (
+    "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
+    "What happens when VRAM is full? What runs a model larger than VRAM fastest? Begin with: run --quick. It "
+    "ends with the answer in three sentences; show FILE has the tables."
+)
+TELL_EVERY_S = 5.0  # how long a run still takes
 EXITS = (
     "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch or device missing or unusable, "
     "4 a probe broke, 5 unreadable or unwritable report."
@@ -26,7 +35,27 @@ EXITS = (
 
 
 class Teller(session.Listener):
-    """Prints a run as it goes on, in plain lines."""
+    """Prints a run as it goes on, in plain lines, and now and then how long it still takes."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._plan: tuple[Planned, ...] = ()
+        self._done: set[tuple[str, str]] = set()
+        self._ended: set[str] = set()
+        self._probe = ""
+        self._began_s = self._planned_s = self._told_s = now()
+
+    def planned(self, plan: tuple[Planned, ...]) -> None:
+        """How long the run takes, by the plan alone."""
+        self._plan = plan
+        self._planned_s = self._now()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told_s = self._now()
+        if self._plan:
+            at = progress(self._plan, self._done, self._ended, elapsed_s=self._told_s - self._planned_s)
+            print(f"-- {told(at, so_far_s=self._told_s - self._began_s)}", flush=True)
 
     def machine(self, found: Machine) -> None:
         """The machine, a line per fact."""
@@ -39,6 +68,7 @@ class Teller(session.Listener):
 
     def started(self, probe: catalog.Probe) -> None:
         """The probe's name, before it can hang."""
+        self._probe = probe.name
         print(f"{probe.name}: {probe.summary}", flush=True)
 
     def record(self, record: Told) -> None:
@@ -46,9 +76,15 @@ class Teller(session.Listener):
         text = "" if isinstance(record, TorchFacts) else render.record_line(record)
         if text:
             print(f"  {text}", flush=True)
+        self._done.add((self._probe, BEGINNING))
+        if isinstance(record, Case):
+            self._done.add((self._probe, record.case))
+        if self._now() - self._told_s >= TELL_EVERY_S:
+            self._tell()
 
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
+        self._ended.add(run.probe)
         print(f"{run.probe}: {render.ended_line(run)}", flush=True)
 
 
@@ -56,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="python -m probes",
-        description="Measure what memory placement costs on this machine.",
+        description=PURPOSE,
         epilog=EXITS,
         allow_abbrev=False,
     )
@@ -67,7 +103,13 @@ def build_parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run all probes, or those named", allow_abbrev=False, epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
     run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
-    run.add_argument("--out", type=Path, default=Path("reports/probes"), metavar="DIR", help="%(default)s")
+    run.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reports/probes"),
+        metavar="DIR",
+        help="where the report goes (%(default)s)",
+    )
     run.add_argument("--vram", type=_size, metavar="SIZE", help="pretend the card has no more, e.g. 4GiB")
     run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
     run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
@@ -99,6 +141,9 @@ def _machine(args: argparse.Namespace) -> Exit:
         print(json.dumps(encode(found), indent=1, allow_nan=False))
     else:
         print("\n".join(machine_lines(found)))
+        print(f"asking for more VRAM than there is, {render.expectation_line(expect(found))}")
+        if next_step(found):
+            print(next_step(found))
     return Exit.OK
 
 
@@ -124,9 +169,12 @@ def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
 
 
 def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
-    for text in answers(report):
-        print(text)
-    print(f"report: {path}")
+    print("\nThe answer")
+    for text in headline(report):
+        print(f"- {text}")
+    print(f"\nreport: {path}")
+    print(f"tables: python -m probes show {path}")
+    print(f"page with plots, on the host: python -m buildtool probes html {path}")
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 

@@ -1,122 +1,32 @@
-"""The gate to torch: what it can reach, buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
+"""The gate to torch: buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
 
 On ROCm torch calls the GPU "cuda" too; nothing below differs.
 """
 
 import gc
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from probes import architectures
 from probes.errors import OutOfMemory, ProbeError, Unsupported
-from probes.held import foreign_card
 from probes.model import Shape, StackPlan
-from probes.nvml import open_nvml
 from probes.pattern import WORD_BYTES, Pattern, signed
-from probes.placement import read_link
-from probes.report import Api, Gpu, Link, TorchFacts, Unknown
 from probes.stack import LayerStack
 from probes.stats import median
+from probes.torchfacts import first_line
 from probes.units import binary_bytes
-from probes.workbench import WRITTEN, Action, Kind, Operation, Span
+from probes.workbench import READS_AFTER, WRITTEN, Action, Kind, Operation, Span
 
 CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which even a small container has
 # torch.cuda._sleep counts clock cycles; 2 GHz is above what today's cards reach, so waits come out longer
 CYCLES_PER_S = 2e9
 SHORTEST_LEAD_S, LONGEST_LEAD_S = 20e-6, 0.2
-LOAD_WORDS, LOAD_COPIES = 2**20, 64  # half a GiB in all: from 10 ms to 100 ms on any link
 BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
 WAKE_CYCLES = 100_000_000  # some 50 ms: an idle card needs them to raise its clocks
-
-
-def describe() -> TorchFacts:
-    """What this torch is and which GPUs it can really compute on (one sum is tried)."""
-    api, api_version = _api()
-    obstacle = _obstacle(api)
-    count = 0 if obstacle else torch.cuda.device_count()
-    return TorchFacts(
-        version=torch.__version__,
-        api=api,
-        api_version=api_version,
-        threads=torch.get_num_threads(),
-        gpus=tuple(_gpu(index) for index in range(count)),
-        obstacle=obstacle,
-    )
-
-
-def _api() -> tuple[Api, str]:
-    if torch.version.hip:
-        return "hip", torch.version.hip
-    if torch.version.cuda:
-        return "cuda", torch.version.cuda
-    return "none", ""
-
-
-def _obstacle(api: Api) -> str:
-    if api == "none":
-        return "this torch is a CPU build"
-    foreign = foreign_card(Path("/"), os.environ) if api == "hip" else ""
-    if foreign:
-        return foreign
-    try:
-        torch.cuda.init()
-        total = torch.ones(8, device="cuda").sum().item()
-    except (RuntimeError, AssertionError) as error:  # torch raises both for what a driver or build lacks
-        return f"torch can't use a GPU: {_first_line(error)}"
-    return "" if total == 8 else f"the GPU added eight ones to {total}"
-
-
-def _gpu(index: int) -> Gpu:
-    properties = torch.cuda.get_device_properties(index)
-    target = getattr(properties, "gcnArchName", "").split(":")[0] if torch.version.hip else ""
-    bus = getattr(properties, "pci_bus_id", None)
-    l2 = getattr(properties, "L2_cache_size", None)
-    integrated = getattr(properties, "is_integrated", None)
-    # asking for free memory opens a context on the card: only the one that is measured is worth it
-    opened = index == 0
-    free = torch.cuda.mem_get_info(0)[0] if opened else Unknown("only the first GPU is opened")
-    pci_id = (
-        Unknown("this torch doesn't tell it")
-        if bus is None
-        else f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-    )
-    return Gpu(
-        name=properties.name,
-        target=target or f"sm_{properties.major}{properties.minor}",
-        pci_id=pci_id,
-        vram_total_bytes=properties.total_memory,
-        vram_free_bytes=free,
-        l2_bytes=l2 if l2 else Unknown("this torch doesn't tell it"),
-        integrated=bool(integrated) if integrated is not None else Unknown("this torch doesn't tell it"),
-        link_under_load=_link_under_load(pci_id) if opened else Unknown("only the first GPU is opened"),
-    )
-
-
-def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
-    """The link while copies keep it busy: an idle one trains down to save power."""
-    if isinstance(pci_id, Unknown):
-        return pci_id
-    nvml = Unknown("HIP has no NVML") if torch.version.hip else open_nvml()
-    try:
-        host = torch.empty(LOAD_WORDS, dtype=torch.int64, pin_memory=True)
-        device = torch.empty_like(host, device="cuda")
-        for _ in range(LOAD_COPIES):
-            device.copy_(host, non_blocking=True)
-        found = read_link(Path("/"), pci_id) if isinstance(nvml, Unknown) else nvml.link(pci_id)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        return Unknown(_first_line(error))
-    return found
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 class _HostView:
@@ -150,7 +60,7 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
         whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
         view = torch.as_tensor(_HostView(whole), device="cuda").view(pinned.dtype)
     except (RuntimeError, TypeError) as error:
-        reason = f"this torch can't make a zero-copy tensor: {_first_line(error)}"
+        reason = f"this torch can't make a zero-copy tensor: {first_line(error)}"
         raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
     if view.data_ptr() != pinned.data_ptr():
         raise Unsupported("torch copied the memory instead of aliasing it: no zero-copy tensors here")
@@ -254,14 +164,14 @@ class TorchWorkbench:
             return partial(torch.sum, of.seen)
         if action == "kernel_copy" and to and of:
             return partial(torch.add, of.seen, 1, out=to.seen)
-        if action in ("copy", "copy_used") and to and of:
+        if action in ("copy", "copy_then_read") and to and of:
             # a copy to pageable memory that claims not to block may not be there when the next line reads it
             queued = "pageable" not in (to.kind, of.kind)
             copy = partial(to.home.copy_, of.home, non_blocking=queued)
             if action == "copy":
                 return copy
-            touch = partial(torch.sum, to.seen[:1])
-            return lambda: (copy(), touch())
+            read = partial(torch.sum, to.seen)
+            return lambda: (copy(), [read() for _ in range(READS_AFTER)])
         raise ProbeError(f"the action {action} lacks a side")
 
     def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
@@ -287,6 +197,10 @@ class TorchWorkbench:
             operation()
         self._finish()
         return time.perf_counter() - began
+
+    def rest(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        time.sleep(seconds)
 
     def queue_s(self, operation: Operation) -> float:
         """Seconds that the host needs to hand the operation to the device, without its end."""
@@ -349,11 +263,11 @@ def refusals(wanted: str) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"{wanted} were refused: {_first_line(error)}") from None
+        raise OutOfMemory(f"{wanted} were refused: {first_line(error)}") from None
     except RuntimeError as error:
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
-        raise OutOfMemory(f"{wanted} were refused: {_first_line(error)}") from None
+        raise OutOfMemory(f"{wanted} were refused: {first_line(error)}") from None
 
 
 def _torch(span: Span) -> TorchSpan:

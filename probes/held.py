@@ -14,7 +14,7 @@ def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) 
 
     With HSA_OVERRIDE_GFX_VERSION set, cards count as what it names.
     """
-    cards = sorted({node.target for node in read_kfd_nodes(root)})
+    cards = sorted({node.target for node in read_kfd_nodes(root)} - {gfx_target(0)})
     override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
     if cards and len(override) == 3 and all(part.isdecimal() for part in override):
         major, minor, step = map(int, override)
@@ -23,8 +23,13 @@ def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) 
 
 
 def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
-    """The sentence; none where the image isn't pruned, no card is known, or one of them is held."""
-    if not held or not cards or {target.partition(":")[0] for target in held}.intersection(cards):
+    """The sentence; none where the image isn't pruned, no card is known, or one of them is held.
+
+    An image for a family (`gfx11-generic`) is given the benefit of the doubt.
+    """
+    processors = {target.partition(":")[0] for target in held}
+    family = any(name.endswith("-generic") for name in processors)
+    if not held or not cards or family or processors.intersection(cards):
         return ""
     names = ",".join(cards)
     return (

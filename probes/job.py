@@ -73,12 +73,12 @@ def messages(job: Job) -> Iterator[Message]:
 
 def _describe() -> TorchFacts:
     try:
-        from probes import device
+        from probes import torchfacts
     except (ImportError, OSError) as error:  # OSError: a library that torch links against is missing
         raise DeviceUnusable(
             f"torch can't be imported: {error}", "run the probes in an image that holds torch"
         ) from error
-    return device.describe()
+    return torchfacts.describe()
 
 
 def _probe(job: Job, machine: Machine) -> Iterator[Record]:

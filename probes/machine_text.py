@@ -11,7 +11,7 @@ def machine_lines(machine: Machine) -> list[str]:
         f"host {machine.host}, kernel {_text(machine.kernel)}, {machine.cpus} CPUs, {place}",
         f"RAM {bytes_or_why(machine.ram_total_bytes)}, "
         f"{bytes_or_why(machine.ram_available_bytes)} available, "
-        f"container limit: {bytes_or_why(machine.cgroup_limit_bytes)}",
+        f"container limit: {_limit(machine.cgroup_limit_bytes)}",
         f"GPU driver: {_text(machine.gpu_driver)}; device files: {' '.join(machine.device_files) or 'none'}",
         _torch_line(machine.torch),
     ]
@@ -23,6 +23,11 @@ def machine_lines(machine: Machine) -> list[str]:
     if isinstance(machine.surroundings, Surroundings):
         lines += _surroundings_lines(machine.surroundings)
     return lines
+
+
+def _limit(limit_bytes: int | Unknown) -> str:
+    """A limit that isn't set is known not to be."""
+    return limit_bytes.reason if isinstance(limit_bytes, Unknown) else binary_bytes(limit_bytes)
 
 
 def _nvidia_line(card: NvidiaCard) -> str:

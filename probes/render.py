@@ -1,11 +1,14 @@
 """A report as text or Markdown. Tabulate draws the tables where it is installed (on the host)."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from probes import residency, stats
-from probes.answers import answers, pick
+from probes import breakeven, residency, stats
+from probes.answers import all_records, answers, groups, pick
+from probes.fit import Piece, fit, points_of
+from probes.headline import headline
 from probes.machine_text import bytes_or_why, machine_lines
 from probes.report import (
     Block,
@@ -52,14 +55,21 @@ def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
     return "\n".join(text + " |" if markdown else text.rstrip() for text in texts)
 
 
+def _noted(drawn: str, notes: Sequence[str], *, markdown: bool) -> str:
+    """A table and what there is to say about it: in Markdown a list apart, or it would become rows."""
+    said = _bullets(notes) if markdown else "\n".join(notes)
+    return ("\n\n" if markdown else "\n").join(part for part in (drawn, said) if part)
+
+
 def render(report: ProbeReport, *, markdown: bool = False) -> str:
-    """The whole report: the answers first, then the machine, then each probe's table."""
+    """The whole report: the answer first, what follows from the figures, the machine, each probe's tables."""
     said = answers(report)
     parts = [
-        _heading("What it means", markdown=markdown) + _bullets(said) if said else "",
+        _heading("The answer", markdown=markdown) + _bullets(headline(report)),
+        _heading("What follows from the figures", markdown=markdown) + _bullets(said) if said else "",
         _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine)),
         _settings_line(report),
-        *(_run(run, markdown=markdown) for run in report.runs),
+        *(_run(run, all_records(report), markdown=markdown) for run in report.runs),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -78,10 +88,12 @@ def _heading(text: str, *, markdown: bool) -> str:
     return f"## {text}\n\n" if markdown else f"{text}\n"
 
 
-def _run(run: ProbeRun, *, markdown: bool) -> str:
+def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
     parts = [
         _heading(run.probe, markdown=markdown) + ended_line(run),
         _transfer_table(run.records, markdown=markdown),
+        _fit_table(pick(run.records, Measurement), markdown=markdown),
+        _break_even_table(pick(every, Measurement), pick(run.records, Reads), markdown=markdown),
         _spill_text(run.records, markdown=markdown),
         _pass_table(run.records, markdown=markdown),
     ]
@@ -111,7 +123,8 @@ def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
         f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
         for gap in pick(records, Gap)
     ]
-    return "\n".join([table(headers, [_transfer_row(m) for m in measured], markdown=markdown), *told, *gaps])
+    drawn = table(headers, [_transfer_row(m) for m in measured], markdown=markdown)
+    return _noted(drawn, [*told, *gaps], markdown=markdown)
 
 
 def _transfer_row(measured: Measurement) -> list[str]:
@@ -141,7 +154,7 @@ def _remedies(samples: Sequence[tuple[float, ...]]) -> list[str]:
     return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
 
 
-def noise_lines(rows: Sequence[Measurement | Pass]) -> list[str]:
+def noise_lines(rows: Sequence[Measurement | Reads | Pass]) -> list[str]:
     """What else went on, each kind of disturbance once with its number of rows; what couldn't be watched."""
     seen = [row.noise for row in rows if isinstance(row.noise, Noise)]
     flags = Counter(flag for noise in seen for flag in noise.flags)
@@ -160,6 +173,53 @@ def _mean(told: stats.Summary) -> str:
     return duration(told.mean) + (f" +- {duration(told.sem)}" if told.sem is not None else "")
 
 
+def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
+    """The piecewise model of each path, or why it has none."""
+    if not rows:
+        return ""
+    headers = ("path", "fitted from", "to", "alpha", "beta GB/s", "n1/2", "misses by up to")
+    cells: Rows = []
+    notes = ["model, fitted to the medians: t = alpha + size / beta; n1/2 = alpha beta reaches half of beta"]
+    for name in sorted({row.name for row in rows}):
+        found = fit(points_of(rows, name))
+        if isinstance(found, Unknown):
+            notes.append(f"{name} has no fit: {found.reason}")
+        else:
+            cells += [[name, *_piece_cells(piece), f"{found.residual:.1%}"] for piece in found.pieces]
+    return _noted(table(headers, cells, markdown=markdown) if cells else "", notes, markdown=markdown)
+
+
+def _piece_cells(piece: Piece) -> list[str]:
+    grows = piece.s_per_byte > 0
+    return [
+        binary_bytes(piece.first_bytes),
+        binary_bytes(piece.last_bytes),
+        duration(piece.alpha_s),
+        f"{piece.beta_gb_per_s:.4g}" if grows else "no limit seen",
+        binary_bytes(piece.half_bytes) if grows else "",
+    ]
+
+
+def _break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads], *, markdown: bool) -> str:
+    """k* at each size, as predicted from `transfer` and as measured."""
+    if not reads:
+        return ""
+    met = breakeven.crossings(rows, reads)
+    if isinstance(met, Unknown):
+        return f"break-even can't be predicted: {met.reason}"
+    headers = ("size", "k* predicted", "k* measured", "prediction off by")
+    cells = [
+        [binary_bytes(one.n_bytes), _reads(one.predicted), _reads(one.measured), f"{one.off:+.1%}"]
+        for one in met
+    ]
+    note = "k*: from so many full reads on, copying the buffer to VRAM first is faster"
+    return _noted(table(headers, cells, markdown=markdown), [note, *noise_lines(reads)], markdown=markdown)
+
+
+def _reads(found: breakeven.BreakEven) -> str:
+    return f"{found.reads:.3f} +- {found.error:.3f}" if math.isfinite(found.reads) else "never"
+
+
 def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
     blocks = pick(records, Block)
     if not blocks:
@@ -170,7 +230,8 @@ def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
     alike = groupby(placed, key=lambda p: (p.block.asked, p.block.control, p.by_timing, p.by_counters))
     headers = ("asked as", "blocks", "bytes", "read GB/s", "by timing", "by counters", "doubts")
     rows = [_block_row(list(members)) for _, members in alike]
-    return "\n".join([table(headers, rows, markdown=markdown), *_gauge_lines(pick(records, Reading))])
+    gauges = _gauge_lines(pick(records, Reading))
+    return _noted(table(headers, rows, markdown=markdown), gauges, markdown=markdown)
 
 
 def _block_row(alike: Sequence[residency.Placed]) -> list[str]:
@@ -200,10 +261,13 @@ def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
 
 
 def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
-    passes = sorted(pick(records, Pass), key=lambda p: p.rows)
+    passes = [one for ways in groups(pick(records, Pass)).values() for one in ways.values()]
+    gaps = [f"not measured: {gap.name}: {gap.reason}" for gap in pick(records, Gap) if not gap.payload_bytes]
     if not passes:
-        return ""
+        return "\n".join(gaps)
     headers = (
+        "model",
+        "dtype",
         "scenario",
         "batch",
         "weights",
@@ -215,13 +279,15 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
         "differs",
         "doubts",
     )
-    told = [*_remedies([p.samples_s for p in passes]), *noise_lines(passes)]
-    return "\n".join([table(headers, [_pass_row(p) for p in passes], markdown=markdown), *told])
+    told = [*_remedies([p.samples_s for p in passes]), *noise_lines(passes), *gaps]
+    return _noted(table(headers, [_pass_row(p) for p in passes], markdown=markdown), told, markdown=markdown)
 
 
 def _pass_row(passes: Pass) -> list[str]:
     told = stats.summarize(passes.samples_s)
     return [
+        passes.model,
+        passes.dtype,
         passes.scenario,
         str(passes.rows),
         binary_bytes(passes.weight_bytes),
@@ -249,7 +315,7 @@ def record_line(record: Record) -> str:
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():
-            text = f"expected: {record.sentence} [{record.source}]"
+            text = expectation_line(record)
         case Stop():
             text = f"stopped at {binary_bytes(record.held_bytes)}, {record.cause}: {record.note}"
         case Request(purpose="oversize"):
@@ -257,10 +323,16 @@ def record_line(record: Record) -> str:
             text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
         case Pass():
             told = stats.summarize(record.samples_s)
-            text = f"{record.scenario:<18} batch {record.rows:<4} {_mean(told)}  n={told.n}"
+            name = f"{record.model} {record.dtype}"
+            text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_mean(told)}  n={told.n}"
         case Request() | Block() | Reading():
             pass
     return text
+
+
+def expectation_line(expected: Expectation) -> str:
+    """What should happen, who says so, and what can happen besides."""
+    return f"expected: {expected.sentence} [{expected.source}] {expected.note}".rstrip()
 
 
 def _row_name(record: Measurement | Gap) -> str:

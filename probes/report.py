@@ -159,6 +159,7 @@ class Expectation:
     behaviour: Behaviour
     sentence: str
     source: str
+    note: str = ""  # what can happen besides
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ What it measures is held against the prediction from `transfer`'s figures (`prob
 
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probes import sampling
 from probes.errors import Unsupported
 from probes.report import Gap, Reads, Record, Settings, Way, case_name
-from probes.transfer import KIB, MIB, SOURCE, arena_bytes, places, verify_sum
+from probes.transfer import KIB, MIB, ROW_S, SOURCE, arena_bytes, places, verify_sum
 from probes.workbench import Memory, Operation, Workbench
 
 FULL_SIZES = tuple(64 * KIB * 4**i for i in range(7))  # 64 KiB, 256 KiB, ... 256 MiB
 QUICK_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 FULL_READS = tuple(range(1, 9))
 QUICK_READS = (1, 2, 8)
-EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.1)  # in quick mode
+QUICK_EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.1, spread_s=sampling.QUICK_SPREAD_S)
+FULL_EFFORT = replace(sampling.FULL, spread_s=sampling.FULL_SPREAD_S)
 WAYS: tuple[Way, ...] = ("copy_first", "in_place")
 
 
@@ -45,9 +46,30 @@ def run(
                         yield Gap("breakeven", n_bytes, "buffers are held smaller: memory is short")
                         break
                     case = _Case(host, vram, way, reads, n_bytes)
-                    yield _measure(bench, case, EFFORT if settings.quick else sampling.FULL)
+                    yield _measure(bench, case, QUICK_EFFORT if settings.quick else FULL_EFFORT)
     except Unsupported as lacking:
         yield from (Gap("breakeven", n_bytes, lacking.message) for n_bytes in sizes)
+
+
+def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
+    """Every case with about how many seconds it takes on an ordinary machine. Pure."""
+    sizes, counts = (QUICK_SIZES, QUICK_READS) if settings.quick else (FULL_SIZES, FULL_READS)
+    effort = QUICK_EFFORT if settings.quick else FULL_EFFORT
+    return tuple(
+        (
+            case_name(way, reads, n_bytes),
+            ROW_S + sampling.cost_s(effort, _ordinary_s(way, reads, n_bytes), device=True),
+        )
+        for n_bytes in sizes
+        for way in WAYS
+        for reads in counts
+    )
+
+
+def _ordinary_s(way: Way, reads: int, n_bytes: int) -> float:
+    if way == "in_place":
+        return reads * n_bytes / sampling.LINK_BYTES_PER_S
+    return n_bytes / sampling.LINK_BYTES_PER_S + reads * n_bytes / sampling.VRAM_BYTES_PER_S
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ SAMPLE_S = 200e-6
 SAFETY = 1.2  # aim above it: the estimate comes from shorter batches, which look slower per operation
 LONGEST_BATCH = 256  # a device's queue takes about a thousand commands before it blocks the host
 LEAD_MARGIN = 2.0  # the wait in front outlasts the queueing of a batch by this factor
+# an ordinary machine's, to foretell how long a run takes; the pace that is seen corrects them
+LINK_BYTES_PER_S, VRAM_BYTES_PER_S = 20e9, 400e9
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Effort:
 
     samples: int
     at_least: int
-    budget_s: float  # per clock
+    budget_s: float  # per clock, pauses not counted
+    spread_s: float = 0.0  # by the device's clock, with pauses in between, over no less than this
 
     def cut(self, factor: int) -> "Effort":
         """A fraction of the time and of the least samples, for what is only looked at beside."""
@@ -40,6 +43,20 @@ class Effort:
 QUICK = Effort(samples=100, at_least=10, budget_s=0.12)
 QUICK_HOST = Effort(samples=100, at_least=5, budget_s=0.1)
 FULL = Effort(samples=100, at_least=20, budget_s=4.0)
+# A link has slow spells: on an H200 of a shared host about 0.1 s at a time, in which a copy of 4 MiB takes up
+# to a quarter longer. A hundred samples in a row are over in a fraction of that, and all within one or none.
+QUICK_SPREAD_S, FULL_SPREAD_S = 0.2, 0.6
+GROUP = 10  # samples between pauses
+
+
+def cost_s(effort: Effort, one_s: float, *, device: bool) -> float:
+    """Seconds that `sample` takes, about, with an operation of this length; `device`: by two clocks. Pure."""
+    efforts = [effort, effort.cut(4)] if device else [effort]
+    lengths = [max(one_s, SAMPLE_S) if device else one_s, one_s]
+    return sum(
+        max(min(e.samples * length, max(e.budget_s, e.at_least * length)), e.spread_s)
+        for e, length in zip(efforts, lengths, strict=False)
+    )
 
 
 @dataclass(frozen=True)
@@ -70,10 +87,12 @@ def sample(
             return _device_s(bench, rotation, batch=batch, queue_s=queue_s)
 
         device()  # the first sample after the warm-up pays for the batch's first use
-        device_s = _repeat(device, effort=effort, now=now)
+        device_s = _repeat(device, effort=effort, now=now, pause=bench.rest)
         # where the device's clock leads, the wall's only shows what the software adds
         wall_effort = effort.cut(4) if queued and device_s else effort
-        wall_s = _repeat(lambda: bench.wall_s(_take(rotation, 1)), effort=wall_effort, now=now)
+        wall_s = _repeat(
+            lambda: bench.wall_s(_take(rotation, 1)), effort=wall_effort, now=now, pause=bench.rest
+        )
     return Samples(batch, device_s or Unknown("this device has no clock of its own"), wall_s)
 
 
@@ -129,14 +148,23 @@ def _take(rotation: Iterator[Operation], count: int) -> list[Operation]:
 
 
 def _repeat(
-    measure: Callable[[], float | None], *, effort: Effort, now: Callable[[], float]
+    measure: Callable[[], float | None],
+    *,
+    effort: Effort,
+    now: Callable[[], float],
+    pause: Callable[[float], None],
 ) -> tuple[float, ...]:
     """Samples until there are enough or the budget is spent; none at all where there is no clock."""
     taken: list[float] = []
-    began = now()
+    began_s = now()
+    paused_s = 0.0
     while len(taken) < effort.samples:
-        if len(taken) >= effort.at_least and now() - began > effort.budget_s:
+        if len(taken) >= effort.at_least and now() - began_s - paused_s > effort.budget_s:
             break
+        early_s = effort.spread_s * len(taken) / effort.samples - (now() - began_s)
+        if early_s > 0 and len(taken) % GROUP == 0:
+            pause(early_s)
+            paused_s += early_s
         value = measure()
         if value is None:
             break

@@ -17,6 +17,7 @@ from probes.report import Gap, Pass, Record, Scenario, Settings, case_name
 from probes.workbench import Stack, Workbench
 
 GIB = 2**30
+QUICK_CASE_S, FULL_CASE_S = 0.4, 4.5
 QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
 QUICK_WIDTH, FULL_WIDTH = 4096, 8192
 QUICK_MODELS = ("mlp",)
@@ -85,8 +86,7 @@ def run(
     Raises ContentMismatch when an output differs from the reference's. A model that can't be had is a gap;
     when none can, what that one says is raised.
     """
-    models = settings.models or (QUICK_MODELS if settings.quick else FULL_MODELS)
-    asked = [(model, dtype) for model in models for dtype in settings.dtypes or DTYPES]
+    asked = _asked(settings)
     for model, dtype in asked:
         room = Room(bench.vram_free_bytes(), host_spendable_bytes)
         try:
@@ -97,6 +97,27 @@ def run(
             if len(asked) == 1:
                 raise
             yield Gap(f"{model} {dtype}", 0, lacking.message)
+
+
+def planned(settings: Settings, *, has_transformers: bool) -> tuple[tuple[str, float], ...]:
+    """Every case with about how many seconds it takes on an ordinary machine. Pure.
+
+    The first cases of a model also pay for drawing its weights.
+    """
+    cost = QUICK_CASE_S if settings.quick else FULL_CASE_S
+    plain = ("mlp", "transformer")
+    return tuple(
+        (case_name(model, dtype, scenario, rows), cost * (2 if scenario == "resident" else 1))
+        for model, dtype in _asked(settings)
+        if has_transformers or model in plain
+        for rows in (ROWS if model == "mlp" else TOKEN_ROWS)
+        for scenario in SCENARIOS
+    )
+
+
+def _asked(settings: Settings) -> list[tuple[str, str]]:
+    models = settings.models or (QUICK_MODELS if settings.quick else FULL_MODELS)
+    return [(model, dtype) for model in models for dtype in settings.dtypes or DTYPES]
 
 
 def rows_of(shape: Shape) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """One run: look at the machine, run each probe in its own process, keep every record, save after each."""
 
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import re
@@ -11,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes import journal, machine, worker
-from probes.catalog import Probe, limit_s, select, waive
+from probes.catalog import Probe, limit_s, plan, select, waive
 from probes.errors import Exit, ReportError
 from probes.job import DESCRIBE, Job, Told
 from probes.journal import Journal, Past
 from probes.lock import gpu_lock
 from probes.nvml import open_nvml
+from probes.progress import Planned
 from probes.report import (
     SCHEMA_VERSION,
     Case,
@@ -48,6 +50,9 @@ class Listener:
 
     def unfinished(self, report: Path) -> None:
         """An earlier run in this folder was cut short and can go on."""
+
+    def planned(self, plan: tuple[Planned, ...]) -> None:
+        """What the run is about to do."""
 
     def started(self, probe: Probe) -> None:
         """A probe was started."""
@@ -158,6 +163,7 @@ class _Run:
 def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     """Run what the report lacks. At the end the journal has done its work."""
     known = {run.probe for run in report.runs}
+    going.listener.planned(_plan(report, past))
     for probe in select(report.asked):
         if probe.name in known:
             continue
@@ -172,6 +178,15 @@ def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     write_report(report, going.path)
     going.book.remove()
     return report
+
+
+def _plan(report: ProbeReport, past: Past) -> tuple[Planned, ...]:
+    """What is left to do of a run."""
+    known = {run.probe for run in report.runs}
+    done = {(entry.probe, entry.record.case) for entry in past.entries if isinstance(entry.record, Case)}
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    every = plan(report.asked, report.settings, report.machine, has_transformers=has_transformers)
+    return tuple(one for one in every if one.probe not in known and (one.probe, one.case) not in done)
 
 
 def nvidia_cards() -> tuple[NvidiaCard, ...]:

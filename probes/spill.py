@@ -25,6 +25,7 @@ CONTROLS = 2  # of each kind
 QUICK_FORCED, FULL_FORCED = 6, 30  # requests around the limit, once the blocks are freed
 HOST_LIMIT = 64 * MIB  # around which host memory is asked for
 READS = 5
+QUICK_S, FULL_S = 3.0, 20.0  # about how long the probe takes on an ordinary machine
 ALIGNMENT = 2 * MIB  # the allocator's and the driver's page; larger requests are not rounded further
 
 

@@ -9,6 +9,7 @@ FEW_SAMPLES = 10
 WIDE_SEM = 0.02  # of the mean: above it a difference of a few percent can't be told
 CORRELATED = 0.5  # lag 1: above it the SEM, which assumes independence, is too small
 LONG_TAIL = 1.5  # p95 over median
+PARTS = 10  # of the samples of a row
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,24 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
 def median(samples: Sequence[float]) -> float:
     """The middle of the samples. Raises ValueError for no samples."""
     return quantile(samples, 0.5)
+
+
+def settled(samples: Sequence[float]) -> tuple[float, float]:
+    """The median of the means of up to ten successive parts, and its standard error.
+
+    Means, because single samples may take one of several times by chance; the median of them, because a spell
+    in which something else was slow spoils a few parts and not all. The error is 1.2533 s / sqrt(parts), that
+    of a median of normal values; 0 for a single part. Raises ValueError for no samples.
+    """
+    count = min(PARTS, len(samples))
+    ends = [len(samples) * i // count for i in range(count + 1)] if count else []
+    means = [math.fsum(samples[a:b]) / (b - a) for a, b in pairwise(ends)]
+    middle = median(means)
+    if count < 2:
+        return middle, 0.0
+    mean = math.fsum(means) / count
+    spread = math.sqrt(math.fsum((m - mean) ** 2 for m in means) / (count - 1))
+    return middle, 1.2533 * spread / math.sqrt(count)
 
 
 def lag1(samples: Sequence[float]) -> float | None:

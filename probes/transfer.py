@@ -6,7 +6,7 @@ Each path gets its two buffers, in which every size rotates; content is compared
 import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probes import sampling
 from probes.errors import ContentMismatch, DeviceUnusable, Unsupported
@@ -21,6 +21,7 @@ QUICK_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
 SMALLEST_ARENA = 16 * MIB
 # Rotation past caches needs many slots for small sizes; beyond this, preparing them costs more than it tells.
 MOST_SLOTS = 2048
+ROW_S = 0.15  # to prepare and to check a row
 SOURCE = Pattern(start=0x1234567)
 SCRUB = Pattern(start=0x0BADF00D, step=3)
 
@@ -42,6 +43,11 @@ class Path:
         return "pageable" not in (self.target, self.source)
 
     @property
+    def inside(self) -> bool:
+        """Whether it stays within VRAM."""
+        return {self.target, self.source} <= {"vram", None}
+
+    @property
     def clock(self) -> Clock:
         """Whose figure leads: the device's, except where the host does part of the work."""
         return "device" if self.queued else "wall"
@@ -50,7 +56,7 @@ class Path:
 GPU_PATHS = (
     Path("h2d_pageable", "copy", "vram", "pageable"),
     Path("h2d_pinned", "copy", "vram", "pinned"),
-    Path("h2d_used", "copy_used", "vram", "pinned"),
+    Path("h2d_then_read", "copy_then_read", "vram", "pinned"),
     Path("d2h_pageable", "copy", "pageable", "vram"),
     Path("d2h_pinned", "copy", "pinned", "vram"),
     Path("zero_copy_read", "read", None, "zero_copy"),
@@ -65,6 +71,21 @@ HOST_PATHS = (
     Path("h2h_read", "read", None, "pageable"),
     Path("h2h_write", "write", "pageable", None),
 )
+
+
+def planned(settings: Settings, *, has_gpu: bool) -> tuple[tuple[str, float], ...]:
+    """Every case with about how many seconds it takes on an ordinary machine. Pure."""
+    return tuple(
+        (case_name(path.name, n_bytes), ROW_S + _cost_s(settings, path, n_bytes, has_gpu=has_gpu))
+        for path in (GPU_PATHS if has_gpu else HOST_PATHS)
+        for n_bytes in (QUICK_SIZES if settings.quick else FULL_SIZES)
+    )
+
+
+def _cost_s(settings: Settings, path: Path, n_bytes: int, *, has_gpu: bool) -> float:
+    ordinary = sampling.VRAM_BYTES_PER_S if path.inside else sampling.LINK_BYTES_PER_S
+    effort = _effort(settings, path, has_gpu=has_gpu)
+    return sampling.cost_s(effort, n_bytes / ordinary, device=has_gpu and path.queued)
 
 
 def arena_bytes(largest: int, *, host_available_bytes: int, vram_free_bytes: int | None) -> int:
@@ -125,10 +146,13 @@ def _measure_path(
                 )
 
 
-def _effort(settings: Settings, *, has_gpu: bool) -> sampling.Effort:
-    if not settings.quick:
-        return sampling.FULL
-    return sampling.QUICK if has_gpu else sampling.QUICK_HOST
+def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:
+    """What crosses the link is spread over more time than a slow spell of it lasts."""
+    effort = sampling.FULL
+    if settings.quick:
+        effort = sampling.QUICK if has_gpu else sampling.QUICK_HOST
+    spread_s = sampling.QUICK_SPREAD_S if settings.quick else sampling.FULL_SPREAD_S
+    return replace(effort, spread_s=spread_s) if has_gpu and path.queued and not path.inside else effort
 
 
 def places(arena: int, n_bytes: int) -> list[int]:
@@ -160,7 +184,7 @@ def _measure(bench: Workbench, path: Path, rotation: _Rotation, *, settings: Set
         operations[slot]()
         _verify(bench, path, target=target, source=rotation.sources[slot], offset=rotation.offsets[slot])
     samples = sampling.sample(
-        bench, operations, effort=_effort(settings, has_gpu=bench.has_gpu), queued=path.queued
+        bench, operations, effort=_effort(settings, path, has_gpu=bench.has_gpu), queued=path.queued
     )
     for slot in checked:
         _verify(

@@ -9,9 +9,12 @@ from probes.pattern import Pattern
 from probes.report import Scenario, Split, Unknown
 
 Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
-Action = Literal["copy", "copy_used", "kernel_copy", "read", "write"]
+Action = Literal["copy", "copy_then_read", "kernel_copy", "read", "write"]
 Operation = Callable[[], object]
 
+# Between kernels the copy engine polls for its turn, on an H200 every 8 us. Where less than that is done with
+# a copy, its cost depends on how polls happen to fall; four reads of even the smallest buffer take longer.
+READS_AFTER = 4
 WRITTEN = Pattern(start=0x5DEECE66D1234567, step=0)  # what the action "write" leaves in every word
 
 
@@ -75,8 +78,8 @@ class Workbench(Protocol):
     def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
         """The action, ready to be repeated.
 
-        `kernel_copy` adds one to each word on the way; after `copy_used` a kernel reads the target's first
-        word, so that the next operation waits as real work would.
+        `kernel_copy` adds one to each word on the way; after `copy_then_read` kernels read all of the target
+        READS_AFTER times, as real work would, and the next copy waits for them.
         """
 
     def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
@@ -87,6 +90,9 @@ class Workbench(Protocol):
 
     def wall_s(self, operations: Sequence[Operation]) -> float:
         """Seconds of the host's clock, everything finished before and after."""
+
+    def rest(self, seconds: float) -> None:
+        """Do nothing for a while."""
 
     def queue_s(self, operation: Operation) -> float:
         """Seconds that the host needs to hand the operation to the device, without its end."""

@@ -264,7 +264,7 @@ def _refuse_doubled(path: str, known: Mapping[str, object], label: str) -> None:
 
 def _check_ended(reader: TarReader, label: str) -> None:
     if not reader.ended:
-        raise Truncated("the archive has no end marker", place=label, hint="was it copied whole?")
+        raise Truncated("the archive has no end marker", place=label)
     reader.drain()
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from buildtool.audit.archive import Archive, StreamArchive, Tick, open_archive
 from buildtool.audit.documents import Platform
 from buildtool.audit.facts import gather
+from buildtool.audit.html_page import HTML_FILES, render_html
 from buildtool.audit.image import read_image
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.render import render_markdown
@@ -38,7 +39,7 @@ class Wish:
     targets: tuple[str, ...] = ()
     image: str | None = None  # which of several images in an archive
     platform: Platform | None = None
-    top: int = 20
+    top: int = HTML_FILES  # of the largest files
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
@@ -74,12 +75,13 @@ def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
     return _audited(archive, str(path), wish.image, wish)
 
 
-def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, Path]:
-    """Write `stem.json` and `stem.md`; returns both paths. Raises as `buildtool.files.write_text` does."""
-    as_json, as_markdown = directory / f"{stem}.json", directory / f"{stem}.md"
-    write_text(as_json, to_json(report))
-    write_text(as_markdown, render_markdown(report))
-    return as_json, as_markdown
+def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, Path, Path]:
+    """Write `stem.json`, `.md` and `.html`; returns these paths. Raises as `files.write_text` does."""
+    forms = {"json": to_json(report), "md": render_markdown(report), "html": render_html(report)}
+    for ending, text in forms.items():
+        write_text(directory / f"{stem}.{ending}", text)
+    as_json, as_markdown, as_html = (directory / f"{stem}.{ending}" for ending in forms)
+    return as_json, as_markdown, as_html
 
 
 def told_ticks(say: Callable[[str], None], label: str) -> Tick:

@@ -16,6 +16,7 @@ OVERWRITTEN = "overwritten"
 DELETED = "deleted"
 DUPLICATES = "duplicates"
 BUILD_ONLY = "build-only"
+STRIPPABLE = "debug-info-in-libraries"
 OF_KIND = {
     Kind.CACHE: "caches",
     Kind.HEADER: "headers-and-static",
@@ -51,7 +52,8 @@ Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly 
 
 def is_build_tool(package: Package) -> bool:
     """Is this package only there to build software: a compiler, a build system, a -dev package?"""
-    return bool(_TOOLS[package.manager].match(package.name.lower()))
+    tools = _TOOLS.get(package.manager)
+    return bool(tools and tools.match(package.name.lower()))
 
 
 def is_tool_directory(directory: bytes) -> bool:

@@ -41,25 +41,21 @@ def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
 
 
 def _blocks(found: ImageDiff, top: int) -> list[_Block]:
-    least = f"below {decimal_bytes(found.least_bytes)}" if found.least_bytes else ""
     parts = (
-        ("Owners", "owner", found.owners, "none"),
-        ("Kinds", "kind", found.kinds, "none"),
-        ("GPU code by target", "target", found.gpu_code, "none"),
-        ("Packages", "package", found.packages, "none"),
-        ("Places", "place", tuple(_rooted(row) for row in found.places), least),
-        ("Findings", "finding", found.findings, "none"),
+        ("Owners", "owner", found.owners),
+        ("Kinds", "kind", found.kinds),
+        ("GPU code by target", "target", found.gpu_code),
+        ("Packages", "package", found.packages),
+        ("Places", "place", tuple(_rooted(row) for row in found.places)),
+        ("Findings", "finding", found.findings),
     )
-    blocks = [
-        _Block(
-            f"{title}, what differs",
-            (noun, "A", "B", "B - A", ""),
-            [_row(change, missing) for change in changes[:top]],
-            max(0, len(changes) - top),
-        )
-        for title, noun, changes, missing in parts
-        if changes
-    ]
+    blocks = []
+    for title, noun, changes in parts:
+        told = ("version",) if any(change.note for change in changes) else ()
+        rows = [_row(change)[: 4 + len(told)] for change in changes[:top]]
+        headers = (noun, "A", "B", "B - A", *told)
+        if changes:
+            blocks.append(_Block(f"{title}, what differs", headers, rows, max(0, len(changes) - top)))
     return [_summary(found.before, found.after), *blocks]
 
 
@@ -86,9 +82,12 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
     return _Block("Side by side", ("", "A", "B", "B - A"), rows)
 
 
-def _row(change: Change, missing: str) -> tuple[str, ...]:
-    sides = (_bytes(side, missing) for side in (change.before_bytes, change.after_bytes))
-    return (change.name, *sides, _signed(change.delta_bytes), change.note)
+def _row(change: Change) -> tuple[str, ...]:
+    """A side without bytes of its own, as a finding that isn't about size, is told to be there."""
+    sides = [
+        "there" if side == 0 else _bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+    ]
+    return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
 
 
 def _rooted(change: Change) -> Change:
@@ -96,13 +95,16 @@ def _rooted(change: Change) -> Change:
 
 
 def _more(block: _Block) -> list[tuple[str, ...]]:
-    return [(f"... and {block.left_out} more", "", "", "", "")] if block.left_out else []
+    return (
+        [(f"... and {block.left_out} more", "", "", "", "")[: len(block.headers)]] if block.left_out else []
+    )
 
 
 def _notes(found: ImageDiff) -> list[str]:
     if found.least_bytes is None:
         return ["", "note: places can't be compared, a report was saved before it held them"]
-    return ["", f"note: places with less than {decimal_bytes(found.least_bytes)} of difference aren't listed"]
+    least = decimal_bytes(found.least_bytes)
+    return ["", f"note: - is none; for places also less than {least}, and smaller differences aren't listed"]
 
 
 def _signed(n_bytes: int) -> str:

@@ -57,6 +57,14 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of an image's history: what made it, and whether it left a layer."""
+
+    command: str
+    has_layer: bool
+
+
+@dataclass(frozen=True)
 class ImageConfig:
     """What a config says of its image. `commands`: a text for each layer, None if the history doesn't fit."""
 
@@ -66,7 +74,7 @@ class ImageConfig:
     labels: Mapping[str, str]
     env: tuple[str, ...]
     user: str
-    history: tuple[str, ...]  # every step, also those without a layer
+    history: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -127,9 +135,10 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
     diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
     if len(diff_ids) > limits.layers:
         raise LimitExceeded(f"a config of {len(diff_ids):,} layers", place=place)
-    history = top.items("history")
-    steps = [row for row in history if not row.flag("empty_layer")]
-    commands = tuple(row.text("created_by", "") for row in steps)
+    history = tuple(
+        Step(row.text("created_by", ""), not row.flag("empty_layer")) for row in top.items("history")
+    )
+    commands = tuple(step.command for step in history if step.has_layer)
     run = top.child("config")
     return ImageConfig(
         platform=_platform(top),
@@ -138,7 +147,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
         labels=run.child("Labels").string_map(),
         env=run.texts("Env"),
         user=run.text("User", ""),
-        history=tuple(row.text("created_by", "") for row in history),
+        history=history,
     )
 
 

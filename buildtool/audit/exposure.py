@@ -29,7 +29,7 @@ def _told_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
     config = contents.config
     texts = [(f"ENV {text.partition('=')[0]}", text) for text in config.env]
     texts += [(f"label {key}", f"{key}={value}") for key, value in config.labels.items()]
-    texts += [(f"history, step {n}", text) for n, text in enumerate(config.history)]
+    texts += [(f"history, step {n}", step.command) for n, step in enumerate(config.history)]
     for where, text in texts:
         kinds = kinds_in_text(text)
         if kinds:

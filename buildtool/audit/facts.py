@@ -4,8 +4,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 
+from buildtool.audit.base import Base, find_base
 from buildtool.audit.claims import (
     BUILD_ONLY,
     CUDA,
@@ -14,6 +14,7 @@ from buildtool.audit.claims import (
     FOREIGN_FILES,
     OF_KIND,
     OVERWRITTEN,
+    STRIPPABLE,
     ClaimCounter,
     Claims,
     is_build_tool,
@@ -24,6 +25,7 @@ from buildtool.audit.contents import ImageContents
 from buildtool.audit.copies import Duplicate, cause_of_rewriting, find_copies
 from buildtool.audit.exposure import SecretPlace, exposed_secrets
 from buildtool.audit.kinds import Classifier, Kind, Place
+from buildtool.audit.largest import TopFile, largest_directories, largest_files
 from buildtool.audit.layer import LayerIndex, join
 from buildtool.audit.merge import Finder, Merged, merge
 from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, claim_leftovers, find_owners
@@ -33,10 +35,12 @@ from buildtool.audit.tree import Tree, TreeCounter
 
 _CUDA_LIBRARY = re.compile(
     rb"^lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cudart|cudss|nccl|nvrtc|nvJitLink|nvshmem"
-    rb"|nvToolsExt|nvperf|torch_cuda|c10_cuda|caffe2_nvrtc)",
+    rb"|nvToolsExt|nvperf|(torch|c10)_(cuda|nvshmem)|caffe2_nvrtc)",
 )
 _CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|cupy[-_]cuda.*)$")
 _SERVICE = (b"app", b"srv", b"usr/src/app", b"opt/weir")
+_TOP_DIRECTORIES = 200
+_NO_PARTS: Mapping[tuple[Kind, str], int] = {}
 
 
 @dataclass
@@ -54,16 +58,6 @@ class Tally:
     def top(self, count: int = 20) -> tuple[bytes, ...]:
         """The places with most bytes, largest first."""
         return tuple(place for place, _ in self.places.most_common(count))
-
-
-@dataclass(frozen=True)
-class TopFile:
-    """One of the largest visible files."""
-
-    path: bytes
-    unpacked_bytes: int
-    layer: int
-    owner: str
 
 
 @dataclass(frozen=True)
@@ -92,9 +86,10 @@ class Facts:
     n_files: int
     owners: Mapping[str, int]  # owner group -> bytes in all layers
     kinds: Mapping[Kind, int]  # bytes in all layers
-    shown: Mapping[Kind, Tally]  # the visible part
+    shown: Mapping[Kind, Tally]  # the visible part, without what is strippable
     gpu_files: Mapping[str, Tally]  # target -> visible files of GPU code, by name
     gpu_in_libraries: Mapping[str, Tally]  # target -> visible GPU code inside libraries
+    strippable: Tally  # visible debug information inside libraries and programs
     unread: tuple[tuple[bytes, str], ...]  # files that couldn't be looked into, and why
     cuda: Tally  # visible files of CUDA's distributions, and CUDA's libraries elsewhere
     overwritten: Tally  # path -> content that a later layer replaces
@@ -109,6 +104,7 @@ class Facts:
     top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
     tree: Tree
     dangling_links: int
+    base: Base
 
 
 def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
@@ -122,7 +118,9 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     wanted = targets or told
     commands = [layer.command or "" for layer in contents.layers]
     copies = find_copies(merged, commands)
-    count = _Count(merged, ownership, copies.extra, commands, ClaimCounter(parse_targets(wanted)))
+    base = find_base(contents.config)
+    namer = _Namer(ownership, base.n_layers)
+    count = _Count(merged, namer, copies.extra, commands, ClaimCounter(parse_targets(wanted)))
     for position in range(len(indexes)):
         count.layer(position)
     packages = count.packages()
@@ -132,13 +130,14 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
         layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
-        visible_bytes=sum(tally.unpacked_bytes for tally in count.shown.values()),
+        visible_bytes=count.visible_bytes,
         n_files=count.n_files,
         owners=dict(count.groups),
         kinds={kind: n_bytes for kind, n_bytes in count.kinds.items() if n_bytes},
         shown=count.shown,
         gpu_files=count.gpu_files,
         gpu_in_libraries=count.gpu_in_libraries,
+        strippable=count.strippable,
         unread=tuple((index.path(at), why) for index in indexes for at, why in index.unread.items()),
         cuda=count.cuda,
         overwritten=count.overwritten,
@@ -149,11 +148,39 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         secrets=tuple(exposed_secrets(contents, merged)),
         claims=dict(count.claims.claims),
         packages=packages,
-        top_files=tuple(_top_file(merged, ownership, row) for row in _largest(merged, top)),
-        top_directories=_top_directories(count.directories, top),
-        tree=count.tree.tree(lambda owner, directory: _owner_names(ownership, owner, directory)),
+        top_files=largest_files(merged, top, lambda row: namer.of_row(merged, row)),
+        top_directories=largest_directories(count.directories, min(top, _TOP_DIRECTORIES)),
+        tree=count.tree.tree(namer.names),
         dangling_links=len(merged.dangling),
+        base=base,
     )
+
+
+class _Namer:
+    """Says who owns bytes: a package, else the base image that they came with, else what the place tells."""
+
+    def __init__(self, ownership: Ownership, base_layers: int) -> None:
+        self.ownership = ownership
+        self._base_layers = base_layers
+
+    def names(self, owner: int, directory: bytes, layer: int) -> tuple[str, str]:
+        """An owner's group and name; without a package the name is the group's."""
+        if owner == UNOWNED:
+            return (self.group(directory, layer),) * 2
+        package = self.ownership.packages[owner]
+        return package.manager.value, package.name
+
+    def group(self, directory: bytes, layer: int) -> str:
+        """Who has what no package has."""
+        if layer < self._base_layers:
+            return "base image"
+        served = any(directory == place or directory.startswith(place + b"/") for place in _SERVICE)
+        return "service" if served else "unowned"
+
+    def of_row(self, merged: Merged, row: int) -> str:
+        """The name of a file's owner."""
+        directory = merged.path(row).rpartition(b"/")[0]
+        return self.names(self.ownership.owner[row], directory, merged.layer_of(row))[1]
 
 
 class _Count:
@@ -162,12 +189,13 @@ class _Count:
     def __init__(
         self,
         merged: Merged,
-        ownership: Ownership,
+        namer: _Namer,
         extra: frozenset[int],
         commands: Sequence[str],
         claims: ClaimCounter,
     ) -> None:
-        self._merged, self._ownership = merged, ownership
+        ownership = namer.ownership
+        self._merged, self._namer, self._ownership = merged, namer, ownership
         self._extra, self._commands, self.claims = extra, commands, claims
         self._finder = Finder(merged)
         self._classifier = Classifier()
@@ -179,8 +207,9 @@ class _Count:
         self.gpu_in_libraries: defaultdict[str, Tally] = defaultdict(Tally)
         self.directories: Counter[bytes] = Counter()
         self.cuda, self.overwritten, self.deleted, self.build_only = Tally(), Tally(), Tally(), Tally()
+        self.strippable = Tally()
         self.rewritten: Counter[str] = Counter()
-        self.n_files = 0
+        self.n_files = self.visible_bytes = 0
         self._tools = [is_build_tool(package) for package in ownership.packages]
         self._cuda = [_cuda_place(package) for package in ownership.packages]
         n_packages = len(ownership.packages)
@@ -196,10 +225,11 @@ class _Count:
                 continue
             owner = owners[row]
             place = self._classifier.place(directory, name)
-            code = None if place.targets else index.gpu_code.get(at)
-            code_bytes = sum(code.values()) if code else 0
-            self.kinds[place.kind] += size - code_bytes
-            self.kinds[Kind.GPU_CODE] += code_bytes
+            parts = _parts(index, at, place)
+            rest = size - sum(parts.values()) if parts else size
+            self.kinds[place.kind] += rest
+            for (kind, _), n_bytes in parts.items():
+                self.kinds[kind] += n_bytes
             self._all[owner] += size
             self.tree.add(
                 directory,
@@ -209,27 +239,39 @@ class _Count:
                 owner=owner,
                 kind=place.kind,
                 targets=place.targets,
-                code=code,
+                parts=parts,
                 shown=bool(shown[row]),
             )
             if owner == UNOWNED:
-                self.groups[_unowned_group(directory)] += size
+                self.groups[self._namer.group(directory, position)] += size
             if not shown[row]:
                 self._hidden(row, size)
                 continue
             self._visible[owner] += size
             self._files[owner] += 1
             self.n_files += 1
+            self.visible_bytes += size
             self.directories[directory] += size
-            self.shown[place.kind].add(size - code_bytes, place.anchor)
+            self.shown[place.kind].add(rest, place.anchor)
             if place.targets:
                 self.gpu_files["+".join(place.targets)].add(size, place.anchor)
-            for target, n_bytes in (code or {}).items():
-                self.shown[Kind.GPU_CODE].add(n_bytes, join(directory, name))
-                self.gpu_in_libraries[target].add(n_bytes, join(directory, name))
             causes = self._causes(row, owner, place, join(directory, name), size)
-            self.claims.add(size - code_bytes, causes)
-            self.claims.add_code(code or {}, causes)
+            self.claims.add(rest, causes)
+            if parts:
+                self._shown_parts(parts, directory, name, causes)
+
+    def _shown_parts(
+        self, parts: Mapping[tuple[Kind, str], int], directory: bytes, name: bytes, causes: list[str]
+    ) -> None:
+        """Visible bytes inside a file that are of another kind than the rest of it."""
+        for (kind, target), n_bytes in parts.items():
+            if kind is Kind.DEBUG:
+                self.strippable.add(n_bytes, directory)
+                self.claims.add(n_bytes, [*causes, STRIPPABLE])
+            else:
+                self.shown[kind].add(n_bytes, join(directory, name))
+                self.gpu_in_libraries[target].add(n_bytes, join(directory, name))
+                self.claims.add_code({target: n_bytes}, causes)
 
     def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
         """The findings that want a visible file gone; counts it for those that have tallies of their own."""
@@ -238,9 +280,10 @@ class _Count:
         if cuda:
             self.cuda.add(size, cuda)
             causes.append(CUDA)
-        if self._tools[owner] or (owner == UNOWNED and is_tool_directory(path)):
-            package = self._ownership.packages[owner]
-            self.build_only.add(size, package.name.encode("utf-8", "replace") or place.anchor)
+        package = self._ownership.packages[owner]
+        listed = owner != UNOWNED and package.manager is not Manager.ROCM
+        if self._tools[owner] or (not listed and is_tool_directory(path)):
+            self.build_only.add(size, package.name.encode("utf-8", "replace") if listed else place.anchor)
             causes.append(BUILD_ONLY)
         if row in self._extra:
             causes.append(DUPLICATES)
@@ -277,57 +320,18 @@ class _Count:
 
 def _cuda_place(package: Package) -> bytes:
     """How CUDA's own distributions are named in a finding; empty for all other packages."""
-    if package.manager is Manager.DEB or not _CUDA_DISTRIBUTION.match(package.name.lower()):
+    by_pip = package.manager in (Manager.PYTHON, Manager.CONDA)
+    if not (by_pip and _CUDA_DISTRIBUTION.match(package.name.lower())):
         return b""
     return f"{package.place}/{package.name} {package.version}".encode("utf-8", "surrogateescape")
 
 
-def _unowned_group(directory: bytes) -> str:
-    if directory.startswith(b"opt/rocm"):
-        return "rocm tree"
-    if any(directory == place or directory.startswith(place + b"/") for place in _SERVICE):
-        return "service"
-    return "unowned"
-
-
-def _owner_names(ownership: Ownership, owner: int, directory: bytes) -> tuple[str, str]:
-    """An owner's group and name; what nobody owns is named by its group."""
-    if owner == UNOWNED:
-        return (_unowned_group(directory),) * 2
-    package = ownership.packages[owner]
-    return package.manager.value, package.name
-
-
-def _largest(merged: Merged, count: int) -> Sequence[int]:
-    best: list[tuple[int, int]] = []
-    for index, start in zip(merged.layers, merged.starts, strict=True):
-        rows = (
-            (size, start + at) for at, size in enumerate(index.sizes) if size and merged.shown[start + at]
-        )
-        best = nlargest(count, [*best, *nlargest(count, rows)])
-    return [row for _, row in best]
-
-
-def _top_file(merged: Merged, ownership: Ownership, row: int) -> TopFile:
-    owner = ownership.owner[row]
-    path = merged.path(row)
-    _, told = _owner_names(ownership, owner, path.rpartition(b"/")[0])
-    return TopFile(path, merged.size(row), merged.layer_of(row), told)
-
-
-def _top_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[bytes, int], ...]:
-    """The largest directories, leaving out those that a single child fills to nine tenths."""
-    below: Counter[bytes] = Counter()
-    for directory, n_bytes in own.items():
-        below[directory] += n_bytes
-        above = directory
-        while above:
-            above = above.rpartition(b"/")[0]
-            below[above] += n_bytes
-    fullest: Counter[bytes] = Counter()
-    for directory, n_bytes in below.items():
-        if directory:
-            parent = directory.rpartition(b"/")[0]
-            fullest[parent] = max(fullest[parent], n_bytes)
-    telling = ((path, n) for path, n in below.items() if path and fullest[path] < 0.9 * n)
-    return tuple(nlargest(count, telling, key=lambda row: (row[1], row[0])))
+def _parts(index: LayerIndex, at: int, place: Place) -> Mapping[tuple[Kind, str], int]:
+    """What is inside a file and of another kind than the rest of it, by kind and GPU target."""
+    code, debug = index.gpu_code.get(at), index.debug.get(at)
+    if not (code or debug) or place.targets:
+        return _NO_PARTS
+    parts = {(Kind.GPU_CODE, target): n_bytes for target, n_bytes in (code or {}).items()}
+    if debug and place.kind is not Kind.DEBUG:
+        parts[Kind.DEBUG, ""] = debug
+    return parts

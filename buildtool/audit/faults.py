@@ -3,6 +3,8 @@
 from buildtool.audit.shown import show_text
 from buildtool.errors import ConfigError, DataError
 
+_AGAIN = "it was cut short: save, copy or pull it again"
+
 
 class ImageFault(DataError):
     """An image that can't be read or trusted. `place` says where in it."""
@@ -14,6 +16,9 @@ class ImageFault(DataError):
 
 class Truncated(ImageFault):
     """A stream ends before what it announced."""
+
+    def __init__(self, message: str, *, place: str, hint: str = _AGAIN) -> None:
+        super().__init__(message, place=place, hint=hint)
 
 
 class MalformedTar(ImageFault):

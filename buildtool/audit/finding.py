@@ -42,6 +42,16 @@ class Prediction:
     saved_bytes: int
 
 
+_NO_PATHS = ("secrets", "build-only", "huge-layer")  # name places in words, packages, layers
+
+
+def shown_paths(finding: Finding) -> list[str]:
+    """A finding's places for people, paths with the slash that they begin with inside the image."""
+    if finding.id in _NO_PATHS:
+        return list(finding.paths)
+    return [" = ".join(f"/{part}" for part in path.split(" = ")) for path in finding.paths]
+
+
 def shell_word(place: bytes) -> str:
     """A place for a command that is pasted: names come from the image and may hold anything."""
     directory, star, ending = place.partition(b"/*.")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from buildtool.audit.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, saved_bytes
+from buildtool.audit.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, STRIPPABLE, saved_bytes
 from buildtool.audit.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES
 from buildtool.audit.facts import Facts
 from buildtool.audit.finding import (
@@ -66,7 +66,8 @@ def _caches(facts: Facts) -> Finding | None:
         "caches of package managers",
         "RUN apt-get update && apt-get install -y --no-install-recommends PACKAGES \\\n"
         " && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old\n"
-        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache",
+        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache\n"
+        "RUN conda install -y PACKAGES && conda clean -afy",
     )
 
 
@@ -111,6 +112,26 @@ def _docs_and_locale(facts: Facts) -> Finding | None:
 
 def _debug(facts: Facts) -> Finding | None:
     return _of_kind(facts, (Kind.DEBUG,), "debug-info", "debug information", _REMOVE)
+
+
+def _strippable(facts: Facts) -> Finding | None:
+    if facts.strippable.unpacked_bytes < WORTH_BYTES:
+        return None
+    places = facts.strippable.top(SHOWN_PATHS)
+    listed = " ".join(map(shell_word, places))
+    left_out = len(facts.strippable.places) - len(places)
+    more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
+    return Finding(
+        STRIPPABLE,
+        Severity.WARNING,
+        "debug information and linkers' symbols inside libraries and programs",
+        facts.strippable.unpacked_bytes,
+        tuple(show_path(place) for place in places),
+        f"RUN find {listed} -maxdepth 1 -type f \\\n"
+        "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't\n"
+        f"{more}# in the layer that installs them, with binutils there; never after `buildtool prune`;\n"
+        "# then try what was stripped: libraries that patchelf changed may not load any more",
+    )
 
 
 def _overwritten(facts: Facts) -> Finding | None:
@@ -159,6 +180,8 @@ def _duplicates(facts: Facts) -> Finding | None:
     for row in facts.duplicates:
         causes[row.cause] += row.wasted_bytes
     told = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
+    if len(causes) == 1:
+        told = next(iter(causes))
     return Finding(
         DUPLICATES,
         Severity.WARNING,
@@ -230,6 +253,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     _headers_and_static,
     _tests,
     _debug,
+    _strippable,
     _docs_and_locale,
     _bytecode,
 )

@@ -11,20 +11,24 @@ from dataclasses import astuple
 from html import escape
 from importlib.resources import files
 
+from buildtool.audit.baseline import Comparison, Regression
 from buildtool.audit.budget import Judgement, Verdict
-from buildtool.audit.finding import Finding, Prediction
+from buildtool.audit.finding import Finding, Prediction, shown_paths
 from buildtool.audit.report import AuditReport
 from probes.units import decimal_bytes
 
 HTML_FILES = 2000  # rows of the file list
+_HTML_PACKAGES = 5000
+_LIST_BYTES = 1_000_000  # of text in one list: names may have 4 KiB each
 _SCRIPTS = ("d3-hierarchy.min.js", "words.js", "treemap.js", "list.js", "page.js")
 _VIEWS = ("folders", "layers", "owners", "kinds")
 _LAYER_WORDS = 48
+_Row = tuple[str | int, ...]
 _MAP_TITLE = "<h2>Where the bytes are</h2>"
 
 
-def render_html(report: AuditReport) -> str:
-    """The report as a whole page, to be written to a file of its own."""
+def render_html(report: AuditReport, comparison: Comparison | None = None) -> str:
+    """The report as a whole page, for a file of its own, with what got worse since a baseline."""
     assets = files("buildtool.audit") / "assets"
     licence = (assets / "d3-hierarchy.LICENSE").read_text()  # has to be in every copy
     script = "\n".join([f"/*\n{licence}*/", *((assets / name).read_text() for name in _SCRIPTS)])
@@ -32,6 +36,7 @@ def render_html(report: AuditReport) -> str:
     body = "\n".join(
         (
             _header(report),
+            _baseline(comparison) if comparison else "",
             _treemap(report),
             _findings(report.findings, report.totals.unpacked_bytes),
             _lists(report),
@@ -77,15 +82,31 @@ def _data(report: AuditReport) -> str:
                 f"layer {n}: {_words(row.command or 'unknown')}" for n, row in enumerate(report.layers)
             ],
             "rows": [astuple(row) for row in report.tree.rows],
-            "files": [
-                [row.path, row.unpacked_bytes, row.layer, row.owner] for row in report.top_files[:HTML_FILES]
-            ],
-            "packages": [
-                [row.manager, row.name, row.version, row.unpacked_bytes, row.n_files, row.place]
-                for row in report.packages
-            ],
+            "files": _listed(_file_rows(report), HTML_FILES),
+            "packages": _listed(_package_rows(report), _HTML_PACKAGES),
         }
     )
+
+
+def _file_rows(report: AuditReport) -> list[_Row]:
+    return [(row.path, row.unpacked_bytes, row.layer, row.owner) for row in report.top_files]
+
+
+def _package_rows(report: AuditReport) -> list[_Row]:
+    return [
+        (row.manager, row.name, row.version, row.unpacked_bytes, row.n_files, row.place)
+        for row in report.packages
+    ]
+
+
+def _listed(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
+    """The first rows, as many as a page takes."""
+    left = _LIST_BYTES
+    for count, row in enumerate(rows[:most]):
+        left -= sum(len(cell) for cell in row if isinstance(cell, str))
+        if left < 0:
+            return rows[:count]
+    return rows[:most]
 
 
 def _header(report: AuditReport) -> str:
@@ -138,6 +159,36 @@ def _against(name: str, judged: Judgement) -> str:
     return f"{name} {_bytes(judged.actual_bytes)} {sign} {_bytes(judged.limit_bytes)}"
 
 
+def _baseline(comparison: Comparison) -> str:
+    """What is worse than in an earlier report, first of all on the page: it makes the command fail."""
+    worse = "".join(_regression(row) for row in comparison.regressions)
+    left_out = "".join(f"<p>Not compared: {escape(what)}.</p>" for what in comparison.not_compared)
+    told = worse or f"<p>Nothing is worse, at a tolerance of {escape(str(comparison.tolerance))}.</p>"
+    count = f": {len(comparison.regressions)} worse" if comparison.regressions else ""
+    return f"<h2>Since the baseline {escape(comparison.label)}{count}</h2>\n{told}{left_out}"
+
+
+def _regression(row: Regression) -> str:
+    grown = row.after_bytes - row.before_bytes
+    figures = f"{decimal_bytes(row.before_bytes)} before, {decimal_bytes(row.after_bytes)} now"
+    size = f'<span class="bytes">+{decimal_bytes(grown)}</span>' if grown > 0 else ""
+    detail = (
+        f'<p class="muted">{escape(" · ".join(filter(None, (figures if grown else "", row.detail))))}</p>'
+    )
+    return f"""<article class="finding error">
+<div class="line"><h3><bdi>{escape(row.title)}</bdi></h3>{size}</div>
+{detail}{_places(row.paths)}
+</article>"""
+
+
+def _places(paths: Sequence[str]) -> str:
+    if not paths:
+        return ""
+    items = "".join(f"<li><bdi>{escape(path)}</bdi></li>" for path in paths)
+    told = "1 place" if len(paths) == 1 else f"{len(paths)} places"
+    return f"<details><summary>{told}</summary><ul>{items}</ul></details>"
+
+
 def _treemap(report: AuditReport) -> str:
     if not report.tree.rows:
         return f"{_MAP_TITLE}<p>This report was saved before it held what a map is drawn from.</p>"
@@ -167,27 +218,28 @@ def _findings(findings: Sequence[Finding], total: int) -> str:
 def _finding(row: Finding, total: int) -> str:
     severity = row.severity.value
     size = f"{decimal_bytes(row.unpacked_bytes)} · {_share(row.unpacked_bytes, total)}"
-    places = "".join(f"<li><bdi>{escape(path)}</bdi></li>" for path in row.paths)
-    places_told = "1 place" if len(row.paths) == 1 else f"{len(row.paths)} places"
-    where = f"<details><summary>{places_told}</summary><ul>{places}</ul></details>" if places else ""
     bytes_told = f'<span class="bytes">{size}</span>' if row.unpacked_bytes else ""
     after = row.predicted_unpacked_bytes
     after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
     return f"""<article class="finding {severity}" id="finding-{escape(row.id)}">
 <div class="line"><h3><bdi>{escape(row.title)}</bdi></h3>{bytes_told}</div>
 <p class="muted"><span class="tag {severity}">{severity}</span> <code>{escape(row.id)}</code>{after_told}</p>
-{where}<div class="remedy"><pre>{escape(row.remedy)}</pre>\
+{_places(shown_paths(row))}<div class="remedy"><pre>{escape(row.remedy)}</pre>\
 <button type="button" class="copy">Copy</button></div>
 </article>"""
 
 
 def _lists(report: AuditReport) -> str:
-    n_files = min(len(report.top_files), HTML_FILES)
+    n_files = len(_listed(_file_rows(report), HTML_FILES))
+    n_packages, n_listed = len(report.packages), len(_listed(_package_rows(report), _HTML_PACKAGES))
+    packages = (
+        f"All {n_packages:,}" if n_listed == n_packages else f"The {n_listed:,} largest of {n_packages:,}"
+    )
     return "\n".join(
         (
             f"<h2>The {n_files:,} largest files</h2>",
             _list("files", "Search files: part of a path, an owner"),
-            f"<h2>All {len(report.packages):,} packages</h2>",
+            f"<h2>{packages} packages</h2>",
             _list("packages", "Search packages: name, version, manager"),
         )
     )
@@ -203,7 +255,8 @@ def _list(name: str, hint: str) -> str:
 def _tables(report: AuditReport) -> str:
     total = report.totals.unpacked_bytes
     layers = "".join(
-        f'<tr><td class="number">{n}</td><td><code>{escape(row.command or "unknown")}</code></td>'
+        f'<tr><td class="number">{n}</td>'
+        f"<td>{_base_mark(report, n)}<code>{escape(row.command or 'unknown')}</code></td>"
         f"{_bar(row.unpacked_bytes, total)}"
         f'<td class="number">{_bytes(row.stored_bytes)}</td><td class="number">{row.n_entries:,}</td></tr>'
         for n, row in enumerate(report.layers)
@@ -220,6 +273,13 @@ def _tables(report: AuditReport) -> str:
 {_breakdown("GPU code by target", report.gpu_code, gpu_total)}
 </div>
 {f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
+
+
+def _base_mark(report: AuditReport, layer: int) -> str:
+    if layer >= report.image.base_layers:
+        return ""
+    told = f"base image {report.image.base_name}, told by {report.image.base_told_by}"
+    return f'<span class="tag" title="{escape(told)}">base</span> '
 
 
 def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:

@@ -76,7 +76,7 @@ def _from_layout(
 ) -> ImageContents:
     notes: list[str] = []
     leaves, attestations = _leaves(archive, notes, limits)
-    leaf = _chosen(leaves, ref, platform or host_platform(), label, notes)
+    leaf = _chosen(leaves, ref, platform, label, notes)
     manifest, config = leaf.manifest, leaf.config
     if len(manifest.layers) != len(config.diff_ids):
         raise MalformedDocument(
@@ -139,7 +139,9 @@ def _leaves(archive: Archive, notes: list[str], limits: Limits) -> tuple[list[_L
     return leaves, Attestations(len(attested), sum(attested.values()), tuple(attestations))
 
 
-def _chosen(leaves: list[_Leaf], ref: str | None, platform: Platform, label: str, notes: list[str]) -> _Leaf:
+def _chosen(
+    leaves: list[_Leaf], ref: str | None, asked: Platform | None, label: str, notes: list[str]
+) -> _Leaf:
     """The manifest that is meant. Raises NoSuchImage when that can't be told."""
     if not leaves:
         raise NoSuchImage(f"{label} holds no image manifest with its config", "; ".join(notes))
@@ -150,6 +152,7 @@ def _chosen(leaves: list[_Leaf], ref: str | None, platform: Platform, label: str
             {name for leaf in meant for name in leaf.top.names} or {leaf.top.digest for leaf in meant}
         )
         raise NoSuchImage(f"{label} holds several images", f"choose one with --image: {', '.join(names)}")
+    platform = asked or host_platform()
     fitting = [
         leaf
         for leaf in meant
@@ -157,7 +160,7 @@ def _chosen(leaves: list[_Leaf], ref: str | None, platform: Platform, label: str
         == (platform.os, platform.architecture)
     ]
     exact = [leaf for leaf in fitting if leaf.config.platform.variant == platform.variant] or fitting
-    if not exact and len(meant) > 1:
+    if not exact and (asked or len(meant) > 1):
         there = ", ".join(str(leaf.config.platform) for leaf in meant)
         raise NoSuchImage(f"{label} has no image for {platform}", f"choose with --platform: {there}")
     choice = (exact or meant)[0]

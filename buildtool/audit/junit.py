@@ -55,7 +55,8 @@ def _baseline(suite: Xml.Element, comparison: Comparison) -> None:
 
 def _finding(suite: Xml.Element, finding: Finding) -> None:
     case = _case(suite, "findings", finding.id)
-    message = f"{finding.title} ({decimal_bytes(finding.unpacked_bytes)})"
+    size = f" ({decimal_bytes(finding.unpacked_bytes)})" if finding.unpacked_bytes else ""
+    message = f"{finding.title}{size}"
     details = f"{_places(finding)}\n\n{finding.remedy}".strip()
     if finding.severity is Severity.ERROR:
         _child(case, "failure", message, details)

@@ -43,7 +43,6 @@ _UNDER = (
     (b"var/cache/dnf", Kind.CACHE),
     (b"var/cache/yum", Kind.CACHE),
     (b"var/cache/ldconfig", Kind.CACHE),
-    (b"opt/conda/pkgs", Kind.CACHE),
     (b"usr/lib/debug", Kind.DEBUG),
     (b"usr/share/doc", Kind.DOC),
     (b"usr/share/man", Kind.DOC),
@@ -84,7 +83,11 @@ _ENDING = {
 }
 _SONAME = re.compile(rb"\.so(\.[0-9][^/]*)?$")
 _GPU_NAME = re.compile(rb"gfx[0-9]")
-_PATH_FILES = re.compile(rb"(^|/)(site|dist)-packages$")  # where a .pth is a line of text for Python's start
+_PATH_FILES = re.compile(  # a .pth that is a line of text for Python's start, by directory or name
+    rb"((^|/)(site|dist)-packages/[^/]*|(^|/)(distutils-precedence|easy-install|__editable__[^/]*|_?virtualenv"
+    rb"|[^/]*-nspkg))\.pth$"
+)
+_CONDA_CACHE = re.compile(rb"(^|/)[^/]*(conda|mamba|miniforge)[^/]*/pkgs(?=/|$)")
 _PROGRAMS = re.compile(rb"(^|/)s?bin$")
 
 
@@ -114,7 +117,7 @@ class Classifier:
             return by_directory
         ending = name.rpartition(b".")[2]
         kind = _ENDING.get(ending)
-        if kind is Kind.MODEL and ending == b"pth" and _PATH_FILES.search(directory):
+        if ending == b"pth" and _PATH_FILES.search(directory + b"/" + name):
             kind = Kind.PYTHON
         if kind is not None:
             return Place(kind, directory + b"/*." + ending)
@@ -127,6 +130,9 @@ def _of_directory(directory: bytes) -> Place | None:
     for prefix, kind in _UNDER:
         if directory == prefix or directory.startswith(prefix + b"/"):
             return Place(kind, prefix)
+    conda = _CONDA_CACHE.search(directory)
+    if conda:
+        return Place(Kind.CACHE, directory[: conda.end()])
     parts = directory.split(b"/")
     for depth, part in enumerate(parts, 1):
         if part in _PART:

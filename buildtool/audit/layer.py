@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from buildtool.audit.debugprobe import DebugProbe
 from buildtool.audit.faults import LimitExceeded, MalformedTar
 from buildtool.audit.gpuprobe import GpuProbe
 from buildtool.audit.limits import LIMITS, Limits
@@ -26,8 +27,9 @@ class LayerIndex:
 
     `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
-    package databases. `gpu_code` has the bytes by processor inside large files, `unread` why a file
-    couldn't be looked into, `secrets` the kinds of credentials in a small one. `whiteouts` and `opaque`
+    package databases. `gpu_code` has the bytes by processor inside large files, `debug` those that `strip`
+    would take out, `unread` why a file couldn't be looked into, `secrets` the kinds of credentials in a
+    small one. `whiteouts` and `opaque`
     speak of lower layers only.
     """
 
@@ -39,6 +41,7 @@ class LayerIndex:
     digests: dict[int, bytes] = field(default_factory=dict)
     captured: dict[int, bytes] = field(default_factory=dict)
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    debug: dict[int, int] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
     secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
     whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -177,16 +180,21 @@ def _read_content(
 
 
 def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
-    """Hash a large file's content and look for GPU code in it; returns the bytes of memory that took."""
-    digest = hashlib.sha256()
+    """Hash a large file's content, look for GPU code and debug information; returns the memory that took."""
+    digest, symbols = hashlib.sha256(), DebugProbe(size)
+    found: Mapping[str, int] = {}
     with GpuProbe(size) as probe:
         for piece in pieces:
             digest.update(piece)
             probe.feed(piece)
+            symbols.feed(piece)
         try:
             found = probe.stored_bytes_by_processor()
+            debug = symbols.debug_bytes(beside=sum(found.values()))
+            if debug:
+                index.debug[row] = debug
         except GpuCodeError as error:
-            index.unread[row], found = error.message, {}
+            index.unread[row] = error.message
     if found:
         index.gpu_code[row] = found
     index.digests[row] = digest.digest()[:16]

@@ -17,7 +17,7 @@ class Limits:
     document_bytes: int = 4 * MIB  # one JSON document; containers/image has the same bound
     documents_bytes: int = 32 * MIB  # all JSON documents of one archive
     json_depth: int = 64
-    captured_bytes: int = 64 * MIB  # package databases kept while streaming
+    captured_bytes: int = 128 * MIB  # package databases kept, compressed, while streaming; conda's are large
     captured_file_bytes: int = 16 * MIB
     unpacked_bytes: int = 1 << 40  # of one blob after decompression
     window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window

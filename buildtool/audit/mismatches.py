@@ -1,11 +1,13 @@
 """Content for other hardware than the image's: CUDA, foreign GPU targets, a torch without GPU kernels."""
 
+import shlex
 from collections.abc import Mapping
 
-from buildtool.audit.claims import CUDA, FOREIGN_CODE, FOREIGN_FILES, is_foreign, parse_targets
+from buildtool.audit.claims import CUDA, FOREIGN_CODE, FOREIGN_FILES, is_foreign, parse_targets, saved_bytes
 from buildtool.audit.facts import Facts, Tally
-from buildtool.audit.finding import SHOWN_PATHS, Finding, Severity, merged_places, shell_word
+from buildtool.audit.finding import SHOWN_PATHS, Finding, Severity, merged_places
 from buildtool.audit.shown import show_path
+from probes.units import decimal_bytes
 
 
 def cuda_in_cpu_image(facts: Facts) -> Finding | None:
@@ -56,16 +58,13 @@ def foreign_files(facts: Facts) -> Finding | None:
     foreign, n_bytes, title = _foreign(facts, facts.gpu_files)
     if not n_bytes:
         return None
-    places = merged_places(foreign.values())
-    names = " -o ".join(f"-name '*{key}*'" for key in sorted(foreign) if "+" not in key)
-    directories = " ".join(shell_word(place) for place in places[:6])
     return Finding(
         FOREIGN_FILES,
         Severity.WARNING,
         f"files of {title}",
         n_bytes,
-        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
-        f"RUN find {directories} -type f \\( {names} \\) -delete\n# in the layer that installs them",
+        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
+        _prune(facts),
     )
 
 
@@ -74,15 +73,25 @@ def foreign_code_in_libraries(facts: Facts) -> Finding | None:
     foreign, n_bytes, title = _foreign(facts, facts.gpu_in_libraries)
     if not n_bytes:
         return None
-    places = merged_places(foreign.values())
     return Finding(
         FOREIGN_CODE,
         Severity.WARNING,
         f"inside libraries, {title}",
         n_bytes,
-        tuple(show_path(place) for place in places[:SHOWN_PATHS]),
-        f"python -m buildtool prune TREE --targets {','.join(facts.wanted_targets)}"
-        "   # TREE: what is copied into the image",
+        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
+        _prune(facts),
+    )
+
+
+def _prune(facts: Facts) -> str:
+    """What to type against foreign code of both forms: one command takes both out."""
+    saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
+    targets = shlex.quote(",".join(facts.wanted_targets))
+    left = decimal_bytes(sum(facts.layer_bytes) - saved)
+    return (
+        f"python -m buildtool prune {shlex.quote(facts.ref)} --targets {targets}\n"
+        f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
+        f"# or what will be copied into an image: python -m buildtool prune DIRECTORY --targets {targets}"
     )
 
 

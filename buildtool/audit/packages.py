@@ -1,6 +1,7 @@
 """Which package a file belongs to, by the image's own databases: dpkg's, Python's, conda's.
 
-A file has one owner: the first of Debian, Python, conda that lists it. Bytes are real file sizes.
+A file has one owner: the first of Debian, Python, conda that lists it. What nobody lists below /opt/rocm*
+belongs to a component of ROCm. Bytes are real file sizes.
 """
 
 import json
@@ -10,12 +11,15 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
-from buildtool.audit.layer import split
+from buildtool.audit.layer import LayerIndex, split
 from buildtool.audit.merge import Finder, Merged
+from buildtool.audit.rocmtree import Component, component_of
 from buildtool.audit.shown import show_text
 
 UNOWNED = 0
+_MOST_COMPONENTS = 1000  # of ROCm; names from a path need a bound
 _PYC = re.compile(rb"(.+)\.cpython-[0-9]+[a-z]*(\.opt-[12])?\.pyc$")
 
 
@@ -25,6 +29,7 @@ class Manager(Enum):
     DEB = "deb"
     PYTHON = "python"
     CONDA = "conda"
+    ROCM = "rocm tree"  # nobody's list, told by the path
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,17 @@ class Ownership:
 
 @dataclass(frozen=True)
 class _Database:
-    """A captured file of the final tree."""
+    """A captured file of the final tree, kept compressed: all of them at once would take too much memory."""
 
     directory: str
     name: str
-    text: str
+    index: LayerIndex
+    row: int
+
+    @property
+    def text(self) -> str:
+        """Its content."""
+        return self.index.text(self.row)
 
 
 def find_owners(merged: Merged) -> Ownership:
@@ -59,10 +70,8 @@ def find_owners(merged: Merged) -> Ownership:
     databases = list(_databases(merged))
     ownership = Ownership([Package(Manager.DEB, "", "")], array("i", bytes(4 * len(merged.visible))))
     finder = Finder(merged)
-    for package, paths in (
-        *_deb_packages(databases),
-        *_python_packages(databases),
-        *_conda_packages(databases),
+    for package, paths in chain(
+        _deb_packages(databases), _python_packages(databases), _conda_packages(databases)
     ):
         number = len(ownership.packages)
         ownership.packages.append(_readable(package))
@@ -74,9 +83,13 @@ def find_owners(merged: Merged) -> Ownership:
 
 
 def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
-    """Give owners to what no list names: bytecode, and what later layers replaced."""
+    """Give owners to what no list names: hard links' content, bytecode, what later layers replaced, ROCm."""
+    for link, row in merged.links.items():
+        if ownership.owner[row] == UNOWNED:
+            ownership.owner[row] = ownership.owner[link]
     _claim_bytecode(merged, ownership)
     _claim_hidden(merged, ownership)
+    _claim_rocm(merged, ownership)
 
 
 def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
@@ -103,6 +116,25 @@ def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
                     ownership.owner[start + at] = ownership.owner[row]
 
 
+def _claim_rocm(merged: Merged, ownership: Ownership) -> None:
+    """What is left below /opt/rocm* belongs to ROCm's components, each of them a package."""
+    numbers: dict[Component, int] = {}
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        for at, (directory, name, size) in enumerate(zip(index.dirs, index.names, index.sizes, strict=True)):
+            if not size or ownership.owner[start + at] != UNOWNED or directory[:8] != b"opt/rocm":
+                continue
+            part = component_of(directory, name)
+            if part is None:
+                continue
+            if part not in numbers and len(numbers) >= _MOST_COMPONENTS:
+                part = Component(part.place, part.version, "rocm")
+            if part not in numbers:
+                numbers[part] = len(ownership.packages)
+                package = Package(Manager.ROCM, part.name, part.version, part.place)
+                ownership.packages.append(_readable(package))
+            ownership.owner[start + at] = numbers[part]
+
+
 def _readable(package: Package) -> Package:
     """The package with names fit to be shown: they come from the image and may hold anything."""
     fields = show_text(package.name), show_text(package.version), show_text(package.place)
@@ -114,32 +146,29 @@ def _databases(merged: Merged) -> Iterator[_Database]:
         for at in index.captured:
             if merged.visible[start + at]:
                 directory = index.dirs[at].decode("utf-8", "surrogateescape")
-                yield _Database(directory, index.names[at].decode("utf-8", "surrogateescape"), index.text(at))
+                yield _Database(directory, index.names[at].decode("utf-8", "surrogateescape"), index, at)
 
 
 _Claim = tuple[Package, Iterable[bytes]]
 
 
 def _deb_packages(databases: list[_Database]) -> Iterator[_Claim]:
-    lists = {
-        row.name.removesuffix(".list"): row.text for row in databases if row.directory.endswith("dpkg/info")
-    }
-    sums = {row.name: row.text for row in databases if row.name.endswith(".md5sums")}
+    lists = {row.name.removesuffix(".list"): row for row in databases if row.directory.endswith("dpkg/info")}
+    sums = {row.name: row for row in databases if row.name.endswith(".md5sums")}
     for row in databases:
         if row.directory == "var/lib/dpkg" and row.name == "status":
             for name, version, architecture in parse_dpkg_status(row.text):
-                listed = lists.get(f"{name}:{architecture}") or lists.get(name) or ""
+                found = lists.get(f"{name}:{architecture}") or lists.get(name)
+                listed = found.text.splitlines() if found else ()
                 stems = (name, f"{name}:{architecture}")
                 own = [f"var/lib/dpkg/info/{stem}.{end}" for stem in stems for end in _DPKG_ENDS]
-                paths = [*listed.splitlines(), *own, *(_DPKG_FILES if name == "dpkg" else ())]
+                paths = [*listed, *own, *(_DPKG_FILES if name == "dpkg" else ())]
                 yield Package(Manager.DEB, name, version), map(_relative, paths)
         elif row.directory.endswith("dpkg/status.d") and not row.name.endswith(".md5sums"):  # distroless
             for name, version, _ in parse_dpkg_status(row.text):
-                lines = sums.get(f"{row.name}.md5sums", "").splitlines()
-                yield (
-                    Package(Manager.DEB, name, version),
-                    (_relative(line.partition("  ")[2]) for line in lines),
-                )
+                found = sums.get(f"{row.name}.md5sums")
+                paths = [line.partition("  ")[2] for line in found.text.splitlines()] if found else []
+                yield Package(Manager.DEB, name, version), map(_relative, paths)
 
 
 _DPKG_SCRIPTS = ("preinst", "postinst", "prerm", "postrm", "config")
@@ -156,12 +185,13 @@ def parse_dpkg_status(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
-    metadata = {row.directory: row.text for row in databases if row.name == "METADATA"}
+    metadata = {row.directory: row for row in databases if row.name == "METADATA"}
     for row in databases:
         if row.name == "RECORD" and row.directory.endswith(".dist-info"):
             site, _, info = row.directory.rpartition("/")
             name, _, version = info.removesuffix(".dist-info").partition("-")
-            head = metadata.get(row.directory, "").partition("\n\n")[0]
+            told = metadata.get(row.directory)
+            head = told.text.partition("\n\n")[0] if told else ""
             fields = dict(re.findall(r"^(Name|Version): *(.*?) *$", head, re.MULTILINE))
             package = Package(Manager.PYTHON, fields.get("Name", name), fields.get("Version", version), site)
             yield package, _record_paths(row.text, site, row.directory)
@@ -188,8 +218,8 @@ def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
                 name, version, files = str(told["name"]), str(told["version"]), list(map(str, told["files"]))
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # somebody's own file in that directory
-            paths = (_relative(prefix + path) for path in (*files, f"conda-meta/{row.name}"))
-            yield Package(Manager.CONDA, name, version, prefix.rstrip("/")), paths
+            paths = [prefix + path for path in (*files, f"conda-meta/{row.name}")]
+            yield Package(Manager.CONDA, name, version, prefix.rstrip("/")), map(_relative, paths)
 
 
 def _relative(path: str) -> bytes:

@@ -7,11 +7,13 @@ from tabulate import tabulate
 
 from buildtool.audit.baseline import Comparison
 from buildtool.audit.budget import Judgement, Verdict
-from buildtool.audit.report import AuditReport
+from buildtool.audit.finding import Finding, shown_paths
+from buildtool.audit.report import AuditReport, ImageRow
 from probes.units import decimal_bytes
 
 MARKDOWN_BYTES = 1_000_000  # GitHub refuses step summaries above 1,024 KiB
 _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
+_FENCE = "\n```"
 _COMMAND_WIDTH = 60
 _PATHS = 4
 
@@ -42,7 +44,8 @@ def summary_row(report: AuditReport) -> SummaryRow:
     """The image in one line."""
     biggest = max(report.findings, key=lambda row: row.unpacked_bytes, default=None)
     grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
-    told = f"{grave.id}: {decimal_bytes(grave.unpacked_bytes)}" if grave else "none"
+    size = f": {decimal_bytes(grave.unpacked_bytes)}" if grave and grave.unpacked_bytes else ""
+    told = f"{grave.id}{size}" if grave else "none"
     return SummaryRow(
         ref=report.image.ref,
         torch=report.torch_build,
@@ -54,38 +57,45 @@ def summary_row(report: AuditReport) -> SummaryRow:
     )
 
 
-def render_table(report: AuditReport, top: int = 10) -> str:
-    """The report for a terminal."""
+def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
+    """The report for a terminal, with what got worse since a baseline."""
     blocks = [*_headline(report)]
     for section in _sections(report, top):
         table = tabulate(section.rows, section.headers, tablefmt="simple", disable_numparse=True)
         blocks.append(f"\n{section.title}\n{table}")
     for finding in report.findings:
-        paths = "".join(f"\n    {path}" for path in finding.paths[:_PATHS])
+        paths = "".join(f"\n    {path}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
         remedy = finding.remedy.replace("\n", "\n      ")
-        title = f"{finding.title} ({decimal_bytes(finding.unpacked_bytes)})"
-        blocks.append(f"\n[{finding.severity.value}] {finding.id}: {title}{paths}{more}\n    do: {remedy}")
+        told = f"{finding.id}: {finding.title}{_size_of(finding)}"
+        blocks.append(f"\n[{finding.severity.value}] {told}{paths}{more}\n    do: {remedy}")
     blocks += [f"\nnote: {note}" for note in report.notes]
+    if comparison:
+        blocks += ["", f"baseline {told_comparison(comparison)}"]
+        blocks += [f"  {line}" for line in told_changes(comparison)]
     return "\n".join(blocks) + "\n"
 
 
-def render_comparison(comparison: Comparison | None) -> str:
-    """What got worse since the baseline, for a terminal; nothing where there is none."""
-    if comparison is None:
-        return ""
+def told_comparison(comparison: Comparison) -> str:
+    """The baseline and whether anything is worse, in one line."""
     count = len(comparison.regressions)
     told = "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
-    lines = [f"\nbaseline {comparison.label}: {told} (tolerance {comparison.tolerance})"]
-    lines += [f"  worse: {row}" for row in comparison.regressions]
-    lines += [f"  not compared: {what}" for what in comparison.not_compared]
-    return "\n".join(lines) + "\n"
+    return f"{comparison.label}: {told} (tolerance {comparison.tolerance})"
 
 
-def render_markdown(report: AuditReport, top: int = 20) -> str:
+def told_changes(comparison: Comparison) -> list[str]:
+    """A line for each thing that is worse, or that couldn't be compared."""
+    worse = [f"worse: {row}" for row in comparison.regressions]
+    return worse + [f"not compared: {what}" for what in comparison.not_compared]
+
+
+def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison | None = None) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
     ref, *headline = map(markdown_cell, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
+    if comparison:
+        lines += ["", f"## Baseline {markdown_cell(told_comparison(comparison))}", ""]
+        lines += [f"- {markdown_cell(line)}" for line in told_changes(comparison)]
     for section in _sections(report, top):
         rows = [[markdown_cell(cell) for cell in row] for row in section.rows]
         lines += [
@@ -95,10 +105,9 @@ def render_markdown(report: AuditReport, top: int = 20) -> str:
             tabulate(rows, section.headers, "github", disable_numparse=True),
         ]
     for finding in report.findings:
-        size = decimal_bytes(finding.unpacked_bytes)
-        title = markdown_cell(finding.title)
-        lines += ["", f"## {finding.id}: {title} ({finding.severity.value}, {size})", ""]
-        lines += [f"- {markdown_cell(path)}" for path in finding.paths[:top]]
+        title = markdown_cell(f"{finding.title}{_size_of(finding)}")
+        lines += ["", f"## {finding.id} ({finding.severity.value}): {title}", ""]
+        lines += [f"- {markdown_cell(path)}" for path in shown_paths(finding)[:top]]
         lines += ["", "```sh", finding.remedy.replace("```", ""), "```"]
     lines += ["", *(f"- note: {markdown_cell(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")
@@ -112,9 +121,15 @@ def _headline(report: AuditReport) -> list[str]:
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
         f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {len(report.layers)} layers, "
         f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} files, {stored}",
-        f"budget: {report.budget.verdict.value} (unpacked {_judgement(report.budget.unpacked)}; "
-        f"stored {_judgement(report.budget.stored)})",
+        _budget(report),
     ]
+    if report.prediction and report.prediction.saved_bytes:
+        after, saved = report.prediction.unpacked_bytes, report.prediction.saved_bytes
+        lines.append(
+            f"after the remedies below: {decimal_bytes(after)} unpacked, {decimal_bytes(saved)} less"
+        )
+    if image.base_layers:
+        lines.append(_base(image))
     if totals.stored_reason:
         lines.append(f"stored bytes unknown: {totals.stored_reason}")
     if image.attestations:
@@ -178,6 +193,29 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
     return [section for section in sections if section.rows]
 
 
+def _base(image: ImageRow) -> str:
+    name = f" {image.base_name}" if image.base_name else ""
+    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
+    return f"base image{name}: {layers}, told by {image.base_told_by}"
+
+
+def _budget(report: AuditReport) -> str:
+    verdict, budget = report.budget.verdict, report.budget
+    if verdict is Verdict.NONE:
+        return "budget: none set (--budget-unpacked, --budget-stored)"
+    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
+    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
+
+
+def _size_of(finding: Finding) -> str:
+    """A finding's bytes in brackets, and the image without them; nothing for what isn't about size."""
+    if not finding.unpacked_bytes:
+        return ""
+    after = finding.predicted_unpacked_bytes
+    told = "" if after is None else f"; {decimal_bytes(after)} without"
+    return f" ({decimal_bytes(finding.unpacked_bytes)}{told})"
+
+
 def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
     return name, decimal_bytes(n_bytes), f"{100 * n_bytes / total:.1f} %"
 
@@ -211,5 +249,10 @@ def capped(text: str) -> str:
     raw = text.encode()
     if len(raw) <= MARKDOWN_BYTES:
         return text
-    kept = raw[: MARKDOWN_BYTES - len(_CUT.encode())].rpartition(b"\n")[0]
-    return kept.decode("utf-8", "ignore") + _CUT
+    kept = (
+        raw[: MARKDOWN_BYTES - len(_CUT.encode()) - len(_FENCE)]
+        .rpartition(b"\n")[0]
+        .decode("utf-8", "ignore")
+    )
+    open_fence = kept.startswith("```") + kept.count("\n```")
+    return kept + (_FENCE if open_fence % 2 else "") + _CUT

@@ -32,6 +32,9 @@ class ImageRow:
     labels: Mapping[str, str]
     attestations: int
     attestations_stored_bytes: int
+    base_layers: int = 0  # the lowest so many layers are the base image; 0 where nothing tells of one
+    base_told_by: str = ""
+    base_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,9 @@ def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:
         labels=dict(facts.labels),
         attestations=contents.attestations.count,
         attestations_stored_bytes=contents.attestations.stored_bytes,
+        base_layers=facts.base.n_layers,
+        base_told_by=facts.base.told_by,
+        base_name=facts.base.name,
     )
 
 
@@ -247,9 +253,13 @@ def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
 
 def _notes(facts: Facts) -> tuple[str, ...]:
     notes = []
+    targets = {*facts.gpu_files, *facts.gpu_in_libraries}
+    if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
+        notes.append("say which cards this is for (--targets gfx1100) to learn what GPU code they can't run")
     if facts.dangling_links:
-        notes.append(f"{facts.dangling_links} hard links lead to nothing")
+        notes.append(f"hard links that lead to nothing: {facts.dangling_links}")
     if facts.unread:
         path, why = facts.unread[0]
-        notes.append(f"{len(facts.unread)} files couldn't be looked into; {show_path(path)}: {why}")
+        more = f" (and {len(facts.unread) - 1} more files)" if len(facts.unread) > 1 else ""
+        notes.append(f"couldn't be looked into: /{show_path(path)}: {why}{more}")
     return tuple(notes)

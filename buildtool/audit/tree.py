@@ -12,10 +12,11 @@ from buildtool.audit.kinds import Kind
 from buildtool.audit.shown import show_path
 
 MAX_ROWS = 8000  # some 2.5 MB of JSON
+MAX_PATH_CHARS = 2_000_000  # of all rows: a path may have 4 KiB
 KEPT_SHARE = 5000  # one in so many bytes of the image: some 700 rows for an image of 20,000 files
 
 _File = tuple[bytes, bytes, int, int, Kind, str]  # directory, name if large, layer, owner, kind, GPU target
-NameOf = Callable[[int, bytes], tuple[str, str]]  # owner's number, directory -> owner group, owner's name
+NameOf = Callable[[int, bytes, int], tuple[str, str]]  # owner's number, directory, layer -> group and name
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ class TreeCounter:
         owner: int,
         kind: Kind,
         targets: tuple[str, ...],
-        code: Mapping[str, int] | None,
+        parts: Mapping[tuple[Kind, str], int],
         shown: bool,
     ) -> None:
-        """One file; `code` is GPU code by target inside it, which is of a kind of its own."""
+        """One file; `parts` is what inside it is of another kind, by kind and GPU target."""
         place = directory, name if size >= self._least else b"", layer, owner
         rest = size
-        for target, n_bytes in (code or {}).items():
-            self._count((*place, Kind.GPU_CODE, target), n_bytes, shown=shown)
+        for (part, target), n_bytes in parts.items():
+            self._count((*place, part, target), n_bytes, shown=shown)
             rest -= n_bytes
         self._count((*place, kind, "+".join(targets)), rest, shown=shown).n_files += 1
 
@@ -106,11 +107,12 @@ class TreeCounter:
         return sums
 
     def tree(self, name_of: NameOf) -> Tree:
-        """Everything counted, the small added up; coarser where the rows would be more than MAX_ROWS."""
+        """Everything counted, the small added up; coarser where that is too much to draw."""
         least = self._least
         while True:
             rows = self._rows(name_of, least)
-            if len(rows) <= MAX_ROWS or least > self._total:
+            small = len(rows) <= MAX_ROWS and sum(len(row.path) for row in rows) <= MAX_PATH_CHARS
+            if small or least > self._total:
                 return Tree(least, tuple(sorted(rows, key=lambda row: (row.path, -row.unpacked_bytes))))
             least *= 2
 
@@ -118,7 +120,7 @@ class TreeCounter:
         kept, large = self._kept_directories(least), self._large_files(least)
         cells: defaultdict[_Coarse, defaultdict[_Fine, _Sums]] = defaultdict(lambda: defaultdict(_Sums))
         for (directory, name, layer, owner, kind, target), sums in self._sums.items():
-            group, owner_name = name_of(owner, directory)
+            group, owner_name = name_of(owner, directory, layer)
             is_file = (directory, name) in large
             path = _join(directory, name) if is_file else _nearest(directory, kept)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)

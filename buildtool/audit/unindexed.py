@@ -55,7 +55,8 @@ def from_config(archive: Archive, label: str, limits: Limits = LIMITS) -> ImageC
         configs += [(path, blob, config) for config in _configs(path, blob, limits)]
     if len({blob.digest for _, blob, _ in configs}) != 1:
         raise NoSuchImage(
-            f"{label} has neither index.json nor manifest.json, and {len(configs)} image configs", FORMS
+            f"{label} has neither index.json nor manifest.json, and {len(configs) or 'no'} image configs",
+            FORMS,
         )
     path, config_blob, config = configs[0]
     _check_name(path, config_blob)

@@ -11,14 +11,13 @@ from buildtool.audit.audit import Wish, audit_engine, audit_path, told_ticks
 from buildtool.audit.baseline import Comparison, compare, parse_tolerance
 from buildtool.audit.budget import Verdict, judge
 from buildtool.audit.documents import Platform
-from buildtool.audit.html_page import HTML_FILES, render_html
+from buildtool.audit.html_page import render_html
 from buildtool.audit.junit import render_junit
 from buildtool.audit.limits import LIMITS
-from buildtool.audit.render import render_comparison, render_markdown, render_table
+from buildtool.audit.render import render_markdown, render_table
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.saved import read_report
-from buildtool.engine import Engine
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
@@ -95,6 +94,8 @@ def report_of(source: str, wish: Wish) -> AuditReport:
     try:
         if path.exists() or _means_file(source):
             return audit_path(path, wish=wish, tick=progress.tick)
+        from buildtool.engine import Engine  # its client takes 0.1 s to import
+
         return audit_engine(source, Engine(), wish=wish, tick=progress.tick)
     finally:
         progress.end()
@@ -133,7 +134,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         targets=targets,
         image=args.image,
         platform=_platform(args.platform) if args.platform else None,
-        top=max(args.top, HTML_FILES if args.html else 20),
+        top=max(args.top, Wish.top),
         limits=limits,
     )
 
@@ -150,15 +151,15 @@ def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top
         case "json":
             return to_json(report)
         case "markdown":
-            return render_markdown(report, top)
+            return render_markdown(report, top, comparison)
         case "html":
-            return render_html(report)
+            return render_html(report, comparison)
         case "sarif":
             return render_sarif(report, comparison)
         case "junit":
             return render_junit(report, comparison)
         case _:
-            return render_table(report, top) + render_comparison(comparison)
+            return render_table(report, top, comparison)
 
 
 class _Progress:

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from buildtool import catalog, host, pipeline, provision, table
 from buildtool.context import REPOSITORY
+from buildtool.engine import Engine
 from buildtool.errors import Exit
 from buildtool.gpucode.target import parse_targets
+from buildtool.model import Catalog
+from buildtool.plan import Target
 from buildtool.progress import Progress
+from buildtool.pruned import CardsUnserved
 
 REPORTS = Path("reports/images")
 
@@ -39,17 +43,16 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
     targets_asked, gpu_targets = chosen_targets(args.targets, say)
     chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
-    variants = chosen.select(tuple(args.variants))
+    chosen.select(tuple(args.variants))
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
-    targets = pipeline.prepare(
-        place,
-        chosen,
-        variants,
-        engine=engine,
-        update_lock=args.update_lock,
-        targets_asked=targets_asked,
-    )
+    try:
+        targets = _prepared(args, place, engine, chosen, targets_asked=targets_asked)
+    except CardsUnserved as error:
+        if targets_asked or not gpu_targets:
+            raise
+        say(f"{error.message}: building for the cards that {args.catalog.name} names")
+        targets = _prepared(args, place, engine, catalog.load(args.catalog), targets_asked=False)
     images = pipeline.build(
         targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
     )
@@ -63,9 +66,24 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
         pipeline.audited(place, target, image, engine, args.reports)
         for target, image in zip(targets, images, strict=True)
     ]
-    print("\n" + table.audited(rows))
+    pages = ", ".join(str(args.reports / f"{target.variant.name}.html") for target in targets)
+    print(f"\n{table.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
+
+
+def _prepared(
+    args: argparse.Namespace,
+    place: pipeline.Workplace,
+    engine: Engine,
+    chosen: Catalog,
+    *,
+    targets_asked: bool,
+) -> list[Target]:
+    variants = chosen.select(tuple(args.variants))
+    return pipeline.prepare(
+        place, chosen, variants, engine=engine, update_lock=args.update_lock, targets_asked=targets_asked
+    )
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:

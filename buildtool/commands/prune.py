@@ -1,20 +1,33 @@
 """`buildtool prune`: take GPU code for other cards out of a directory tree, a file or an image."""
 
 import argparse
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from buildtool import imageprune
+from buildtool.audit.audit import audit_image
+from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.commands.build import workplace
+from buildtool.engine import Engine
 from buildtool.errors import ConfigError, DataError, Exit
-from buildtool.gpucode.manifest import FILE_NAME, write_manifest
+from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.manifest import FILE_NAME, require_manifest, write_manifest
 from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import prune_file
-from buildtool.gpucode.target import TargetId, parse_targets, target_of_override
+from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
 from buildtool.gpucode.tree import TreeResult, prune_tree
 from buildtool.progress import Progress
 from probes.units import decimal_bytes
 
+_NOTHING_FOREIGN = "there is no GPU code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
+
+_ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|zip|deb|rpm)$")
+_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a directory, a library or bundle, or an image's name",
     )
     parser.add_argument(
-        "--targets", required=True, metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100"
+        "--targets", default="", metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100"
     )
     parser.add_argument(
         "--hsa-override", metavar="X.Y.Z", help="also keep what this HSA_OVERRIDE_GFX_VERSION needs"
@@ -51,26 +64,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prune; 1 when libraries of a tree were refused and left whole."""
-    targets = parse_targets(args.targets)
-    if args.hsa_override:
-        targets = tuple(sorted({*targets, target_of_override(args.hsa_override)}))
+    """Prune; 1 when libraries of a tree or an image were refused and left whole."""
+    override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
+    targets = parse_targets(f"{args.targets},{override}")
     if args.path.is_dir():
         return int(_run_tree(args, targets))
-    if not args.path.exists() and not str(args.path).startswith((".", "/", "~")):
-        return int(_run_image(args, targets))
-    if not args.path.is_file():
-        raise DataError(f"{args.path} is neither a directory nor a file")
-    if args.manifest:
-        raise ConfigError("--manifest is for a tree", "leave it out")
-    plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
+    if args.path.is_file():
+        return int(_run_file(args, targets))
+    if _means_file(str(args.path)):
+        raise DataError(f"there is no file or directory {args.path}")
+    return int(_run_image(args, targets))
+
+
+def _means_file(name: str) -> bool:
+    """Can this be no image's name?"""
+    return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or _ARCHIVE_NAME.search(name))
+
+
+def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
+    for name in names:
+        if getattr(args, name):
+            raise ConfigError(f"--{name} isn't for {kind}", "leave it out; what is for what: prune --help")
+
+
+@contextmanager
+def _naming(thing: Path | str) -> Iterator[None]:
+    """Complaints about GPU code speak of what is there, not of where; here it is known."""
+    try:
+        yield
+    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+        if str(thing) not in error.message:
+            error.message = f"{thing}: {error.message}"
+        raise
+
+
+def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    _refuse_options(args, "a file", "manifest", "tag")
+    if _ARCHIVE_NAME.search(args.path.name):
+        raise ConfigError(
+            f"{args.path} is an archive", "unpack or install it, and prune the directory that comes of it"
+        )
+    with _naming(args.path):
+        plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
     print(_describe(args.path, plan, dry_run=args.dry_run))
-    return int(Exit.OK)
+    if args.out and not plan.changed and not args.dry_run:
+        print(f"{args.out}: a copy of it")
+    return Exit.OK
 
 
 def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
     if not plan.changed:
-        return f"{path}: nothing to cut"
+        held = ", ".join(sorted(plan.kept_bytes))
+        return f"{path}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
     verb = "would go from" if dry_run else "went from"
     return (
         f"{path}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
@@ -81,53 +126,93 @@ def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
 
 
 def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    _refuse_options(args, "a directory", "tag")
     if args.out:
         raise ConfigError("--out is for one file", f"copy the tree first: cp -a {args.path} {args.out}")
-    result = prune_tree(
-        args.path,
-        targets,
-        compress=args.compress,
-        dry_run=args.dry_run,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    manifest = args.manifest or args.path / FILE_NAME
+    if not args.dry_run:
+        require_manifest(manifest)
+    with _naming(args.path):
+        result = prune_tree(
+            args.path,
+            targets,
+            compress=args.compress,
+            dry_run=args.dry_run,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
     if result.changed and not args.dry_run:
-        write_manifest(args.manifest or args.path / FILE_NAME, result)
+        write_manifest(manifest, result)
     print(_summary(args.path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
-    from buildtool import imageprune, provision
-
-    if args.out or args.manifest or args.dry_run or args.compress:
-        raise ConfigError(
-            "--out, --manifest, --compress and --dry-run are for trees and files",
-            f"say what a prune would save: python -m buildtool audit {args.path} --targets {args.targets}",
-        )
+    _refuse_options(args, "an image", "out", "manifest", "compress")
+    if args.dry_run:
+        return _foretell_image(str(args.path), targets)
     ref = str(args.path)
     tag = args.tag or imageprune.default_tag(ref, targets)
     with Progress() as progress:
         say = progress.say
-        engine, state = provision.ensure_engine(say), workplace(say).state
-        made = imageprune.prune_image(ref, targets, tag, engine=engine, state=state, say=say)
+        state = workplace(say).state
+        made = imageprune.prune_image(ref, targets, tag, engine=Engine(), state=state, say=say)
     if made is None:
-        print(f"{ref}: nothing to cut")
+        print(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result.done
+    print("\n".join(_by_target(done)))
     print(
         f"{made.ref} ({made.digest[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
-        f" {len(done.deleted)} files for other cards, {len(done.pruned)} libraries cut,"
-        f" {len(done.refused)} refused; {made.proof}"
+        f" {_counts(done)}; {made.proof}"
     )
     return Exit.FINDINGS if done.refused else Exit.OK
 
 
+def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
+    """What the audit says that goes; nothing is made."""
+    with Progress() as progress:
+        names = tuple(map(str, targets))
+        report = audit_image(ref, engine=Engine(), targets=names, say=progress.say)
+    had = known_targets(name for key in report.gpu_code for name in key.split("+"))
+    with _naming(ref):
+        served(had, targets, strict=True)
+    before = report.totals.unpacked_bytes
+    saved = sum(row.unpacked_bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
+    there = ", ".join(map(str, sorted(had)))
+    print(
+        f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"
+        f" kept for {', '.join(names)}; it has GPU code for {there}"
+    )
+    return Exit.OK
+
+
 def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
+    if not result.changed and not result.refused:
+        return f"{root}: nothing to cut; {_NOTHING_FOREIGN}"
     verb = "would save" if dry_run else "saved"
-    lines = [f"refused {item.path}: {item.reason}" for item in result.refused]
-    lines.append(
-        f"{root}: {verb} {decimal_bytes(result.saved_bytes)}; {len(result.deleted)} files for other cards,"
-        f" {len(result.pruned)} libraries cut, {len(result.refused)} refused;"
+    told = (
+        f"{root}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
         f" kept for {', '.join(result.targets)}"
     )
-    return "\n".join(lines)
+    return "\n".join([*_by_target(result), told])
+
+
+def _by_target(result: TreeResult) -> Iterator[str]:
+    """What goes, card by card: bytes of files, and of code as it is unpacked."""
+    in_files: Counter[str] = Counter()
+    in_libraries: Counter[str] = Counter()
+    for file in result.deleted:
+        in_files[", ".join(file.targets)] += file.freed_bytes
+    for library in result.pruned:
+        in_libraries.update(library.removed_bytes)
+    for target in sorted({*in_files, *in_libraries}):
+        files, code = (decimal_bytes(counted[target]) for counted in (in_files, in_libraries))
+        yield f"  {target}: {files} in files, {code} of code in libraries"
+
+
+def _counts(result: TreeResult) -> str:
+    """The figures that a prune of a tree and of an image have in common."""
+    return (
+        f"{len(result.deleted)} files for other cards, {len(result.pruned)} libraries cut,"
+        f" {len(result.refused)} left whole"
+    )

@@ -12,20 +12,19 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.errors import DataError
-from buildtool.gpucode import bundle, ccob
-from buildtool.gpucode.elf import HEADER_BYTES, is_elf64
+from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.prune import PrunePlan, plan_prune
 from buildtool.gpucode.rewrite import copy_range, open_source, prune_file, write_plan
-from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.scan import may_hold_bundles, scan_file
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.target import TargetId, known_targets
 from buildtool.gpucode.tree import Deleted, Pruned, Refused, TreeResult, is_foreign_path
 from buildtool.gpucode.verify import verify_prune
 
@@ -45,14 +44,13 @@ class ArchiveResult:
     def saw(self, path: str, plan: PrunePlan | None = None) -> None:
         """Remember the targets of a file, by its name and by the code that a plan found in it."""
         names = (*plan.kept_bytes, *plan.removed_bytes) if plan else gfx_targets_of_path(path)
-        self.had |= {TargetId.parse(name) for name in names}
+        self.had |= known_targets(names)
 
     def refused(self, path: str, source: Source, error: Exception) -> None:
         """A file that stays whole."""
         self.done.refused.append(Refused(path, str(error).splitlines()[0]))
         try:
-            found = scan_file(source.size, source.read_at).stored_bytes_by_target()
-            self.had |= {TargetId.parse(name) for name in found if name != "unknown"}
+            self.had |= known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
         except GpuCodeError:
             return
 
@@ -177,7 +175,7 @@ def _planned(
 ) -> PrunePlan | None:
     """How to prune a member; None when there is nothing to cut, or nothing that may be."""
     source = _window(descriptor, member.content, member.n_bytes)
-    if not _may_hold_bundles(source):
+    if not _worth_a_look(source):
         return None
     try:
         plan = plan_prune(source, targets, strict=False)
@@ -192,9 +190,8 @@ def _window(descriptor: int, start: int, size: int) -> Source:
     return Source(size, lambda at, length: os.pread(descriptor, min(length, size - at), start + at))
 
 
-def _may_hold_bundles(source: Source) -> bool:
-    head = source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes")
-    return is_elf64(head) or head.startswith((bundle.MAGIC, ccob.MAGIC))
+def _worth_a_look(source: Source) -> bool:
+    return may_hold_bundles(source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes"))
 
 
 def _write_member(
@@ -302,7 +299,7 @@ def _pruned_in_place(
     place: Path, path: str, targets: Sequence[TargetId], *, result: ArchiveResult
 ) -> PrunePlan | None:
     with open_source(place) as (source, _):
-        if not _may_hold_bundles(source):
+        if not _worth_a_look(source):
             return None
         try:
             plan = prune_file(place, targets, strict=False)
@@ -311,9 +308,3 @@ def _pruned_in_place(
             return None
     result.saw(path, plan)
     return plan if plan.changed else None
-
-
-def unserved(had: Iterable[TargetId], targets: Sequence[TargetId]) -> tuple[TargetId, ...]:
-    """Those of the targets that nothing in `had` can serve."""
-    there = tuple(had)
-    return tuple(target for target in targets if not any(code.serves(target) for code in there))

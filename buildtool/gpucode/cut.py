@@ -9,7 +9,7 @@ from buildtool.gpucode.edit import Copy, Literal, Piece, Zeros, chunks_of, total
 from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.scan import BundlePlace, iter_bundles
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId, serves_any
+from buildtool.gpucode.target import TargetId, served, serves_any
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def cut_bundles(
     `compress` is the CCOB version to write raw bundles as, None to leave them raw; compressed ones
     stay at their version. With `strict` every target must be in the run and every bundle must have
     code for one; without, one target suffices, and a bundle that never served any stays whole.
-    Raises PruneRefused when that doesn't hold; BadBundle.
+    Raises TargetMissing or PruneRefused when that doesn't hold; BadBundle.
     """
     places = list(iter_bundles(source, start, end))
-    wanted = _present(places, targets, strict=strict)
+    wanted = served(_codes(places), targets, strict=strict)
     tally = Tally()
     moved: dict[int, int] = {}
     pieces: list[Piece] = []
@@ -86,24 +86,13 @@ def cut_bundles(
     return Cut(filled, moved, tally.kept_bytes, tally.removed_bytes, changed)
 
 
-def _present(
-    places: Sequence[BundlePlace], targets: Sequence[TargetId], *, strict: bool
-) -> tuple[TargetId, ...]:
-    codes = {
+def _codes(places: Sequence[BundlePlace]) -> set[TargetId]:
+    return {
         entry.target
         for place in places
         for entry in place.bundle.entries
         if not entry.is_host and entry.n_bytes
     }
-    present = tuple(target for target in targets if any(code.serves(target) for code in codes))
-    missing = [str(target) for target in targets if target not in present]
-    if not codes or (missing and (strict or not present)):
-        there = ", ".join(sorted(str(code) for code in codes)) or "no GPU code at all"
-        raise PruneRefused(
-            f"no code for {', '.join(missing or map(str, targets))}: the file has {there}",
-            "name only targets that it has",
-        )
-    return present
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:

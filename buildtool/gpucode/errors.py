@@ -1,6 +1,6 @@
 """What can be wrong with a file that holds GPU code, and why a prune is refused."""
 
-from buildtool.errors import ConfigError, DataError, ToolError
+from buildtool.errors import ConfigError, DataError, Exit, ToolError
 
 
 class BadTarget(ConfigError):
@@ -26,6 +26,12 @@ class BadBundle(GpuCodeError):
 
 class PruneRefused(ToolError):
     """The file could be read, but cutting it might break it. The file is untouched."""
+
+
+class TargetMissing(PruneRefused):
+    """A prune would leave nothing for a target that was asked for."""
+
+    exit_code = Exit.USAGE
 
 
 class VerifyFailed(ToolError):

@@ -16,6 +16,13 @@ FILE_NAME = "weir-prune.json"
 IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 
 
+def require_manifest(path: Path) -> None:
+    """Raises, before a prune, the DataError or EnvironmentMissing that `write_manifest` would after it."""
+    _runs(path)
+    if not os.access(path.parent, os.W_OK):
+        raise EnvironmentMissing(f"{path.parent} can't be written", "say where else: --manifest FILE")
+
+
 def write_manifest(path: Path, result: TreeResult) -> None:
     """Add a run to the manifest. Raises DataError for a file that is none, EnvironmentMissing."""
     run = asdict(result) | {"saved_bytes": result.saved_bytes}

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from buildtool.gpucode.bundle import align_up
 from buildtool.gpucode.cut import Cut, Tally
 from buildtool.gpucode.edit import Copy, Literal, Piece, Zeros, total_bytes
-from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.nvfatbin import NvEntry, NvFatbin, iter_fatbins
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId, serves_any
+from buildtool.gpucode.target import TargetId, served, serves_any
 
 ALIGN_BYTES = 8  # of fat binaries and their entries, as nvcc writes them
 
@@ -18,15 +17,10 @@ def cut_fatbins(
 ) -> Cut:
     """Plan the run of fat binaries between two file positions, loaded at `address`; see `cut_bundles`.
 
-    One without any code for the targets is left whole: it never served them. Raises PruneRefused
-    when the whole run has no code for a target.
+    One without any code for the targets is left whole: it never served them. Raises TargetMissing.
     """
     fatbins = list(iter_fatbins(source, start, end))
-    codes = {entry.code for fatbin in fatbins for entry in fatbin.entries}
-    missing = [str(target) for target in targets if not any(code.serves(target) for code in codes)]
-    if missing and (strict or len(missing) == len(targets)):
-        there = ", ".join(sorted(map(str, codes))) or "no GPU code at all"
-        raise PruneRefused(f"no code for {', '.join(missing)}: the file has {there}")
+    served((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
     tally = Tally()
     pieces: list[Piece] = []
     moved: dict[int, int] = {}

@@ -14,8 +14,9 @@ from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.layout import find_room, lay_out_file
 from buildtool.gpucode.nvcut import cut_fatbins
 from buildtool.gpucode.pointers import Bundles, pointer_patches
+from buildtool.gpucode.scan import UNKNOWN, scan_file
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,48 @@ def plan_prune(
     """Plan to keep what `targets` can run: their code with all feature variants, generic ISAs, SPIR-V.
 
     `compress` writes raw bundles as CCOB of that version (1 to 3). With `strict` every target must
-    be in the file and every HIP bundle must have code for one; without, one target suffices, and a
-    bundle that never served any stays whole. A file without code of the targets' vendor, or where no
-    page would be saved, gives a plan that changes nothing.
-    Raises PruneRefused when a cut might break the file; BadElf or BadBundle when it is damaged.
+    be in the file and every HIP bundle must have code for one; without, one target suffices, a
+    bundle that never served any stays whole, and so does a file for other vendors' cards. A file
+    without GPU code, or where no page would be saved, gives a plan that changes nothing.
+    Raises TargetMissing, PruneRefused when a cut might break the file; BadElf or BadBundle when it
+    is damaged.
     """
     if compress is not None and compress not in ccob.VERSIONS:
         raise ValueError(f"CCOB version {compress}")
     head = source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes")
+    plan = None
     if is_elf64(head):
-        return _plan_library(source, targets, compress=compress, strict=strict)
+        plan = _plan_library(source, targets, compress=compress, strict=strict)
+    elif head.startswith((bundle.MAGIC, ccob.MAGIC)):
+        plan = _plan_bundle(source, targets, compress=compress, strict=strict)
+    if plan is None and strict:
+        _refuse_uncuttable(source, targets)
+    return plan or _unchanged(source)
+
+
+def _plan_bundle(
+    source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
+) -> PrunePlan | None:
+    """A file that is a bundle itself; None when no target is of its vendor."""
     own = tuple(target for target in targets if not target.is_cuda)
-    if not own or not head.startswith((bundle.MAGIC, ccob.MAGIC)):
-        return _unchanged(source)
+    if not own:
+        return None
     cut = cut_bundles(source, 0, source.size, address=0, targets=own, strict=strict, compress=compress)
     if not cut.changed or cut.n_bytes >= source.size:
         return _unchanged(source, cut)
     return PrunePlan(source.size, cut.n_bytes, cut.pieces, (), cut.kept_bytes, cut.removed_bytes)
+
+
+def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
+    """Raises TargetMissing or PruneRefused when a file that has nothing to cut holds other cards' code."""
+    names = set(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    codes = known_targets(names)
+    if codes:
+        served(codes, targets, strict=True)
+    if UNKNOWN in names or not all(serves_any(code, targets) for code in codes):
+        raise PruneRefused(
+            "its GPU code is in a form that can't be cut: LLVM's OffloadBinary, or relocatable CUDA code"
+        )
 
 
 def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
@@ -82,11 +108,12 @@ def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
 
 def _plan_library(
     source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
-) -> PrunePlan:
+) -> PrunePlan | None:
+    """None when there is no section with code for cards of the targets' vendors."""
     elf = read_elf(source)
     found = find_container(elf, targets)
     if found is None:
-        return _unchanged(source)
+        return None
     container, section, own = found
     if elf.machine != EM_X86_64:
         raise PruneRefused(f"a host program for ELF machine {elf.machine}; only x86-64 (62) can be pruned")

@@ -48,6 +48,7 @@ def prune_file(
     in `links`; the original is then untouched and nothing is left behind.
     """
     path = path.resolve()
+    out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
         plan = plan_prune(source, targets, compress=compress, strict=strict)
         if not plan.changed and out is None:
@@ -55,7 +56,7 @@ def prune_file(
         status = os.fstat(descriptor)
         if out is None and status.st_nlink > 1 + len(links):
             raise PruneRefused(
-                f"{path} has hard links elsewhere, which would keep all its bytes",
+                "it has hard links elsewhere, which would keep all its bytes",
                 "prune the tree that holds them all, or write to --out",
             )
         if dry_run:

@@ -87,6 +87,11 @@ class BundlePlace:
     header: ccob.Header | None = None
 
 
+def may_hold_bundles(head: bytes) -> bool:
+    """Can a file that begins so (HEADER_BYTES are enough) hold code that a prune could cut?"""
+    return is_elf64(head) or head.startswith((bundle.MAGIC, ccob.MAGIC))
+
+
 def scan_file(size: int, read_at: ReadAt) -> FatbinScan:
     """Find the GPU code in a file of `size` bytes that `read_at(offset, length)` reads.
 

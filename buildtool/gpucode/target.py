@@ -4,10 +4,11 @@ Tables for AMD from LLVM's AMDGPU back end (ELF.h `EF_AMDGPU_MACH_*`, AMDGPUUsag
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from buildtool.gpucode.errors import BadTarget
+from buildtool.gpucode.errors import BadTarget, TargetMissing
 
 # generic ISA -> the processors that can run its code
 GENERIC_ISAS: Mapping[str, tuple[str, ...]] = {
@@ -41,7 +42,9 @@ PROCESSORS = frozenset(MACH.values()) - GENERIC_ISAS.keys()
 
 SPIRV = "spirv"  # portable code, compiled for whatever card is there: it serves every target
 
-_PROCESSOR = re.compile(r"sm_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic")
+_PROCESSOR = re.compile(
+    r"(sm|compute)_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic"
+)
 _FEATURE = re.compile(r"(sramecc|xnack)([+-])")
 
 
@@ -115,10 +118,13 @@ class TargetId:
 
 
 def parse_targets(text: str) -> tuple[TargetId, ...]:
-    """A comma or semicolon separated list, sorted, each once. Raises BadTarget, also for none at all."""
+    """A comma or semicolon separated list of cards, sorted, each once. Raises BadTarget, also for none."""
     names = [name.strip() for name in re.split(r"[,;]", text) if name.strip()]
     if not names:
         raise BadTarget("no GPU target was given", "name at least one: --targets gfx906")
+    for name in names:
+        if name.startswith("compute_"):
+            raise BadTarget(f"`{name}` is PTX, no card", f"name the card that is to run it: sm_{name[8:]}")
     return tuple(sorted({TargetId.parse(name) for name in names}))
 
 
@@ -135,3 +141,35 @@ def target_of_override(version: str) -> TargetId:
 def serves_any(code: TargetId, wanted: Iterable[TargetId]) -> bool:
     """Could one of the cards run this code?"""
     return any(code.serves(target) for target in wanted)
+
+
+def known_targets(names: Iterable[str]) -> set[TargetId]:
+    """Targets by the names that a file's tables give them; what is no target, or unknown, is left out."""
+    found = set()
+    for name in names:
+        with suppress(BadTarget):
+            found.add(TargetId.parse(name))
+    return found
+
+
+def unserved(had: Iterable[TargetId], targets: Sequence[TargetId]) -> tuple[TargetId, ...]:
+    """Those of the targets that nothing in `had` can serve."""
+    there = tuple(had)
+    return tuple(target for target in targets if not any(code.serves(target) for code in there))
+
+
+def served(had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool) -> tuple[TargetId, ...]:
+    """Those of the targets that something in `had` serves.
+
+    Raises TargetMissing when that's none of them or, with `strict`, not all.
+    """
+    there = sorted(set(had))
+    missing = unserved(there, targets)
+    if missing and (strict or len(missing) == len(targets)):
+        if not there:
+            raise TargetMissing("there is no GPU code at all")
+        raise TargetMissing(
+            f"there is no code for {', '.join(map(str, missing))}, but code for {', '.join(map(str, there))}",
+            f"name cards that it is for: --targets {str(there[0]).replace('compute_', 'sm_')}",
+        )
+    return tuple(target for target in targets if target not in missing)

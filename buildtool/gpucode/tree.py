@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.gpucode import bundle, ccob
-from buildtool.gpucode.elf import HEADER_BYTES, is_elf64
+from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.names import gfx_targets_of_path
-from buildtool.gpucode.rewrite import prune_file
-from buildtool.gpucode.target import TargetId, serves_any
+from buildtool.gpucode.rewrite import open_source, prune_file
+from buildtool.gpucode.scan import may_hold_bundles, scan_file
+from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
 
@@ -110,13 +111,15 @@ def prune_tree(
     """Prune everything below `root` to what `targets` can run; `say` hears a line for each change.
 
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
-    of the targets keeps those. Raises DataError when `root` is no directory, EnvironmentMissing when
-    it can't be written; what was done before that is whole, and running again does the rest.
+    of the targets keeps those. Raises DataError when `root` is no directory; TargetMissing when there
+    is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing
+    when it can't be written: what was done before that is whole, and running again does the rest.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory")
     job = _Job(root, tuple(targets), compress, dry_run)
     listing = _walk(root)
+    _require_served(job, listing)
     protected = {_destination(root, link) for link in listing.links if not job.is_foreign(link)}
     result = TreeResult(tuple(map(str, targets)))
     for names in listing.names.values():
@@ -124,7 +127,7 @@ def prune_tree(
         for path in foreign:
             _delete(job, path, result, say, frees=len(foreign) == len(names) and path == foreign[-1])
         remaining = [path for path in names if path not in foreign]
-        if remaining and _may_hold_bundles(remaining[0]):
+        if remaining and _worth_a_look(remaining[0]):
             _prune(job, remaining, result, say)
     for link in listing.links:
         if job.is_foreign(link):
@@ -147,6 +150,24 @@ def _walk(root: Path) -> _Listing:
     return listing
 
 
+def _require_served(job: _Job, listing: _Listing) -> None:
+    """Before a file goes: a mistyped target would take all there is."""
+    had = {code for names in listing.names.values() for code in _codes_of(job, names[0])}
+    if had:
+        served(had, job.targets, strict=True)
+
+
+def _codes_of(job: _Job, path: Path) -> set[TargetId]:
+    named = gfx_targets_of_path(job.relative(path))
+    if named or not _worth_a_look(path):
+        return known_targets(named)
+    try:
+        with open_source(path) as (source, _):
+            return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    except (GpuCodeError, PruneRefused):  # told when its turn comes
+        return set()
+
+
 def _linked(here: Path, subdirectories: Sequence[str]) -> Iterator[str]:
     """Symbolic links to directories, which a walk gives as directories."""
     return (name for name in subdirectories if (here / name).is_symlink())
@@ -164,7 +185,7 @@ def _unreadable(error: OSError) -> None:
 
 def _delete(job: _Job, path: Path, result: TreeResult, say: Say, *, frees: bool) -> None:
     relative = job.relative(path)
-    say(f"delete {relative}")
+    say(f"{'would delete' if job.dry_run else 'delete'} {relative}")
     try:
         freed = path.lstat().st_size if frees else 0
         if not job.dry_run:
@@ -174,13 +195,13 @@ def _delete(job: _Job, path: Path, result: TreeResult, say: Say, *, frees: bool)
     result.deleted.append(Deleted(relative, freed, gfx_targets_of_path(relative)))
 
 
-def _may_hold_bundles(path: Path) -> bool:
+def _worth_a_look(path: Path) -> bool:
     try:
         with path.open("rb") as handle:
             head = handle.read(HEADER_BYTES)
     except OSError:
         return False
-    return is_elf64(head) or head.startswith((bundle.MAGIC, ccob.MAGIC))
+    return may_hold_bundles(head)
 
 
 def _prune(job: _Job, names: Sequence[Path], result: TreeResult, say: Say) -> None:
@@ -195,10 +216,12 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult, say: Say) -> No
             dry_run=job.dry_run,
         )
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+        say(f"left whole: {relative}: {error.message}")
         result.refused.append(Refused(relative, error.message))
         return
     if plan.changed:
-        say(f"prune {relative}: {plan.bytes_before} to {plan.bytes_after} bytes")
+        verb = "would prune" if job.dry_run else "prune"
+        say(f"{verb} {relative}: {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}")
         result.pruned.append(
             Pruned(relative, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
         )

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buildtool.probereport.headline import groups, missing
 from buildtool.probereport.quantities import Rate, rate, size
 from probes import breakeven, residency
-from probes.answers import all_records, best_gb_per_s, pick
+from probes.answers import all_records, best_gb_per_s, groups, pick
 from probes.fit import fit, points_of
+from probes.headline import missing
 from probes.report import (
     Block,
     Label,

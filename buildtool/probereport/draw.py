@@ -26,7 +26,7 @@ from probes.residency import Controls
 # path -> colour, shape, filled. A direction has a colour, its faster form is filled.
 PATHS: dict[str, tuple[str, str, bool]] = {
     "h2d_pinned": ("blue", "o", True),
-    "h2d_used": ("purple", "D", False),
+    "h2d_then_read": ("purple", "D", False),
     "h2d_pageable": ("blue", "o", False),
     "d2h_pinned": ("vermillion", "s", True),
     "d2h_pageable": ("vermillion", "s", False),

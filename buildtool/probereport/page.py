@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from buildtool.probereport.headline import headline
 from buildtool.probereport.palette import css_variables
 from buildtool.probereport.quantities import size, text
 from buildtool.probereport.tables import Table, Timed, break_even_table, doubts_of, facts, tables
 from probes.answers import all_records, answers, pick
+from probes.headline import headline
 from probes.report import (
     Done,
     Failed,
@@ -170,11 +170,16 @@ def _machine_terms(machine: Machine) -> list[tuple[str, str]]:
         (
             "System RAM",
             f"{size(machine.ram_total_bytes)}, {size(machine.ram_available_bytes)} available; "
-            f"container limit {size(machine.cgroup_limit_bytes)}",
+            f"container limit: {_limit(machine.cgroup_limit_bytes)}",
         ),
         ("Host", f"{machine.host}, {machine.cpus} CPUs, kernel {text(machine.kernel)}"),
         ("Seen from", "WSL" if machine.wsl else "a container" if machine.container else "no container seen"),
     ]
+
+
+def _limit(limit_bytes: int | Unknown) -> str:
+    """A limit that isn't set is known not to be."""
+    return limit_bytes.reason if isinstance(limit_bytes, Unknown) else size(limit_bytes)
 
 
 def _link(link: Link | Unknown) -> str:

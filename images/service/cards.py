@@ -25,10 +25,12 @@ def check_cards(device: str, env: Mapping[str, str]) -> None:
 def refuse_foreign(held: Sequence[str], cards: Sequence[str]) -> None:
     """Raises DeviceMissing when none of the cards is among what a pruned image holds. Pure.
 
-    No `held`: the image isn't pruned. No `cards`: whoever looks for the device says so better.
+    No `held`: the image isn't pruned. No `cards`: whoever looks for the device says so better. An image
+    for a family (`gfx11-generic`) is given the benefit of the doubt.
     """
     processors = {target.partition(":")[0] for target in held}
-    if not held or not cards or processors.intersection(cards):
+    family = any(name.endswith("-generic") for name in processors)
+    if not held or not cards or family or processors.intersection(cards):
         return
     raise DeviceMissing(
         f"this image holds {', '.join(held)}, this machine has {', '.join(cards)}",

@@ -1,4 +1,4 @@
-"""Random layer stacks, applied by umoci on a real file system and by the audit in its index.
+"""Random layer stacks, applied by umoci and the engine on real file systems, and by the audit in its index.
 
 Many stacks share an image, each below a directory of its own: rules of layers know no more than paths.
 """
@@ -8,9 +8,11 @@ import random
 import shutil
 import stat
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import image_maker as make
 
@@ -23,6 +25,8 @@ from buildtool.audit.tarwalk import SYMLINK
 
 Tree = dict[str, int | str]  # path -> bytes of a file, or a link's target
 NAMES = ("a", "b", "c")
+CONTAINER, REF = "bench-stacks", "bench/stacks:1"  # for engines, which keep images by name
+Oracle = Callable[[Path, Path], Tree]  # layout of an image named REF, where to apply its layers -> the result
 VERBS = ("file", "file", "file", "dir", "link", "hard", "gone", "opaque")
 
 
@@ -39,28 +43,37 @@ def find_umoci(work: Path) -> Path | None:
     return work / "umoci-root" / "usr" / "bin" / "umoci"
 
 
-def differences(umoci: Path, work: Path, *, stacks: int, together: int = 100) -> int:
-    """How many of so many random stacks umoci and the audit disagree on."""
+def differences(apply: Oracle, work: Path, numbers: Sequence[int], together: int = 100) -> int:
+    """How many of these random stacks an oracle and the audit disagree on."""
     wrong = 0
-    for first in range(0, stacks, together):
-        numbers = range(first, min(first + together, stacks))
-        layers = [b"".join(rows) for rows in zip(*(random_stack(number) for number in numbers), strict=True)]
-        image = make.Image([layer + make.END for layer in layers], architecture=host_platform().architecture)
+    for first in range(0, len(numbers), together):
+        group = numbers[first : first + together]
+        layers = [b"".join(rows) for rows in zip(*map(random_stack, group), strict=True)]
+        image = make.Image(
+            [layer + make.END for layer in layers], architecture=host_platform().architecture, ref=REF
+        )
         with tempfile.TemporaryDirectory(dir=work) as name:
-            layout = make.layout_directory(make.oci_layout(image) | named_index(image), Path(name) / "layout")
-            contents = read_image(open_archive(layout), label="stacks")
-            ours = by_audit(contents)
-            theirs = by_umoci(umoci, layout, Path(name) / "bundle")
-        wrong += sum(below(ours, number) != below(theirs, number) for number in numbers)
+            layout = make.layout_directory(make.docker_25(image) | named_index(image), Path(name) / "layout")
+            ours = by_audit(read_image(open_archive(layout), label="stacks"))
+            theirs = apply(layout, Path(name) / "applied")
+        wrong += sum(below(ours, number) != below(theirs, number) for number in group)
     return wrong
 
 
+def has_told_parents(number: int) -> bool:
+    """Is a stack as builders write it? Engines follow links above untold parents in some layers only."""
+    return number % 3 != 0
+
+
 def named_index(image: make.Image) -> make.Members:
-    """umoci finds images by this annotation."""
+    """umoci and engines find images by these annotations."""
     row = make.descriptor(
         image.manifest(),
         "application/vnd.oci.image.manifest.v1+json",
-        annotations={"org.opencontainers.image.ref.name": "stacks"},
+        annotations={
+            "org.opencontainers.image.ref.name": "stacks",
+            "io.containerd.image.name": f"docker.io/{REF}",
+        },
     )
     return {"index.json": make.index_of(row)}
 
@@ -68,7 +81,7 @@ def named_index(image: make.Image) -> make.Members:
 def random_stack(number: int) -> list[bytes]:
     """Four layers of a stack, each some members without the archive's end."""
     chance = random.Random(number)
-    make_layer = layer_through_links if number % 3 == 0 else layer_of_a_builder
+    make_layer = layer_of_a_builder if has_told_parents(number) else layer_through_links
     return [b"".join([make.folder(f"s{number:05}"), *make_layer(chance, f"s{number:05}")]) for _ in range(4)]
 
 
@@ -161,6 +174,33 @@ def by_umoci(umoci: Path, layout: Path, bundle: Path) -> Tree:
             elif stat.S_ISLNK(state.st_mode):
                 tree[str(path.relative_to(root))] = str(path.readlink())
     return tree
+
+
+def by_engine(layout: Path, scratch: Path) -> Tree:
+    """What the engine's storage (overlayfs, mostly) makes of the layers. Raises CalledProcessError."""
+    exported = scratch.with_suffix(".tar")
+    archive = subprocess.Popen(["tar", "-C", layout, "-c", "."], stdout=subprocess.PIPE)
+    try:
+        engine("load", stdin=archive.stdout)
+        engine("create", "--name", CONTAINER, REF, "true")
+        engine("export", CONTAINER, "-o", str(exported))
+    finally:
+        archive.communicate()
+        for words in (("rm", "--force", CONTAINER), ("rmi", "--force", REF)):
+            subprocess.run(["docker", *words], check=False, capture_output=True)
+    tree: Tree = {}
+    with tarfile.open(exported) as reader:
+        for row in reader:
+            if row.issym():
+                tree[row.name] = row.linkname
+            elif row.isreg() or row.islnk():
+                tree[row.name] = reader.getmember(row.linkname).size if row.islnk() else row.size
+    return tree
+
+
+def engine(*words: str, stdin: IO[bytes] | None = None) -> None:
+    """One command of the engine's. Raises CalledProcessError."""
+    subprocess.run(["docker", *words], stdin=stdin, check=True, capture_output=True)
 
 
 def below(tree: Tree, number: int) -> Tree:

@@ -1,7 +1,7 @@
-"""Whether a probe run keeps what it measured: workers that misbehave, and SIGKILL at random moments.
+"""Whether a probe run can be trusted: misbehaving workers, SIGKILL at random moments, odd machines, noise.
 
 Run by `make bench-probes`; needs neither torch nor a GPU. The workers are small programs with cases of a
-millisecond; everything above them is the real thing. Ends with one JSON line a bar; exit code 1 for a miss.
+millisecond; everything above them is the real thing. Prints one JSON line a bar; exit code 1 for a miss.
 """
 
 import json
@@ -12,16 +12,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes"))
+import test_probe_trees
 
 from probes import catalog, journal, session, worker
 from probes.codec import encode
 from probes.errors import ReportError
 from probes.job import Job, Line
+from probes.noise import Look, judge
 from probes.report import Done, Failed, Gap, Gpu, Measurement, Settings, TorchFacts, Unknown, read_report
 
 KILLS = 1000
+NOISE_ROWS = 50
 HANGS, CRASHES = 50, 100
 LIMIT_S, GRACE_S = 1.0, 0.1
 CRASH_LIMIT_S = 10.0  # they end by themselves, also on a machine that is busy
@@ -66,10 +72,13 @@ class Board:
     def __init__(self) -> None:
         self.missed = False
 
-    def bar(self, name: str, value: float, limit: float, *, at_least: bool = False, **more: object) -> None:
+    def bar(
+        self, name: str, value: float, limit: float, *, unit: str, at_least: bool = False, **more: object
+    ) -> None:
         ok = value >= limit if at_least else value <= limit
         self.missed |= not ok
-        row = {"bar": name, "value": round(value, 3), "limit": limit, "ok": ok, **more}
+        row = {"bar": name, "value": round(value, 3), "limit": limit, "unit": unit, "ok": ok}
+        row |= {"must_be": "at least" if at_least else "at most", **more}
         print(json.dumps(row), flush=True)
 
 
@@ -111,9 +120,11 @@ def misbehave(board: Board, what: str, bodies: Sequence[str], *, count: int, lim
         recorded += isinstance(ended.outcome, Failed) and bool(ended.outcome.reason)
         kept += len(ended.records) == body.count("write(record)")
         longest = max(longest, ended.seconds)
-    board.bar(f"{what}: recorded as failures", recorded, count, at_least=True, kinds=len(bodies))
-    board.bar(f"{what}: records kept as written", kept, count, at_least=True)
-    board.bar(f"{what}: longest, seconds", longest, limit_s + 2 * GRACE_S + 1.0, limit_s=limit_s)
+    board.bar(
+        f"{what}: recorded as failures", recorded, count, unit="workers", at_least=True, kinds=len(bodies)
+    )
+    board.bar(f"{what}: records kept as written", kept, count, unit="workers", at_least=True)
+    board.bar(f"{what}: longest", longest, limit_s + 2 * GRACE_S + 1.0, unit="s", time_limit_s=limit_s)
 
 
 class Killing:
@@ -211,23 +222,79 @@ def kill_at_random(board: Board, folder: Path, kills: int) -> None:
             done += 1
             state.after_a_kill()
         elif status:
-            board.bar("a run ended with an error", 1, 0)
+            board.bar("a run ended with an error", 1, 0, unit="runs")
             return
         else:
             state.after_the_end()
     while status := os.waitpid(state.start(), 0)[1]:
-        board.bar("the last run ended with an error", status, 0)
+        board.bar("the last run ended with an error", status, 0, unit="status")
     state.after_the_end()
-    board.bar("SIGKILL at random moments", done, kills, at_least=True, finished_runs=state.finished)
-    board.bar("unreadable reports", state.unreadable, 0)
-    board.bar("cases lost in finished reports", state.lost, 0)
-    board.bar("cases twice in finished reports", state.doubled, 0)
-    board.bar("orphan files after the next start", state.orphans, 0)
-    board.bar("cases repeated after a kill, at most", state.most_repeated, 1)
+    board.bar("SIGKILL at random moments", done, kills, unit="kills", at_least=True, finished=state.finished)
+    board.bar("unreadable reports", state.unreadable, 0, unit="reports")
+    board.bar("cases lost in finished reports", state.lost, 0, unit="cases")
+    board.bar("cases twice in finished reports", state.doubled, 0, unit="cases")
+    board.bar("orphan files after the next start", state.orphans, 0, unit="files")
+    board.bar("cases repeated after a kill, at most", state.most_repeated, 1, unit="cases")
+
+
+def odd_machines(board: Board, top: Path) -> None:
+    """The trees of tests/unit/probes: each is read right, or what it doesn't tell is unknown."""
+    right = 0
+    for number, case in enumerate(test_probe_trees.CASES):
+        found = test_probe_trees.read(case, top / str(number))
+        right += found == case.expected
+        if found != case.expected:
+            print(f"{case.name}: read {found}, expected {case.expected}", file=sys.stderr)
+    count = len(test_probe_trees.CASES)
+    board.bar("made-up machines read right", right, count, unit="trees", at_least=True)
+    board.bar("made-up machines", count, 20, unit="trees", at_least=True)
+
+
+def noise(board: Board) -> None:
+    """Looks as beside a hog on an H200 and as without one, drawn at random; half of them without NVML."""
+    draw = random.Random(5)
+    hogs: dict[str, Callable[[], dict[str, object]]] = {
+        "copy": lambda: {
+            "link_bytes_per_s": int(draw.uniform(20e9, 60e9)),
+            "copy_s": draw.uniform(1e-3, 3e-3),
+        },
+        "vram": lambda: {"foreign_percent": draw.randint(30, 100), "kernel_s": draw.uniform(1e-3, 3e-3)},
+        "compute": lambda: {"foreign_percent": draw.randint(30, 100), "kernel_s": draw.uniform(1e-3, 3e-3)},
+        "no": dict,
+    }
+    blind = {name: Unknown("no NVML") for name in ("gpu_processes", "foreign_percent", "link_bytes_per_s")}
+    for kind, signs in hogs.items():
+        flagged = 0
+        for turn in range(NOISE_ROWS):
+            seen = signs() | (blind if turn % 2 else {})
+            flags = judge(_look(draw, 0.0, {}), _look(draw, 1.0, seen)).flags
+            flagged += any(flag.startswith("foreign") for flag in flags)
+        limit = NOISE_ROWS - 1 if signs is not dict else 1
+        name = f"simulated rows flagged beside {kind} hog"
+        board.bar(name, flagged, limit, unit="rows", at_least=signs is not dict, rows=NOISE_ROWS)
+
+
+def _look(draw: random.Random, at_s: float, seen: dict[str, object]) -> Look:
+    """A look at a machine with nobody else on it, each signal within what an idle one shows."""
+    calm = Look(
+        at_s=at_s,
+        cpus=16,
+        busy_cpu_s=100 + at_s * draw.uniform(0.9, 3.0),
+        own_cpu_s=10 + at_s * 0.9,
+        gpu_processes=1,
+        foreign_percent=0,
+        link_bytes_per_s=int(draw.uniform(0, 50e6)),
+        foreign_vram_bytes=int(600e6 + draw.uniform(0, 60e6)),
+        slowdowns=(),
+        kernel_s=draw.uniform(15e-6, 120e-6),
+        copy_s=draw.uniform(25e-6, 150e-6),
+    )
+    return replace(calm, **seen)  # type: ignore[arg-type]
 
 
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else KILLS
+    began_s = time.monotonic()
     board = Board()
     misbehave(board, "hanging workers", HANGING, count=HANGS, limit_s=LIMIT_S)
     misbehave(board, "crashing and babbling workers", CRASHING, count=CRASHES, limit_s=CRASH_LIMIT_S)
@@ -235,6 +302,10 @@ def main() -> int:
         folder = Path(top) / "reports"
         folder.mkdir()
         kill_at_random(board, folder, kills)
+        odd_machines(board, Path(top) / "trees")
+    noise(board)
+    took_s = time.monotonic() - began_s
+    board.bar("the whole bench", took_s, 900, unit="s")
     return int(board.missed)
 
 

@@ -1,23 +1,32 @@
-"""The bars of the pruner, one JSON line each: real libraries, the real loader and comgr, a fuzz run.
+"""The bars of the pruner, one JSON line each: a fuzz run, real libraries with their own loader, images.
 
 Run by `make bench-prune`, as root: it makes Debian root file systems with ROCm 5.5 and 6.4 in .weir/bench
-(8 GB), prunes their libraries, and lets their own runtime, comgr and LLVM judge the results in a chroot.
+(5 GB, they stay), prunes their libraries to each of three cards, and lets their own runtime, comgr and LLVM
+judge the results in a chroot; then it builds the `rocm` image for each card (prune_images.py), which takes
+another 5 GB for as long as it runs. Parts of it: `--only libraries --library librocsparse --targets gfx906`.
 Exit code 1 when a bar is missed.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from board import Board, tell
+from prune_fuzz import fuzz_bars
+from prune_images import image_bars
 
 from buildtool.command import run_loud
 from buildtool.errors import ToolError
@@ -46,8 +55,11 @@ SUITES = {
 }
 REFEREE = "llvm-objdump-21"  # of the last suite; LLVM before 20 doesn't list HIP bundles
 
+TARGETS = ("gfx906", "gfx803", "gfx1100")
+ROUNDS = 3  # of what is timed; the median counts
+GROUPS = ("fuzz", "libraries", "images")
+
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "unit"))  # for the damaged files of the unit tests
 
 PRUNE = """
 import resource, sys, time
@@ -95,57 +107,77 @@ print(json.dumps(answers))
 """
 
 
-class Board:
-    """Prints each bar and remembers whether one was missed."""
+@dataclass(frozen=True)
+class Whole:
+    """A library as Debian ships it, and what its judges say of it."""
 
-    def __init__(self) -> None:
-        self.missed = False
-
-    def bar(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> None:
-        ok = value >= limit if at_least else value <= limit
-        self.missed |= not ok
-        self.line({"bar": name, "value": round(value, 4), "limit": limit, "unit": unit, "ok": ok})
-
-    def waive(self, name: str, why: str) -> None:
-        self.line({"bar": name, "value": None, "waived": why})
-
-    def line(self, row: dict[str, object]) -> None:
-        print(json.dumps(row), flush=True)
+    path: Path
+    root: Path
+    objects: dict[str, str]
+    symbols: set[bytes]
+    loads: str
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", default="gfx906", help="comma-separated; each is pruned to alone")
-    parser.add_argument("--fuzz", type=int, default=5000, help="mangled files")
+    parser.add_argument(
+        "--targets", default=",".join(TARGETS), help="comma-separated; each is pruned to alone"
+    )
+    parser.add_argument("--fuzz", type=int, default=20_000, help="mangled files")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="some of the bars")
+    parser.add_argument("--library", default="", help="only libraries with this in their names")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     board = Board()
-    fuzz(board, args.fuzz)
+    board.line({"machine": f"{os.cpu_count()} cores", "load before": round(os.getloadavg()[0], 2)})
     try:
-        trees = {bootstrap.suite: bring_tree(bootstrap) for bootstrap in SUITES}
+        if "fuzz" in args.only:
+            fuzz_bars(board, args.fuzz)
+        if "libraries" in args.only:
+            library_bars(board, args.targets.split(","), args.library)
+        if "images" in args.only:
+            image_bars(board, args.targets.split(","))
     except ToolError as error:
-        board.waive("real libraries", str(error))
+        print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; scratch files, images and build cache of the bench are gone", file=sys.stderr)
+        return 130
+    board.waive("a pruned HIP library launches", "needs an AMD GPU: load-checked, not launched")
+    board.waive("a pruned CUDA library launches", "needs a GPU: tests/device/test_prune_launch.py")
+    tell("done; " + ("a bar was missed" if board.missed else "all bars hold"))
+    return int(board.missed)
+
+
+def library_bars(board: Board, targets: Sequence[str], wanted: str) -> None:
+    """Raises CommandFailed when Debian's mirror doesn't serve."""
+    trees = {bootstrap.suite: bring_tree(bootstrap) for bootstrap in SUITES}
     referee = Referee(list(trees.values())[-1])
     for bootstrap, names in SUITES.items():
         root = trees[bootstrap.suite]
-        for library in real_libraries(root, names):
-            for target in args.targets.split(","):
-                with workplace(root) as folder:
-                    measure(board, library, target, folder=folder, root=root, referee=referee)
-    return int(board.missed)
+        for path in real_libraries(root, names):
+            if wanted in path.name:
+                tell(f"{path.name}: asking the judges about the original")
+                loads = chrooted(root, LOAD, path)
+                whole = Whole(path, root, referee.objects(path), exported(path), loads)
+                for target in targets:
+                    tell(f"{path.name}: pruning to {target}")
+                    with workplace(root) as folder:
+                        measure(board, whole, target, folder=folder, referee=referee)
 
 
 def bring_tree(bootstrap: Bootstrap) -> Path:
     """A suite's root file system as a directory, made if it isn't here. Raises CommandFailed."""
-    tree = BENCH / bootstrap.suite
-    if not tree.exists():
-        partial = BENCH / f".{bootstrap.suite}"
-        shutil.rmtree(partial, ignore_errors=True)
-        BENCH.mkdir(parents=True, exist_ok=True)
-        command = mmdebstrap_command(bootstrap, partial, host_mirror())
-        command[1:1] = ["--format=directory", *OPTIONS]
-        run_loud(command, say=lambda line: print(line, file=sys.stderr) if line[:2] == "I:" else None)
-        partial.rename(tree)
+    tree, partial = BENCH / bootstrap.suite, BENCH / f".{bootstrap.suite}"
+    BENCH.mkdir(parents=True, exist_ok=True)
+    with (BENCH / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two benches use the trees
+        if not tree.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            command = mmdebstrap_command(bootstrap, partial, host_mirror())
+            command[1:1] = ["--format=directory", *OPTIONS]
+            run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None)
+            partial.rename(tree)
     return tree
 
 
@@ -164,88 +196,69 @@ def workplace(root: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def fuzz(board: Board, count: int) -> None:
-    from gpucode.mangle import mangled, seeds, structured, survives
-
-    originals = seeds()
-    pruned = crashes = 0
-    for number in range(count):
-        try:
-            pruned += survives(mangled(originals[number % len(originals)], random.Random(number)))
-        except Exception as error:
-            crashes += 1
-            board.line({"crash": number, "error": repr(error)[:200]})
-    cases = [case for seed in originals[:3] for case in structured(seed)]
-    pruned += sum(map(survives, cases))
-    board.bar("fuzz: files tried", count + len(cases), 5060, "files", at_least=True)
-    board.bar("fuzz: anything but a checked result or a typed refusal", crashes, 0, "files")
-    board.line({"fuzz: ended in a checked result": pruned, "refused": count + len(cases) - pruned})
-    board.bar("fuzz: files changed on refusal", changed_on_refusal(originals[0]), 0, "files")
-
-
-def changed_on_refusal(library: bytes) -> int:
-    from gpucode.mangle import mangled
-
-    changed = 0
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "lib.so"
-        for number in range(200):
-            data = mangled(library, random.Random(number))
-            path.write_bytes(data)
-            try:
-                prune_file(path, parse_targets("gfx906"))
-            except Exception:
-                changed += path.read_bytes() != data or len(list(path.parent.iterdir())) != 1
-    return changed
-
-
 class Referee:
     """LLVM's own extraction of code objects, run in the suite that has it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def objects(self, library: Path, target: str) -> dict[str, str]:
-        """Names of the code objects whose names end so -> SHA-256."""
+    def objects(self, library: Path) -> dict[str, str]:
+        """The code objects but for the host's: name, as the bundler gives it -> SHA-256."""
         with workplace(self._root) as folder:
             place = folder / "lib.so"
             os.link(library, place)
             inside = f"/{place.relative_to(self._root)}"
             script = f"cd {folder.name} && {REFEREE} --offloading {inside}"
             subprocess.run(["chroot", self._root, "sh", "-c", script], check=True, capture_output=True)
-            return {p.name: digest(p) for p in folder.iterdir() if p != place and p.name.endswith(target)}
+            found = {p.name: digest(p) for p in folder.iterdir() if p != place}
+            return {name: value for name, value in found.items() if ".host-" not in name}
 
 
-def measure(board: Board, library: Path, target: str, *, folder: Path, root: Path, referee: Referee) -> None:
+def measure(board: Board, whole: Whole, target: str, *, folder: Path, referee: Referee) -> None:
+    library, out = whole.path, folder / "pruned.so"
     name = f"{library.name} {target}"
-    out = folder / "pruned.so"
-    copy_s = timed_copy(library, folder)
-    seconds, peak_kib = prune_in_a_process(library, target, out)
+    ratio, peak_kib = time_against_cp(library, target, out)
     before, after = library.stat().st_size, out.stat().st_size
     board.bar(f"{name}: size", after / before, 0.15, "of the original")
-    board.bar(f"{name}: time", seconds / copy_s, 3, "of cp's")
+    board.bar(f"{name}: time", ratio, 3, "of cp's")
     board.bar(f"{name}: peak memory", peak_kib / 1024, 300, "MiB")
     with open_source(library) as (source, _):
         foretold = plan_prune(source, parse_targets(target)).saved_bytes
     board.bar(f"{name}: predicted saving off by", abs(foretold / (before - after) - 1), 0.01, "of the saving")
-    other = next(t for t in ("gfx1100", "gfx906") if t != target)
-    both, twice = folder / "both.so", folder / "twice.so"
-    prune_file(library, parse_targets(f"{target},{other}"), out=both)
-    prune_file(both, parse_targets(target), out=twice)
+    other = next(t for t in TARGETS if t != target)
+    steps_check(board, name, library, out, targets=(target, other))
+    kept = {key: value for key, value in whole.objects.items() if key.endswith(target)}
+    board.bar(f"{name}: objects that the referee finds", len(kept), 1, "objects", at_least=True)
+    same = kept == referee.objects(out)
+    board.bar(f"{name}: objects that the referee finds different", not same, 0, f"of {len(kept)}")
+    differing = len(whole.symbols ^ exported(out))
+    board.bar(f"{name}: exported symbols that differ", differing, 0, f"of {len(whole.symbols)}")
+    runtime_check(board, name, whole, out, targets=(target, other))
+
+
+def steps_check(board: Board, name: str, library: Path, out: Path, *, targets: tuple[str, str]) -> None:
+    """{A, B}, then {A}, must equal {A}; and {A} twice {A}."""
+    both, twice = out.with_name("both.so"), out.with_name("twice.so")
+    prune_file(library, parse_targets(",".join(targets)), out=both)
+    prune_file(both, parse_targets(targets[0]), out=twice)
     board.bar(f"{name}: two steps differ from one", digest(twice) != digest(out), 0, "files")
     both.unlink()
-    prune_file(out, parse_targets(target), out=twice)
+    prune_file(out, parse_targets(targets[0]), out=twice)
     board.bar(f"{name}: second prune differs", digest(twice) != digest(out), 0, "files")
     twice.unlink()
-    referee_check(board, name, library, out, target=target, referee=referee)
-    before, after = exported(library), exported(out)
-    board.bar(f"{name}: exported symbols that differ", len(before ^ after), 0, f"of {len(before)}")
-    runtime_check(board, name, out, (target, other), root=root, original=library)
 
 
-def timed_copy(library: Path, folder: Path) -> float:
-    """`cp` of the same file, its cache as warm as the prune's after it."""
-    copy = folder / "copy"
+def time_against_cp(library: Path, target: str, out: Path) -> tuple[float, int]:
+    """How much longer a prune takes than `cp` of the same file, in turns; and the prune's peak in KiB."""
+    copies, prunes = [], []
+    for _ in range(ROUNDS):
+        copies.append(timed_copy(library, out.with_name("copy")))
+        prunes.append(prune_in_a_process(library, target, out))
+    ratio = statistics.median(row[0] for row in prunes) / statistics.median(copies)
+    return ratio, max(row[1] for row in prunes)
+
+
+def timed_copy(library: Path, copy: Path) -> float:
     begun = time.perf_counter()
     subprocess.run(["cp", "--reflink=never", library, copy], check=True)
     seconds = time.perf_counter() - begun
@@ -267,37 +280,27 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def referee_check(
-    board: Board, name: str, library: Path, out: Path, *, target: str, referee: Referee
-) -> None:
-    """The kept objects must be the same bytes under the same names."""
-    kept = referee.objects(library, target)
-    found = {key: value for key, value in referee.objects(out, "").items() if ".host-" not in key}
-    board.bar(f"{name}: objects that the referee finds", len(kept), 1, "objects", at_least=True)
-    board.bar(f"{name}: objects that the referee finds different", kept != found, 0, f"of {len(kept)}")
-
-
 def exported(library: Path) -> set[bytes]:
     """Name, address and size of every symbol that others may use."""
     said = subprocess.run(["nm", "-D", "-S", "--defined-only", library], check=True, capture_output=True)
     return set(said.stdout.splitlines())
 
 
-def runtime_check(
-    board: Board, name: str, out: Path, targets: tuple[str, str], *, root: Path, original: Path
-) -> None:
-    def chrooted(script: str, library: Path, *words: str) -> str:
-        command = ["chroot", root, "python3", "-c", script, f"/{library.relative_to(root)}", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else f"failed: {done.stderr.strip()[-300:]}"
+def chrooted(root: Path, script: str, library: Path, *words: str) -> str:
+    """What Python says in a suite's root file system, about a library in it."""
+    command = ["chroot", root, "python3", "-c", script, f"/{library.relative_to(root)}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else f"failed: {done.stderr.strip()[-300:]}"
 
-    before, after = (chrooted(LOAD, library) for library in (original, out))
-    board.line({f"{name}: hipGetDeviceCount, result and count": after, "before": before})
-    wrong = after != before or after.startswith("failed")
+
+def runtime_check(board: Board, name: str, whole: Whole, out: Path, *, targets: tuple[str, str]) -> None:
+    after = chrooted(whole.root, LOAD, out)
+    board.line({f"{name}: hipGetDeviceCount, result and count": after, "before": whole.loads})
+    wrong = after != whole.loads or after.startswith("failed")
     board.bar(f"{name}: fails to load, or the runtime answers otherwise", wrong, 0, "libraries")
     with open_source(out) as (source, _):
         starts = bundle_starts(source)
-    answers = json.loads(chrooted(LOOK_UP, out, ",".join(targets), json.dumps(starts)))
+    answers = json.loads(chrooted(whole.root, LOOK_UP, out, ",".join(targets), json.dumps(starts)))
     wrong_bundles = sum(answer != [True, False] for answer in answers)
     board.bar(f"{name}: bundles where comgr answers wrongly", wrong_bundles, 0, f"of {len(answers)}")
 

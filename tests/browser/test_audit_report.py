@@ -1,5 +1,6 @@
 """The audit's page as a browser shows it: map drawn and zoomed, files searched, nothing fetched."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -271,4 +272,24 @@ def test_hostile_names_run_nothing(browser: Browser, pages: dict[str, str]) -> N
     assert "<script>alert(1)</script>" in page.text("h1")
     assert "שלום" in " ".join(names(page, "#files td bdi, #files td small"))
     assert len(page.boxes(".box.leaf")) >= 5
+    assert quiet(page)
+
+
+def test_what_is_worse_than_the_baseline_stands_above_the_map(browser: Browser, tmp_path: Path) -> None:
+    for name, report in {"now": rocm_like(), "before": small_report()}.items():
+        (tmp_path / f"{name}.json").write_text(to_json(report))
+    command = [sys.executable, "-m", "buildtool", "audit", "now.json", "--baseline", "before.json"]
+    done = subprocess.run(
+        [*command, "--html", "page.html"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == 1
+    page = browser.open((tmp_path / "page.html").as_uri())
+    assert "Since the baseline before.json: 3 worse" in page.text("main")
+    assert "+2.92 GB" in page.text(".finding.error .bytes")
+    top = "document.querySelector({}).getBoundingClientRect().top"
+    assert page.evaluate(f"{top.format(repr('.finding.error'))} < {top.format(repr('#map'))}")
     assert quiet(page)

@@ -9,10 +9,12 @@ from device_bars import Bar
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    def hold(name: str, value: float, *, limit: float, at_least: bool = False, **more: object) -> None:
+    def hold(
+        name: str, value: float, *, limit: float, unit: str = "", at_least: bool = False, **more: object
+    ) -> None:
         ok = value >= limit if at_least else value <= limit
-        relation = ">=" if at_least else "<="
-        line = {"bar": name, "value": round(value, 4), "must_be": f"{relation} {limit}", "ok": ok, **more}
+        line = {"bar": name, "value": float(f"{value:.4g}"), "limit": limit, "unit": unit, "ok": ok}
+        line |= {"must_be": "at least" if at_least else "at most", **more}
         with capsys.disabled():
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

@@ -15,14 +15,16 @@ fi
 
 "$python" -m probes list || status=1
 began=$(date +%s.%N)
-"$python" -m probes run $mode --require gpu --out "$out"
-code=$?
+log=$(mktemp)
+"$python" -m probes run $mode --require gpu --out "$out" | tee "$log"
+code=${PIPESTATUS[0]}
 took=$(echo "$began $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')
 echo "probes run: exit code $code, $took s"
 [ "$code" = 0 ] || status=1
 
 report=$(ls -t "$out"/*.json 2>/dev/null | head -n 1)
 [ -n "$report" ] && { "$python" -m probes show "$report" || status=1; }
-WEIR_REPORT=$report WEIR_QUICK_S=$took \
+WEIR_REPORT=$report WEIR_QUICK_S=$took WEIR_LOG=$log \
     "$python" -m pytest -q -s -W default -p no:cacheprovider "${tests[@]}" || status=1
+rm -f "$log"
 exit $status

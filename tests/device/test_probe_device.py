@@ -9,17 +9,19 @@ from device_bars import Bar
 torch = pytest.importorskip("torch")
 
 from probes import architectures, machine, pressure, residency, scenarios, spill  # noqa: E402
-from probes.device import TorchWorkbench, describe, zero_copy  # noqa: E402
-from probes.errors import OutOfMemory, ProbeError  # noqa: E402
+from probes.device import TorchWorkbench, zero_copy  # noqa: E402
+from probes.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
 from probes.model import linear_shape, plan_stack  # noqa: E402
 from probes.pattern import Pattern  # noqa: E402
-from probes.report import Gap, Pass, Settings, Split, Unknown  # noqa: E402
+from probes.report import Pass, Settings, Split, Unknown  # noqa: E402
 from probes.sampling import QUICK, sample  # noqa: E402
+from probes.torchfacts import describe  # noqa: E402
 from probes.workbench import WRITTEN  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20
 SIZE = 1024 * MIB
+ROUNDS = 5
 OPERATIONS = 10  # between two events: the start event fires before the host has handed over the first
 PATTERN = Pattern(0xABCDEF)
 
@@ -29,10 +31,10 @@ def bench() -> TorchWorkbench:
     return TorchWorkbench(has_gpu=torch.cuda.is_available())
 
 
-def plain_event_loop(operation, repeats: int = 7) -> float:
+def plain_event_loop(operation, repeats: int = 2) -> float:
     """Seconds per operation as anyone would measure them with events."""
     times = []
-    for _ in range(repeats + 3):
+    for _ in range(repeats + 1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(OPERATIONS):
@@ -40,7 +42,7 @@ def plain_event_loop(operation, repeats: int = 7) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / OPERATIONS)
-    return statistics.median(times[3:])
+    return statistics.median(times[1:])
 
 
 def test_the_gpu_is_described(bench: TorchWorkbench) -> None:
@@ -116,12 +118,18 @@ def test_our_clock_agrees_with_a_plain_loop_of_events(
         bench.fill(to.span(0, SIZE), Pattern(1, 3))
         bench.fill(of.span(0, SIZE), PATTERN)
         operation = bench.operation(action, to.span(0, SIZE) if target else None, of.span(0, SIZE))
-        ours = sample(bench, [operation], effort=QUICK, queued=True)
-        plain = plain_event_loop(operation)
-    assert isinstance(ours.device_s, tuple)
-    mine = statistics.median(ours.device_s)
-    gb_per_s = round(SIZE / mine / 1e9, 1)
-    bar(f"{name}: distance from a plain event loop", abs(mine / plain - 1), limit=0.03, gb_per_s=gb_per_s)
+        # by turns: the link of a machine that others use too drifts by more than what is to be shown
+        pairs = [(clocked(bench, operation), plain_event_loop(operation)) for _ in range(ROUNDS)]
+    off = statistics.median(mine / plain - 1 for mine, plain in pairs)
+    gb_per_s = round(SIZE / statistics.median(mine for mine, _ in pairs) / 1e9, 1)
+    bar(f"{name}: distance from a plain event loop", abs(off), limit=0.03, unit="1", gb_per_s=gb_per_s)
+
+
+def clocked(bench: TorchWorkbench, operation) -> float:
+    """Seconds per operation by our device clock."""
+    found = sample(bench, [operation], effort=QUICK, queued=True).device_s
+    assert isinstance(found, tuple)
+    return statistics.median(found)
 
 
 def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench) -> None:
@@ -138,7 +146,7 @@ def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench
             spill._add(run, "vram", control=index < 2)
         placed = residency.place([spill._reread(bench, held) for held in run.held])
     right = [p for p in placed if p.by_timing == ("vram" if p.block.asked == "vram" else "host")]
-    bar("known blocks labelled right", len(right), limit=2 * half, at_least=True)
+    bar("known blocks labelled right", len(right), limit=2 * half, unit="blocks", at_least=True)
 
 
 def test_a_cap_makes_the_card_small(bench: TorchWorkbench) -> None:
@@ -166,7 +174,13 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
             for rows in (1, 256):
                 stack.passes("streamed", rows)()  # queued behind one another, nothing waits in between
                 worst = max(worst, stack.difference("streamed", rows))
-    bar("streamed outputs, largest difference in 100 passes", worst, limit=0.0, spilled=len(plan.spilled))
+    bar(
+        "streamed outputs, largest difference in 100 passes",
+        worst,
+        limit=0.0,
+        unit="1",
+        spilled=len(plan.spilled),
+    )
 
 
 def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: TorchWorkbench) -> None:
@@ -193,30 +207,64 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
     finally:
         bench.cap_vram(torch.cuda.get_device_properties(0).total_memory)
     typed = [r for r in found if r.granted or r.message]
-    bar("forced requests with a typed record", len(typed), limit=count, at_least=True)
+    bar("forced requests with a typed record", len(typed), limit=count, unit="records", at_least=True)
     refused = [r for r in found if not r.granted and not r.declined]
-    bar("VRAM requests beyond the cap refused", len(refused), limit=1, at_least=True)
+    bar("VRAM requests beyond the cap refused", len(refused), limit=1, unit="requests", at_least=True)
     granted = [r for r in found if r.granted]
-    bar("requests granted", len(granted), limit=1, at_least=True, declined=sum(r.declined for r in found))
-    bar("MemAvailable over the floor, GiB", (least - floor) / 2**30, limit=0.0, at_least=True)
+    declined = sum(r.declined for r in found)
+    bar("requests granted", len(granted), limit=1, unit="requests", at_least=True, declined=declined)
+    bar("MemAvailable over the floor", (least - floor) / 2**30, limit=0.0, unit="GiB", at_least=True)
 
 
-@pytest.mark.parametrize("model", ["transformer", "bert-base"])
+@pytest.mark.parametrize("model", ["mlp", "transformer", "bert-base"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_way_through_a_real_architecture_gives_one_output(
-    bench: TorchWorkbench, monkeypatch: pytest.MonkeyPatch, model: str, dtype: str
+    bar: Bar, bench: TorchWorkbench, monkeypatch: pytest.MonkeyPatch, model: str, dtype: str
 ) -> None:
+    """The tolerance lies between what rounding does and what one layer of wrong weights does."""
     monkeypatch.setattr(scenarios.sampling, "QUICK", scenarios.sampling.Effort(3, 2, 0.01))
-    asked = Settings(quick=True, seed=1, vram_cap_bytes=None, models=(model, "mlp"), dtypes=(dtype,))
-    found = [r for r in scenarios.run(bench, asked, 8 * 2**30) if isinstance(r, Gap) or r.model == model]
-    if isinstance(found[0], Gap):
-        pytest.skip(found[0].reason)
-    passes = [r for r in found if isinstance(r, Pass)]
+    asked = Settings(quick=True, seed=1, vram_cap_bytes=None, models=(model,), dtypes=(dtype,))
+    try:
+        passes = [r for r in scenarios.run(bench, asked, 8 * 2**30) if isinstance(r, Pass)]
+    except Unsupported as lacking:
+        pytest.skip(lacking.message)
     assert len(passes) == 8
-    assert max(p.difference for p in passes) <= scenarios.TOLERANCES[dtype]
+    tolerance = scenarios.TOLERANCES[dtype]
+    rounding, wrong = rounding_and_fault(bench, asked, model=model, dtype=dtype)
+    bar(
+        f"{model} {dtype}: largest difference between the four ways",
+        max(p.difference for p in passes),
+        limit=tolerance,
+        unit="1",
+        rounding=float(f"{rounding:.3g}"),
+        wrong_layer=float(f"{wrong:.3g}"),
+    )
+    assert rounding <= tolerance < wrong
     streamed = next(p for p in passes if p.scenario == "streamed")
     assert isinstance(streamed.split, Split)
     assert streamed.split.copy_s > 0
+
+
+def rounding_and_fault(
+    bench: TorchWorkbench, asked: Settings, *, model: str, dtype: str
+) -> tuple[float, float]:
+    """Distance of the output from float64's, and from one with a spilled layer's weights at zero."""
+    room = scenarios.Room(bench.vram_free_bytes(), 8 * 2**30)
+    shape = bench.shape(model, dtype=dtype, width=scenarios.linear_width(asked, room))
+    rows = scenarios.rows_of(shape)[1]
+    plan = scenarios.plan(asked, room, shape)
+    with bench.stack(plan, 1) as stack, torch.inference_mode():
+        stack.difference("resident", rows)
+        stack.spill()
+        stack._spilled[plan.spilled[0]].flat.zero_()
+        wrong = stack.difference("zero_copy_weights", rows)
+    with bench.stack(plan, 1) as stack, torch.inference_mode():
+        mine = stack.passes("resident", rows)().double()
+        given = stack._input(rows).cuda()
+        stack._model.module.double()
+        exact = stack._model.call(given if stack._model.vocabulary else given.double())
+        rounding = float((mine - exact).abs().max() / exact.abs().max())
+    return rounding, wrong
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])

@@ -4,11 +4,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from probes.device import TorchWorkbench, describe
+from probes.device import TorchWorkbench
 from probes.errors import OutOfMemory
 from probes.model import linear_shape, plan_stack
 from probes.pattern import Pattern
 from probes.report import Measurement, Settings
+from probes.torchfacts import describe
 from probes.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
 from probes.workbench import WRITTEN
 

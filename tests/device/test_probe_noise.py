@@ -12,11 +12,12 @@ from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes.device import TorchWorkbench, describe  # noqa: E402
+from probes.device import TorchWorkbench  # noqa: E402
 from probes.job import watched  # noqa: E402
 from probes.pattern import Pattern  # noqa: E402
 from probes.report import Measurement, Noise, Unknown  # noqa: E402
 from probes.sampling import Effort, sample  # noqa: E402
+from probes.torchfacts import describe  # noqa: E402
 from probes.watch import Watch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -58,21 +59,27 @@ def flagged(watch: Watch, bench: TorchWorkbench) -> int:
 def test_a_hog_is_flagged_and_its_absence_is_not(bar: Bar) -> None:
     bench = TorchWorkbench(has_gpu=True)
     watch = Watch(bench, Path("/"), describe().gpus[0].pci_id)
-    bar("rows flagged with no hog", flagged(watch, bench), limit=1, rows=ROWS)
+    bar("rows flagged with no hog", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
     for kind in ("copy", "vram", "compute"):
         with hog(kind):
             bar(
-                f"rows flagged beside a {kind} hog", flagged(watch, bench), limit=49, at_least=True, rows=ROWS
+                f"rows flagged beside a {kind} hog",
+                flagged(watch, bench),
+                limit=49,
+                unit="rows",
+                at_least=True,
+                rows=ROWS,
             )
         time.sleep(1)
     watch._nvml = Unknown("taken away by the test")
-    bar("rows flagged with no hog, by timing alone", flagged(watch, bench), limit=1, rows=ROWS)
+    bar("rows flagged with no hog, by timing alone", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
     for kind in ("copy", "vram", "compute"):
         with hog(kind):
             bar(
                 f"rows flagged beside a {kind} hog, by timing alone",
                 flagged(watch, bench),
                 limit=49,
+                unit="rows",
                 at_least=True,
                 rows=ROWS,
             )

@@ -72,9 +72,8 @@ def test_files_and_bytes_agree_with_what_the_engine_exports(image: str, tmp_path
     with tarfile.open(fileobj=io.BytesIO(exported)) as reader:
         sizes = {member.name: member.size for member in reader if member.isfile() and member.size}
     assert sizes == {"one": 2_000_000, "two": 300, "again": 2_000_000}
-    as_json, as_markdown = write_reports(audit_image(image, engine=Engine()), tmp_path, "tiny")
-    assert as_json.stat().st_size > 0
-    assert as_markdown.stat().st_size > 0
+    for written in write_reports(audit_image(image, engine=Engine()), tmp_path, "tiny"):
+        assert written.stat().st_size > 0
 
 
 def test_an_image_that_the_engine_lacks_is_told_with_the_next_step() -> None:

@@ -139,6 +139,17 @@ def test_a_build_for_a_card_that_the_stack_lacks_is_refused_with_what_it_has() -
     assert "gfx803" in done.stderr
 
 
+def test_a_dry_run_says_what_would_go_and_makes_nothing() -> None:
+    done = buildtool("prune", "weir/rocm:latest", "--targets", CARD, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "would save" in done.stdout
+    assert "gfx1030" in done.stdout
+    assert Engine().inspect(f"weir/rocm:{CARD}") is None
+    done = buildtool("prune", "weir/rocm:latest", "--targets", "gfx1201", "--dry-run")
+    assert done.returncode == 2
+    assert "weir/rocm:latest: there is no code for gfx1201" in done.stderr
+
+
 def test_an_unknown_image_is_named() -> None:
     done = buildtool("prune", "weir/no-such-image", "--targets", CARD)
     assert done.returncode == 5

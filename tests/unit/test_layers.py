@@ -22,7 +22,12 @@ GATES = {
         "probes/render.py",
     },
     "elftools": {"buildtool/gpucode/"},
-    "torch": {"probes/architectures.py", "probes/device.py", "probes/stack.py"},
+    "torch": {
+        "probes/architectures.py",
+        "probes/device.py",
+        "probes/stack.py",
+        "probes/torchfacts.py",
+    },
     "matplotlib": {"buildtool/probereport/canvas.py", "buildtool/probereport/draw.py"},
     "transformers": {"probes/architectures.py"},
 }
@@ -33,6 +38,7 @@ ACROSS = {
         "probes.breakeven",
         "probes.errors",
         "probes.fit",
+        "probes.headline",
         "probes.placement",
         "probes.report",
         "probes.residency",
@@ -87,7 +93,6 @@ THOUGHT = {
     "buildtool/probereport/charts.py",
     "buildtool/probereport/compare.py",
     "buildtool/probereport/exposition.py",
-    "buildtool/probereport/headline.py",
     "buildtool/probereport/page.py",
     "buildtool/probereport/palette.py",
     "buildtool/probereport/quantities.py",
@@ -113,6 +118,8 @@ THOUGHT = {
     "probes/residency.py",
     "probes/expectation.py",
     "probes/answers.py",
+    "probes/headline.py",
+    "probes/progress.py",
     "probes/render.py",
 }
 ACTING = {
@@ -121,6 +128,7 @@ ACTING = {
     "buildtool.buildx",
     "buildtool.sources",
     "probes.device",
+    "probes.torchfacts",
     "probes.architectures",
     "probes.nvml",
     "probes.watch",

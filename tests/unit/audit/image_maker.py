@@ -159,13 +159,14 @@ class Image:
                 "architecture": self.architecture,
                 "os": "linux",
                 "config": {"Labels": self.labels, "Env": self.env},
-                "rootfs": {"type": "layers", "diff_ids": [sha(layer) for layer in self.layers]},
+                "rootfs": {"type": "layers", "diff_ids": self._diff_ids},
                 "history": steps,
             }
         )
 
     def __post_init__(self) -> None:
         self._blobs = [self.pack(layer) for layer in self.layers]
+        self._diff_ids = [sha(layer) for layer in self.layers]
 
     def blobs(self) -> list[bytes]:
         return self._blobs

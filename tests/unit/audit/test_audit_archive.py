@@ -9,7 +9,7 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.ahead import Ahead
+from buildtool.audit.ahead import BATCH, Ahead
 from buildtool.audit.archive import StreamArchive, open_archive
 from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
@@ -191,6 +191,12 @@ def test_a_platform_that_is_not_there_is_asked_for() -> None:
         read(make.archive(two_platforms()), platform=Platform("linux", "riscv64"))
 
 
+def test_the_only_platform_is_not_read_in_place_of_the_one_that_was_asked_for() -> None:
+    archive = make.archive(make.oci_layout(Image(LAYERS)))
+    with pytest.raises(NoSuchImage, match="no image for linux/arm64\n  choose with --platform: linux/amd64"):
+        read(archive, platform=Platform("linux", "arm64"))
+
+
 def test_manifests_of_other_platforms_may_be_absent() -> None:
     image = Image(LAYERS)
     other = make.descriptor(b"elsewhere", platform={"os": "linux", "architecture": "s390x"})
@@ -351,8 +357,8 @@ REFUSED = {
         swap("index.json", b'{"manifests": ' + b"9" * 5000 + b"}"),
         MalformedDocument,
     ),
-    "an index of 10,000 manifests": (
-        swap("index.json", make.index_of(*[make.descriptor(b"x")] * 10_000)),
+    "an index of 2,000 manifests": (
+        swap("index.json", make.index_of(*[make.descriptor(b"x")] * 2_000)),
         LimitExceeded,
     ),
     "an index of 5 MiB": (
@@ -401,7 +407,7 @@ def test_indexes_are_followed_to_a_bounded_depth() -> None:
 
 def test_an_archive_without_its_end_is_truncated() -> None:
     content = make.archive(make.oci_layout(Image(LAYERS)))
-    with pytest.raises(Truncated, match="was it copied whole"):
+    with pytest.raises(Truncated, match="no end marker\n  it was cut short"):
         read(content.rstrip(b"\0") + bytes(-len(content.rstrip(b"\0")) % 512))
 
 
@@ -487,7 +493,7 @@ def test_an_interrupt_does_not_wait_for_an_engine_that_stalls() -> None:
     answer = threading.Event()
 
     def stalled() -> Iterator[bytes]:
-        yield b"first"
+        yield from [b"first"] * BATCH**2  # enough for two stages to hand something over
         answer.wait()
 
     def interrupted() -> None:

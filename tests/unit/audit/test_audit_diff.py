@@ -83,7 +83,7 @@ def test_the_table_has_both_sides_and_says_what_it_leaves_out() -> None:
     text = render_diff_table(
         diff(replace(small_report(), owners={}), replace(small_report(), owners=owners)), 3
     )
-    assert ["owner4", "none", "10.00", "kB", "+10.00", "kB"] in [line.split() for line in text.splitlines()]
+    assert ["owner4", "-", "10.00", "kB", "+10.00", "kB"] in [line.split() for line in text.splitlines()]
     assert "... and 2 more" in text
     assert "unpacked" in text
 

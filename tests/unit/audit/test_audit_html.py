@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 import pytest
 from report_maker import HOSTILE, a_finding, a_row, audited, small_report, with_findings
 
+from buildtool.audit.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.finding import Prediction, Severity
 from buildtool.audit.html_page import HTML_FILES, render_html, script_safe
 from buildtool.audit.report import FileRow, LayerRow, PackageRow
-from buildtool.audit.tree import NO_TREE, Tree
+from buildtool.audit.tree import MAX_ROWS, NO_TREE, Tree
 from buildtool.model import Budget
 from probes.units import decimal_bytes
 
@@ -173,6 +174,50 @@ def test_the_file_list_is_capped_and_the_page_small() -> None:
     text = render_html(replace(small_report(), top_files=files))
     assert len(Page(text).data["files"]) == HTML_FILES
     assert len(text) < 1_000_000
+
+
+def test_the_largest_report_that_an_audit_makes_is_a_page_of_a_few_megabytes() -> None:
+    rows = tuple(a_row(f"opt/{'d' * 240}/{n}", 10**6 + n, owner=f"package{n}") for n in range(MAX_ROWS))
+    report = replace(
+        small_report(),
+        tree=Tree(10, rows),
+        top_files=tuple(FileRow(f"{'f' * 4000}/{n}", n, 0, "libc6") for n in range(HTML_FILES)),
+        packages=tuple(PackageRow("deb", f"{'p' * 300}{n}", "1", "", n, n, 1) for n in range(9000)),
+    )
+    text = render_html(report)
+    assert len(text) < 6_000_000
+    page = Page(text)
+    assert len(page.data["rows"]) == MAX_ROWS
+    assert 200 < len(page.data["files"]) < HTML_FILES
+    assert f"The {len(page.data['packages']):,} largest of 9,000 packages" in page.words
+
+
+def test_the_base_image_is_told_of_its_layers() -> None:
+    report = small_report()
+    image = replace(report.image, base_layers=1, base_told_by="a test", base_name="<debian>")
+    assert not [attrs for _, attrs in Page(render_html(report)).elements if attrs.get("class") == "tag"]
+    page = Page(render_html(replace(report, image=image)))
+    [tag] = [attrs for _, attrs in page.elements if attrs.get("class") == "tag"]
+    assert tag["title"] == "base image <debian>, told by a test"
+
+
+def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
+    worse = (
+        Regression("more unpacked bytes", 2_000_000, 5_000_000),
+        Regression("new finding tests", 0, 0, "tests of <packages>", ("usr/lib/tests",)),
+    )
+    comparison = Comparison("<main>.json", Tolerance(), worse, ("stored bytes, unknown of the image",))
+    text = render_html(small_report(), comparison)
+    words = Page(text).words
+    assert "Since the baseline <main>.json: 2 worse" in words
+    assert "+3.00 MB" in words
+    assert "2.00 MB before, 5.00 MB now" in words
+    assert "tests of <packages>" in words
+    assert "usr/lib/tests" in words
+    assert "Not compared: stored bytes, unknown of the image." in words
+    better = Comparison("main.json", Tolerance(), ())
+    assert "Nothing is worse, at a tolerance of 1 %." in Page(render_html(small_report(), better)).words
+    assert "Since the baseline" not in Page(render_html(small_report())).words
 
 
 def test_what_remedies_would_leave_is_told_for_all_and_for_each() -> None:

@@ -27,14 +27,14 @@ FILES = st.lists(
 )
 
 
-def name_of(owner: int, directory: bytes) -> tuple[str, str]:
+def name_of(owner: int, directory: bytes, layer: int) -> tuple[str, str]:
     return ("deb", f"package {owner}") if owner else ("unowned", "unowned")
 
 
 def counted(files: list[tuple[bytes, int, int, Kind, bool]]) -> Tree:
     counter = TreeCounter(sum(size for _, size, *_ in files))
     for at, (directory, size, owner, kind, shown) in enumerate(files):
-        add = {"layer": at % 2, "owner": owner, "kind": kind, "targets": (), "code": None, "shown": shown}
+        add = {"layer": at % 2, "owner": owner, "kind": kind, "targets": (), "parts": {}, "shown": shown}
         counter.add(directory, b"f%d" % at, size, **add)  # type: ignore[arg-type]
     return counter.tree(name_of)
 
@@ -44,7 +44,7 @@ def counted(files: list[tuple[bytes, int, int, Kind, bool]]) -> Tree:
 def test_layers_groups_and_kinds_stay_exact(files: list[tuple[bytes, int, int, Kind, bool]]) -> None:
     wanted: Counter[tuple[int, str, str]] = Counter()
     for at, (directory, size, owner, kind, _) in enumerate(files):
-        wanted[at % 2, name_of(owner, directory)[0], kind.value] += size
+        wanted[at % 2, name_of(owner, directory, at % 2)[0], kind.value] += size
     found: Counter[tuple[int, str, str]] = Counter()
     for row in counted(files).rows:
         found[row.layer, row.group, row.kind] += row.unpacked_bytes
@@ -84,8 +84,8 @@ def test_what_is_small_counts_for_the_directory_above_and_small_owners_are_added
 
 def test_code_inside_a_library_is_apart_from_the_library_and_the_file_is_one() -> None:
     counter = TreeCounter(100)
-    code = {"gfx906": 60, "gfx90a": 30}
-    add = {"layer": 0, "owner": 1, "kind": Kind.LIBRARY, "targets": (), "code": code, "shown": True}
+    parts = {(Kind.GPU_CODE, "gfx906"): 60, (Kind.GPU_CODE, "gfx90a"): 30}
+    add = {"layer": 0, "owner": 1, "kind": Kind.LIBRARY, "targets": (), "parts": parts, "shown": True}
     counter.add(b"opt", b"lib.so", 100, **add)  # type: ignore[arg-type]
     rows = {(row.kind, row.target): row for row in counter.tree(name_of).rows}
     sizes = {key: row.unpacked_bytes for key, row in rows.items()}

@@ -9,14 +9,15 @@ import pytest
 
 from buildtool import context, pruned
 from buildtool.catalog import load
+from buildtool.cli import main
 from buildtool.commands.build import chosen_targets
-from buildtool.errors import ConfigError
+from buildtool.errors import BuildFailed, ConfigError, Exit
 from buildtool.gpucode.target import TargetId, parse_targets
 from buildtool.host import amd_targets
 from buildtool.lock import spec_sha256
-from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
+from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild, Variant
 from buildtool.plan import labels, unresolved
-from buildtool.pruned import PruneCache, PrunedInput, PrunedInputs, served_targets
+from buildtool.pruned import CardsUnserved, PruneCache, PrunedInput, PrunedInputs, served_targets
 from buildtool.rootfs import mmdebstrap_command, recipe_sha256
 from buildtool.wheels import WheelCache
 
@@ -132,13 +133,63 @@ def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytes
     assert load().select(("rocm",))[0].gpu_targets == ("gfx906", "gfx1030", "gfx1100")
 
 
+def kfd_node(root: Path, number: int, properties: str) -> Path:
+    node = root / f"sys/class/kfd/kfd/topology/nodes/{number}"
+    node.mkdir(parents=True)
+    (node / "properties").write_text(properties)
+    return node / "properties"
+
+
 def test_cards_come_from_the_kernels_topology(tmp_path: Path) -> None:
     for number, (simds, version) in enumerate(((0, 0), (240, 90006), (96, 110000), (96, 110000))):
-        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
-        node.mkdir(parents=True)
-        (node / "properties").write_text(f"simd_count {simds}\ngfx_target_version {version}\n")
-    assert amd_targets(tmp_path) == ("gfx1100", "gfx906")
-    assert amd_targets(tmp_path / "none") == ()
+        kfd_node(tmp_path, number, f"simd_count {simds}\ngfx_target_version {version}\n")
+    assert amd_targets(tmp_path, {}) == ("gfx1100", "gfx906")
+    assert amd_targets(tmp_path / "none", {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "target"),
+    [
+        ("80003", "gfx803"), ("90006", "gfx906"), ("90010", "gfx90a"), ("90012", "gfx90c"),
+        ("90402", "gfx942"), ("90500", "gfx950"), ("100300", "gfx1030"), ("100306", "gfx1036"),
+        ("110001", "gfx1101"), ("110501", "gfx1151"), ("120001", "gfx1201"),
+    ],
+)  # fmt: skip
+def test_a_cards_target_is_decoded_as_the_compiler_writes_it(
+    tmp_path: Path, version: str, target: str
+) -> None:
+    node = kfd_node(tmp_path, 1, f"simd_count 96\ngfx_target_version {version}\n")
+    assert amd_targets(tmp_path, {}) == (target,)
+    node.write_text("simd_count 96\n")
+    assert amd_targets(tmp_path, {}) == (), "an old kernel doesn't tell: the file's list serves"
+
+
+def test_a_card_counts_as_what_the_user_lets_it_pass_for(tmp_path: Path) -> None:
+    kfd_node(tmp_path, 1, "simd_count 96\ngfx_target_version 100301\n")
+    assert amd_targets(tmp_path, {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}) == ("gfx1030",)
+    with pytest.raises(ConfigError, match="HSA_OVERRIDE_GFX_VERSION"):
+        amd_targets(tmp_path, {"HSA_OVERRIDE_GFX_VERSION": "gfx1030"})
+
+
+@pytest.mark.parametrize(
+    ("words", "tried"),
+    [([], [("gfx1036",), ("gfx906", "gfx1030", "gfx1100")]), (["--targets", "gfx1036"], [("gfx1036",)])],
+    ids=["found here", "asked for"],
+)
+def test_a_card_that_the_stack_lacks_gives_way_to_the_files_list_unless_it_was_asked_for(
+    words: list[str], tried: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def prepare(_place: object, _catalog: object, variants: list[Variant], **_: object) -> None:
+        seen.append(variants[0].gpu_targets)
+        raise CardsUnserved("rocm: nothing for it") if len(seen) == 1 else BuildFailed("far enough")
+
+    monkeypatch.setattr("buildtool.host.amd_targets", lambda: ("gfx1036",))
+    monkeypatch.setattr("buildtool.provision.ensure_engine", lambda *_, **__: None)
+    monkeypatch.setattr("buildtool.pipeline.prepare", prepare)
+    code = main(["build", "rocm", *words])
+    assert (seen, code) == (tried, Exit.USAGE if words else Exit.BUILD)
 
 
 def test_labels_tell_the_targets_and_whether_foreign_code_went() -> None:

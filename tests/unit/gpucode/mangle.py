@@ -56,7 +56,7 @@ def mangled(data: bytes, chance: random.Random) -> bytes:
     return bytes(out)
 
 
-def survives(data: bytes, targets: tuple[TargetId, ...] = GFX906) -> bool:
+def survives(data: bytes, targets: tuple[TargetId, ...] = GFX906, *, strict: bool = False) -> bool:
     """Scan and prune; True when that ended in a checked result, False in a typed refusal.
 
     Raises whatever else comes out, which is what the fuzz looks for.
@@ -64,7 +64,7 @@ def survives(data: bytes, targets: tuple[TargetId, ...] = GFX906) -> bool:
     source = Source.of_bytes(data)
     try:
         scan_file(len(data), source.read_at)
-        plan = plan_prune(source, targets, strict=False)
+        plan = plan_prune(source, targets, strict=strict)
         if not plan.changed:
             return True
         out = bytearray(b"".join(chunk for piece in plan.pieces for chunk in chunks_of(piece, source)))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from buildtool.errors import DataError
-from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel, unserved
+from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId, parse_targets
+from buildtool.gpucode.target import TargetId, parse_targets, unserved
 from gpucode.maker import Spec, bundles, make_library
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data

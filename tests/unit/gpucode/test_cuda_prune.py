@@ -2,7 +2,7 @@
 
 import pytest
 
-from buildtool.gpucode.errors import PruneRefused
+from buildtool.gpucode.errors import PruneRefused, TargetMissing
 from buildtool.gpucode.prune import plan_prune
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
@@ -58,7 +58,7 @@ def test_wrapper_of_the_device_link_is_understood() -> None:
     [
         (cuda([nv_fatbin(ALL)], behind="__nv_relfatbin"), "relocatable CUDA code"),
         (cuda([nv_fatbin(ALL)], wrapper_version=3), "unknown kind"),
-        (cuda([nv_fatbin(ALL[:2])]), "the file has sm_75, sm_80"),
+        (cuda([nv_fatbin(ALL[:2])]), "no code for sm_90, but code for sm_75, sm_80"),
     ],
 )
 def test_cuda_code_that_is_not_understood_is_refused(data: bytes, reason: str) -> None:
@@ -68,6 +68,9 @@ def test_cuda_code_that_is_not_understood_is_refused(data: bytes, reason: str) -
 
 def test_targets_of_one_vendor_leave_the_other_vendors_code() -> None:
     hip = make_library(Spec(bundles(["gfx906", "gfx803"]))).data
-    assert not plan_prune(Source.of_bytes(hip), parse_targets("sm_90")).changed
-    assert not plan_prune(Source.of_bytes(LIBRARY), parse_targets("gfx906")).changed
+    for data, foreign in ((hip, "sm_90"), (LIBRARY, "gfx906")):
+        source = Source.of_bytes(data)
+        assert not plan_prune(source, parse_targets(foreign), strict=False).changed
+        with pytest.raises(TargetMissing, match=f"no code for {foreign}, but code for"):
+            plan_prune(source, parse_targets(foreign))
     assert targets_in(pruned(hip, "gfx906,sm_90")) == {"gfx906"}

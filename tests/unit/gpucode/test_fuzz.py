@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from buildtool.gpucode.errors import GpuCodeError
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import parse_targets
 from gpucode.mangle import mangled, seeds, structured, survives
 
 SEEDS = seeds()
@@ -18,9 +19,9 @@ def test_sound_seeds_are_pruned_and_verified() -> None:
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.integers(0, len(SEEDS) - 1), st.integers(0, 1 << 32))
-def test_mangled_file_is_refused_or_verified(seed: int, number: int) -> None:
-    survives(mangled(SEEDS[seed], random.Random(number)))
+@given(st.integers(0, len(SEEDS) - 1), st.integers(0, 1 << 32), st.booleans())
+def test_mangled_file_is_refused_or_verified(seed: int, number: int, strict: bool) -> None:
+    survives(mangled(SEEDS[seed], random.Random(number)), parse_targets("gfx906"), strict=strict)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -210,8 +210,11 @@ REFUSED = {
         Spec([*bundles(["gfx906", "gfx803"]), *bundles(["gfx803"], count=1)]),
         "bundle 3 would be left without code",
     ),
-    "file without the target": (Spec(bundles(["gfx803", "gfx1100"])), "the file has gfx1100, gfx803"),
-    "no bundle at all": (Spec([bytes(9000)]), "no GPU code at all"),
+    "file without the target": (
+        Spec(bundles(["gfx803", "gfx1100"])),
+        "no code for gfx906, but code for gfx1100, gfx803",
+    ),
+    "no bundle at all": (Spec([bytes(9000)]), "there is no GPU code at all"),
 }
 
 

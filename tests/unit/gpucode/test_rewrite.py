@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.cli import main
-from buildtool.errors import DataError, EnvironmentMissing, Exit
+from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.gpucode import rewrite
-from buildtool.gpucode.errors import PruneRefused, VerifyFailed
-from buildtool.gpucode.manifest import FILE_NAME, write_manifest
+from buildtool.gpucode.errors import PruneRefused, TargetMissing, VerifyFailed
+from buildtool.gpucode.manifest import write_manifest
 from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
@@ -175,8 +174,23 @@ def test_tree_pruned_twice_stays_the_same(tree: Path) -> None:
     assert snapshot(tree) == once
 
 
-def test_cuda_targets_leave_files_for_amd_cards_alone(tree: Path) -> None:
-    assert not prune_tree(tree, parse_targets("sm_90")).changed
+@pytest.mark.parametrize("asked", ["gfx9999", "sm_90", "gfx906,gfx1201"])
+def test_a_target_that_nothing_serves_is_told_before_a_file_goes(tree: Path, asked: str) -> None:
+    before = snapshot(tree)
+    with pytest.raises(TargetMissing, match=r"but code for .*gfx906"):
+        prune_tree(tree, parse_targets(asked))
+    assert snapshot(tree) == before
+
+
+def test_a_tree_without_gpu_code_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("gfx1100")
+    assert not prune_tree(tmp_path, GFX906).changed
+
+
+def test_a_file_written_onto_itself_counts_as_pruned_in_place(library: Path, tmp_path: Path) -> None:
+    os.link(library, tmp_path / "other.so")
+    with pytest.raises(PruneRefused, match="hard links elsewhere"):
+        prune_file(library, GFX906, out=library)
 
 
 def test_manifest_tells_every_run(tree: Path, tmp_path: Path) -> None:
@@ -198,48 +212,3 @@ def test_manifest_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="is no manifest"):
             write_manifest(path, TreeResult(("gfx906",)))
         assert path.read_text() == text
-
-
-def command(*words: object) -> int:
-    """As `python -m buildtool prune`, also while the verb isn't in the table yet."""
-    from buildtool import cli
-
-    cli.VERBS.setdefault("prune", "")
-    return main(["prune", *map(str, words)])
-
-
-def test_command_prunes_a_tree_and_writes_the_manifest(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(tree, "--targets", "gfx906") == Exit.FINDINGS, "two libraries were refused"
-    assert "3 files for other cards, 1 libraries cut, 2 refused" in capsys.readouterr().out
-    assert (tree / FILE_NAME).exists()
-
-
-def test_command_tells_a_dry_run_from_the_deed(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(library, "--targets", "gfx906", "--dry-run") == Exit.OK
-    assert "would go from" in capsys.readouterr().out
-    assert library.read_bytes() == LIBRARY
-    assert command(library, "--targets", "gfx906", "--compress", "3") == Exit.OK
-    assert "kept gfx906; cut gfx1100, gfx803" in capsys.readouterr().out
-    assert command(library, "--targets", "gfx906") == Exit.OK
-    assert "nothing to cut" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["{}/absent", "--targets", "gfx906"], Exit.DATA),
-        (["{}", "--targets", "vega"], Exit.USAGE),
-        (["{}", "--targets", "gfx906", "--out", "x"], Exit.USAGE),
-        (["{}/libmath.so.1", "--targets", "gfx906", "--manifest", "x"], Exit.USAGE),
-        (["{}/libmath.so.1", "--targets", "gfx1030"], Exit.BUILD),
-        (["{}/libmath.so.1", "--targets", "gfx906", "--hsa-override", "10"], Exit.USAGE),
-        (["{}/libmath.so.1", "--targets", "gfx906", "--hsa-override", "10.3.0"], Exit.BUILD),
-    ],
-)
-def test_command_ends_with_a_message_for_each_mistake(
-    library: Path, words: list[str], code: Exit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(*(word.format(library.parent) for word in words)) == code
-    assert capsys.readouterr().err.startswith("error: ")

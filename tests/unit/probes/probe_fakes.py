@@ -9,7 +9,7 @@ from probes.model import Shape, StackPlan, linear_shape
 from probes.pattern import Pattern
 from probes.report import Scenario, Split, Unknown
 from probes.spill import Gauges
-from probes.workbench import WRITTEN
+from probes.workbench import READS_AFTER, WRITTEN
 
 GIB = 2**30
 LATENCY_S = 5e-6
@@ -66,6 +66,7 @@ class FakeBench:
     host_used: int = 0
     stack_difference: float = 0.0
     worked_s: float = 0.0  # of operations that know their bench, also when they are called within another
+    rested_s: float = 0.0
     events: list[str] = field(default_factory=list)
 
     def _where(self, kind: str, n_bytes: int) -> str:
@@ -121,10 +122,14 @@ class FakeBench:
                 self.fill(target, Pattern(666))
 
         sides = [side for side in (target, source) if side]
-        speed = min(SPEED[side.memory.place] for side in sides)
-        # a kernel that reads a word after a copy costs a latency more, and so does the handover
-        latency_s = LATENCY_S * (3 if action == "copy_used" else 1)
-        return FakeOperation(latency_s + sides[0].n_bytes / speed, effect, self)
+        places = {side.memory.place for side in sides}
+        if action.startswith("copy"):  # the copy engine doesn't care how kernels see the memory
+            places = {"pinned" if place == "zero_copy" else place for place in places}
+        speed = min(SPEED[place] for place in places)
+        seconds = LATENCY_S + sides[0].n_bytes / speed
+        if action == "copy_then_read":
+            seconds += READS_AFTER * (LATENCY_S + sides[0].n_bytes / SPEED[sides[0].memory.place])
+        return FakeOperation(seconds, effect, self)
 
     def device_s(self, operations: Sequence[FakeOperation], *, lead_s: float) -> float | None:
         self.events.append(f"device {len(operations)}")
@@ -139,6 +144,9 @@ class FakeBench:
             operation()
         alone = sum(getattr(o, "seconds", 0.0) for o in operations if getattr(o, "bench", None) is None)
         return self.worked_s - began + alone
+
+    def rest(self, seconds: float) -> None:
+        self.rested_s += seconds
 
     def queue_s(self, operation: FakeOperation) -> float:
         operation()

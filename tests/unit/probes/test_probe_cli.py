@@ -1,4 +1,5 @@
 import builtins
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,10 +66,26 @@ def test_a_report_reads_well_with_and_without_tabulate(
     if plain:
         without_tabulate(monkeypatch)
     text = render.render(full, markdown=markdown)
-    for part in ("What it means", "h2d_pinned", "256.00 MiB", "zero_copy_all", "by timing", "Some GPU"):
+    for part in (
+        "The answer",
+        "What follows",
+        "misses by up to",
+        "h2d_pinned",
+        "256.00 MiB",
+        "zero_copy_all",
+        "by timing",
+        "Some GPU",
+    ):
         assert part in text
     assert ("## transfer" in text) == markdown
-    assert text.index("What it means") < text.index("h2d_pinned   ")
+    assert text.index("The answer") < text.index("h2d_pinned   ")
+
+
+def test_in_markdown_nothing_that_follows_a_table_becomes_a_row_of_it(full: ProbeReport) -> None:
+    lines = render.render(full, markdown=True).splitlines()
+    after = [below for row, below in itertools.pairwise(lines) if row.startswith("|") and below[:1] != "|"]
+    assert after
+    assert set(after) == {""}
 
 
 def test_markdown_tables_have_as_many_cells_in_every_line(full: ProbeReport) -> None:
@@ -79,7 +96,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(full: ProbeReport) -> 
         number += line.startswith("|") and not before.startswith("|")
         if line.startswith("|"):
             tables.setdefault(number, set()).add(line.count("|"))
-    assert len(tables) == 3
+    assert len(tables) == 4
     assert all(len(widths) == 1 for widths in tables.values())
 
 

@@ -34,6 +34,13 @@ def test_a_held_card_and_one_that_passes_for_it_are_fine(tmp_path: Path, manifes
     assert foreign_card(root, {}, manifest)
     assert foreign_card(root, {"HSA_OVERRIDE_GFX_VERSION": "9.0.6"}, manifest) == ""
     assert mismatch(("gfx90a:xnack+",), ("gfx90a",)) == ""
+    assert mismatch(("gfx11-generic",), ("gfx1103",)) == ""
+
+
+def test_a_card_that_an_old_kernel_cannot_name_is_no_foreign_card(tmp_path: Path, manifest: Path) -> None:
+    root = machine(tmp_path, 110000)
+    (root / "sys/class/kfd/kfd/topology/nodes/0/properties").write_text("simd_count 240\n")
+    assert foreign_card(root, {}, manifest) == ""
 
 
 def test_no_card_or_no_manifest_means_nothing_to_say(tmp_path: Path, manifest: Path) -> None:

@@ -10,7 +10,7 @@ from probes import pressure, residency, spill
 from probes.answers import pick
 from probes.errors import ContentMismatch
 from probes.expectation import expect
-from probes.report import Block, Expectation, Gap, Record, Request, Settings, Stop, Unknown
+from probes.report import Block, Card, Expectation, Gap, Record, Request, Settings, Stop, Unknown
 
 MIB, GIB = 2**20, 2**30
 EXPECTED = Expectation("refuses", "It refuses.", "a test")
@@ -161,12 +161,22 @@ def test_the_plan_goes_past_the_limit_in_blocks_of_whole_pages(
     assert not (quick and total > spill.BIG_CARD) or chosen.cap_bytes is not None
 
 
+CARD = Card("card0", "amdgpu", "0000:03:00.0", 4 * GIB, 0, 3 * GIB, 0, Unknown("idle"), 8, apu=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "behaviour"),
     [
         ({"torch": CUDA_TORCH}, "refuses"),
         ({"torch": HIP_TORCH}, "refuses"),
         ({"torch": HIP_TORCH, "kfd_nodes": (APU_NODE,)}, "uses_gtt"),
+        ({"torch": HIP_TORCH, "kfd_nodes": (APU_NODE,), "kernel": "6.9.3"}, "refuses"),
+        ({"torch": HIP_TORCH, "kfd_nodes": (APU_NODE,), "kernel": Unknown("hidden")}, "uses_gtt"),
+        ({"torch": HIP_TORCH, "cards": (replace(CARD, apu=True),)}, "refuses"),
+        ({"torch": HIP_TORCH, "cards": (replace(CARD, apu=True, gtt_total_bytes=12 * GIB),)}, "uses_gtt"),
+        ({"torch": CPU_TORCH, "cards": (CARD,)}, "refuses"),
+        ({"torch": CPU_TORCH, "cards": (replace(CARD, driver="nvidia"),)}, "refuses"),
+        ({"torch": CPU_TORCH, "wsl": True, "device_files": ("/dev/dxg",)}, "spills"),
         ({"torch": HIP_TORCH, "wsl": True}, "spills"),
         ({"torch": CUDA_TORCH, "wsl": True}, "spills"),
         ({"torch": CPU_TORCH}, "unknown"),
@@ -179,6 +189,14 @@ def test_what_is_to_be_expected_follows_from_the_machine(changes: dict[str, obje
     assert found.behaviour == behaviour
     assert found.sentence
     assert found.source
+
+
+def test_an_amd_card_is_expected_to_refuse_and_pinned_memory_to_have_a_limit() -> None:
+    """Also where torch can't use the card: what would happen is known beforehand."""
+    found = expect(machine(torch=CPU_TORCH, cards=(CARD,)))
+    assert "the kernel refuses beyond VRAM" in found.sentence
+    assert "reserve_mem_limit" in found.source
+    assert "GTT" in found.note
 
 
 def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_told() -> None:

@@ -65,3 +65,21 @@ def test_each_doubt_is_raised_by_what_it_is_about(samples: list[float], reason: 
     found = stats.doubts(stats.summarize(samples))
     assert any(doubt.reason.startswith(reason) for doubt in found)
     assert all(doubt.remedy for doubt in found)
+
+
+def test_settled_figure_ignores_a_slow_spell_and_evens_out_two_times() -> None:
+    """Ten parts of ten samples, which take one of two times by turns; three parts are slow."""
+    calm = [8.0, 16.0] * 50
+    value, error = stats.settled(calm)
+    assert (value, error) == (12.0, 0.0)
+    slow = [s * 1.25 if 20 <= i < 50 else s for i, s in enumerate(calm)]
+    value, error = stats.settled(slow)
+    assert value == 12.0
+    assert error > 0
+
+
+def test_settled_figure_of_few_samples_is_their_median() -> None:
+    assert stats.settled([3.0, 1.0, 2.0])[0] == 2.0
+    assert stats.settled([3.0]) == (3.0, 0.0)
+    with pytest.raises(ValueError, match="no samples"):
+        stats.settled([])

@@ -181,6 +181,30 @@ def test_where_the_devices_clock_leads_the_wall_gets_less() -> None:
     assert (len(found.device_s), len(found.wall_s)) == (8, 2)  # type: ignore[arg-type]
 
 
+def test_a_row_is_spread_over_more_time_than_a_slow_spell_lasts_and_pauses_cost_no_samples() -> None:
+    """The clock goes on only while the bench rests; the budget is far less than the pauses."""
+
+    class Resting(FakeBench):
+        def rest(self, seconds: float) -> None:
+            super().rest(seconds)
+            clock.time += seconds
+
+    clock, bench = Ticks(0), Resting()
+    effort = Effort(100, 2, 0.01, spread_s=0.6)
+    found = sampling.sample(bench, [FakeOperation(1e-3)], effort=effort, queued=True, now=clock)
+    assert len(found.device_s) == 100  # type: ignore[arg-type]
+    assert bench.rested_s == pytest.approx(0.6 * 0.9)  # none after the last group
+    assert sampling.cost_s(effort, 1e-3, device=True) > 0.6
+
+
+def test_only_rows_that_cross_the_link_are_spread() -> None:
+    spread = {path.name: not path.inside and path.queued for path in transfer.GPU_PATHS}
+    assert spread["h2d_then_read"]
+    assert spread["zero_copy_read"]
+    assert not spread["vram_reread"]
+    assert not spread["h2d_pageable"]  # blocks the host and takes its whole budget anyway
+
+
 @pytest.mark.parametrize("hiccups", [1, 2, 5])
 def test_a_slow_start_does_not_make_the_batches_short(hiccups: int) -> None:
     """The first readings of an operation are a hundred times too long, as the first launch of a kernel is."""

@@ -38,8 +38,9 @@ def test_a_foreign_card_is_told_with_the_command_that_helps() -> None:
         (("gfx906", "gfx1100"), ("gfx1100",)),
         (("gfx90a:xnack+",), ("gfx90a",)),
         (("gfx906",), ("gfx1036", "gfx906")),
+        (("gfx11-generic",), ("gfx1103",)),
     ],
-    ids=["not pruned", "no card", "held", "held with a feature", "one of two cards held"],
+    ids=["not pruned", "no card", "held", "held with a feature", "one of two cards held", "a family"],
 )
 def test_anything_else_goes_on(held: tuple[str, ...], found: tuple[str, ...]) -> None:
     refuse_foreign(held, found)

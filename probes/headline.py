@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from buildtool.probereport.quantities import size, span, speed_ratio
 from probes import residency
-from probes.answers import all_records, best_gb_per_s, break_even_reads, pick
+from probes.answers import all_records, best_gb_per_s, break_even_reads, groups, is_faster, pick
+from probes.expectation import expect, maker_of
 from probes.report import (
     Block,
     Expectation,
     Failed,
+    Machine,
     Pass,
     ProbeReport,
     Record,
@@ -20,6 +21,7 @@ from probes.report import (
     Waived,
 )
 from probes.stats import median
+from probes.units import binary_bytes, duration
 
 SPILLED: dict[Scenario, str] = {
     "streamed": "streaming the rest through two VRAM buffers",
@@ -81,7 +83,7 @@ def _advice(reads: float) -> str:
 def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
     stops, requests = pick(records, Stop), pick(records, Request)
     if not stops:
-        return f"What happens when VRAM is full is unknown ({missing(report, 'spill')})."
+        return _untried(report)
     blocks = pick(records, Block)
     oversize = [request for request in requests if request.purpose == "oversize"]
     outside = [p for p in residency.place(blocks) if not p.block.control and p.by_timing in ("host", "paged")]
@@ -106,6 +108,26 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
     )
 
 
+def _untried(report: ProbeReport) -> str:
+    expected = expect(report.machine)
+    known = "" if expected.behaviour == "unknown" else f"; to be expected here: {expected.sentence}"
+    return f"What happens when VRAM is full is unknown ({missing(report, 'spill')}){known}".rstrip(".") + "."
+
+
+def next_step(machine: Machine) -> str:
+    """How a GPU that this torch can't use could be measured; nothing where torch has one."""
+    if isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle:
+        return ""
+    services = {"amd": "probe-wsl" if machine.wsl else "probe-rocm", "nvidia": "probe-cuda"}
+    service = services.get(maker_of(machine))
+    if service:
+        return f"to measure the card that is here, run `docker compose run --rm {service}`"
+    return (
+        "no card is visible from here; if the machine has one, `docker compose run --rm probe-rocm` (AMD), "
+        "`probe-cuda` (NVIDIA) or `probe-wsl` (Windows) hands it in"
+    )
+
+
 def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
     expected = [e for e in pick(records, Expectation) if e.behaviour in ("refuses", "spills", "uses_gtt")]
     if not expected:
@@ -114,24 +136,17 @@ def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
     return ", as expected on this system" if agrees else ", which is NOT what is expected on this system"
 
 
-def groups(passes: Sequence[Pass]) -> dict[tuple[str, str, int], dict[Scenario, Pass]]:
-    """The passes by model, element type and batch size, each with its scenarios."""
-    found: dict[tuple[str, str, int], dict[Scenario, Pass]] = {}
-    for one in sorted(passes, key=lambda p: (p.model, p.dtype, p.rows)):
-        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
-    return found
-
-
 def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
     complete = [(key, ways) for key, ways in groups(pick(records, Pass)).items() if len(ways) == 4]
     if not complete:
-        return f"What runs a model larger than VRAM fastest is unknown ({missing(report, 'scenarios')})."
+        why, step = missing(report, "scenarios"), next_step(report.machine)
+        return f"What runs a model larger than VRAM fastest is unknown ({why}){step and f': {step}'}."
     (model, dtype, rows), ways = complete[0]
     ranked = sorted(SPILLED, key=lambda name: median(ways[name].samples_s))
     best, second = ways[ranked[0]], ways[ranked[1]]
     share = best.spilled_bytes / best.weight_bytes
     slower = median(best.samples_s) / median(ways["resident"].samples_s)
-    clear = speed_ratio(best.samples_s, second.samples_s).verdict == "faster"
+    clear = is_faster(best, second) is True
     return (
         f"With {share:.0%} of the weights in system RAM, {SPILLED[best.scenario]} "
         f"{'is fastest' if clear else 'is no slower than any other way'}: "
@@ -142,4 +157,9 @@ def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
 
 
 def _took(passes: Pass) -> str:
-    return span(median(passes.samples_s), bare=True)
+    return duration(median(passes.samples_s))
+
+
+def size(n_bytes: int) -> str:
+    """Bytes with a binary unit, whole numbers without decimals."""
+    return binary_bytes(n_bytes).replace(".00 ", " ")

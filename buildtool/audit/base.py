@@ -1,0 +1,43 @@
+"""Which layers of an image are its base, what it was put onto: its history mostly tells, no manifest does."""
+
+import re
+from dataclasses import dataclass
+
+from buildtool.audit.documents import ImageConfig
+from buildtool.audit.shown import show_text
+
+_CMD = re.compile(r"(/bin/sh -c #\(nop\)\s+)?CMD\b")
+# `ADD file:0123 in / ` by docker, debuerreotype's note by Debian, `ADD rootfs.tar /` by buildkit
+_ROOT_TREE = re.compile(
+    r"(/bin/sh -c #\(nop\)\s+)?ADD (file:\S+ in|\S*rootfs\S*|\S+\.tar\S*) /\s*($|#)|# debian\.sh "
+)
+_NAME = "org.opencontainers.image.base.name"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The lowest `n_layers` layers, and how that was told; 0 where nothing tells of a base."""
+
+    n_layers: int = 0
+    told_by: str = ""
+    name: str = ""
+
+
+def find_base(config: ImageConfig) -> Base:
+    """The base of an image that was built on one; a base by itself has none below it."""
+    n_layers = len(config.diff_ids)
+    name = show_text(config.labels.get(_NAME, ""))
+    if sum(step.has_layer for step in config.history) != n_layers:
+        return Base()
+    below = 0
+    ends: list[int] = []
+    for step in config.history:
+        below += step.has_layer
+        if _CMD.match(step.command) and 0 < below < n_layers:
+            ends.append(below)
+    if ends:
+        return Base(ends[-1], "the CMD that ends it in the history", name)
+    first = next((step.command for step in config.history if step.has_layer), "")
+    if n_layers > 1 and _ROOT_TREE.match(first):
+        return Base(1, "its first step, which adds a root file system", name)
+    return Base()

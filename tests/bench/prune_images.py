@@ -1,0 +1,211 @@
+"""The image bars of `make bench-prune`: `rocm` built for one card at a time, foretold, proved, built twice.
+
+Images have tags of their own (`weir/bench-rocm-*`) and a state directory of their own; tags, directory and
+the build cache that came with them are gone in the end. Inputs come from the caches of `make images`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from board import Board, tell
+
+from buildtool import catalog, pipeline, plan
+from buildtool.audit.audit import Wish, audit_image, audit_path
+from buildtool.audit.report import AuditReport
+from buildtool.engine import Engine
+from buildtool.lock import Lock, spec_sha256
+from buildtool.model import BuiltImage, Variant
+
+ROOT = Path(__file__).parents[2]
+STATE = ROOT / ".weir"
+SOURCE = "debian-rocm"  # the stack that the bars are about, whatever other index answers
+LIMIT_BYTES = 1_500_000_000
+FORETOLD = ("foreign-gfx", "foreign-gfx-in-libraries")  # the audit's findings that a prune remedies
+SERVE = """
+python3 -m service 2>/tmp/log & service=$!
+for _ in $(seq 60); do python3 -m service.health && break; sleep 1; done
+python3 -m service.health && grep -o 'ready weights=[a-z]*' /tmp/log; kill $service
+"""
+PROBE = "python3 -m probes run transfer --quick --out /tmp/reports"
+
+
+def image_bars(board: Board, targets: Sequence[str]) -> None:
+    """All bars of the pruned images. Raises ToolError when one can't be built at all."""
+    engine = Engine()
+    with _workplace() as place:
+        foretold, whole_bytes = _foretell(place, engine, targets)
+        for target in targets:
+            staged = _prepared(place, engine, _variant(target))
+            with _image(engine, staged) as image:
+                proved = pipeline.prove(place, staged, image, engine)
+                board.line(
+                    {f"rocm {target}: proved": f"torch {proved.torch_version} computes, {proved.rocminfo}"}
+                )
+                report = _audit(image, engine, target)
+                _sizes(board, target, report, foretold_bytes=foretold[target], whole_bytes=whole_bytes)
+                _still_works(board, target, image, engine)
+        _same_twice(board, place, engine, targets[0])
+
+
+def _foretell(
+    place: pipeline.Workplace, engine: Engine, targets: Sequence[str]
+) -> tuple[dict[str, int], int]:
+    """What the audit of the unpruned layer says that a prune to each target saves, and that layer's bytes.
+
+    The layer is put into an OCI layout as a link: the engine would need 15 GB to hold it.
+    """
+    whole = replace(_variant("whole"), gpu_targets=(), prune=False)
+    made = _prepared(place, engine, whole)
+    layout = _layout(place.state / "layout", made.context / "rootfs.tar", made.resolved.base.pin)
+    saved: dict[str, int] = {}
+    for target in targets:
+        tell(f"auditing the unpruned layer for {target}")
+        report = audit_path(layout, wish=Wish(targets=(target,)), tick=lambda _bytes: None)
+        saved[target] = sum(row.unpacked_bytes for row in report.findings if row.id in FORETOLD)
+    return saved, report.totals.unpacked_bytes
+
+
+def _layout(folder: Path, layer: Path, layer_sha256: str) -> Path:
+    """An image of one uncompressed layer as an OCI layout directory."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    os.link(layer, blobs / layer_sha256)
+
+    def blob(kind: str, value: object) -> dict[str, object]:
+        data = json.dumps(value).encode()
+        name = hashlib.sha256(data).hexdigest()
+        (blobs / name).write_bytes(data)
+        media = f"application/vnd.oci.image.{kind}.v1+json"
+        return {"mediaType": media, "digest": f"sha256:{name}", "size": len(data)}
+
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{layer_sha256}"]}
+    config = blob("config", {"os": "linux", "architecture": "amd64", "rootfs": rootfs})
+    described = {
+        "mediaType": "application/vnd.oci.image.layer.v1.tar",
+        "digest": f"sha256:{layer_sha256}",
+        "size": layer.stat().st_size,
+    }
+    manifest = blob("manifest", {"schemaVersion": 2, "config": config, "layers": [described]})
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    return folder
+
+
+def _sizes(board: Board, target: str, report: AuditReport, *, foretold_bytes: int, whole_bytes: int) -> None:
+    board.bar(f"rocm {target}: unpacked", report.totals.unpacked_bytes, LIMIT_BYTES, "bytes")
+    off = abs(foretold_bytes / (whole_bytes - report.layers[0].unpacked_bytes) - 1)
+    board.bar(f"rocm {target}: the audit's prediction off by", off, 0.01, "of the saving")
+    board.bar(f"rocm {target}: targets but its own", len({*report.gpu_code} - {target}), 0, "targets")
+
+
+def _still_works(board: Board, target: str, image: BuiltImage, engine: Engine) -> None:
+    tell(f"starting service and probes of {image.ref}")
+    served = "ready weights=" in engine.run(image.ref, ["sh", "-c", SERVE]).stdout
+    board.bar(f"rocm {target}: service that doesn't answer", not served, 0, "services")
+    probed = "report:" in engine.run(image.ref, ["sh", "-c", PROBE]).stdout
+    board.bar(f"rocm {target}: probes that don't run", not probed, 0, "probes")
+
+
+def _same_twice(board: Board, place: pipeline.Workplace, engine: Engine, target: str) -> None:
+    """Pruned and staged twice, and each built without any cache."""
+    digests = set()
+    made = []
+    for number in range(
+        2
+    ):  # one right after the other: who edits the payload meanwhile isn't what is measured
+        shutil.rmtree(place.state / "pruned", ignore_errors=True)
+        staged = _prepared(place, engine, _variant(target))
+        made.append(replace(staged, context=staged.context.rename(place.state / f"staged-{number}")))
+    for staged in made:
+        with _image(engine, staged, no_cache=True) as image:
+            digests.add(image.digest)
+    board.bar(f"rocm {target}: digests of two builds without cache", len(digests), 1, "digests")
+
+
+def _audit(image: BuiltImage, engine: Engine, target: str) -> AuditReport:
+    tell(f"auditing {image.ref} for {target}")
+    return audit_image(image.ref, engine=engine, targets=(target,), say=tell)
+
+
+def _variant(target: str) -> Variant:
+    rocm = _rocm()
+    debian = tuple(source for source in rocm.torch if source.name == SOURCE)
+    return replace(rocm, name=f"bench-rocm-{target}", gpu_targets=(target,), torch=debian)
+
+
+def _rocm() -> Variant:
+    [rocm] = catalog.load().select(("rocm",))
+    return rocm
+
+
+@contextmanager
+def _workplace() -> Iterator[pipeline.Workplace]:
+    """A state directory that borrows wheels and root file systems from the user's, and nothing else."""
+    state = STATE / "bench" / "images"
+    shutil.rmtree(state, ignore_errors=True)
+    state.mkdir(parents=True)
+    for cache in ("wheels", "rootfs"):
+        (STATE / cache).mkdir(exist_ok=True)
+        (state / cache).symlink_to(STATE / cache)
+    try:
+        yield pipeline.Workplace(state, state / "lock.json", tell)
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+@contextmanager
+def _image(engine: Engine, staged: plan.Target, *, no_cache: bool = False) -> Iterator[BuiltImage]:
+    """The image of what was staged, for as long as it's looked at."""
+    ref = staged.variant.ref
+    tell(f"building {ref}{' without cache' if no_cache else ''}")
+    epoch = catalog.load().source_date_epoch
+    with _cache_given_back():
+        try:
+            yield pipeline.build([staged], engine=engine, epoch=epoch, say=tell, no_cache=no_cache)[0]
+        finally:
+            engine.forget(ref)
+
+
+def _prepared(place: pipeline.Workplace, engine: Engine, variant: Variant) -> plan.Target:
+    _lock_as_rocm(place, variant)
+    chosen = replace(catalog.load(), default=(variant.name,), variants=(variant,))
+    return pipeline.prepare(place, chosen, (variant,), engine=engine, update_lock=False, targets_asked=True)[
+        0
+    ]
+
+
+def _lock_as_rocm(place: pipeline.Workplace, variant: Variant) -> None:
+    """The inputs that the repository's lock pins for `rocm`, pinned for this variant as well."""
+    theirs, ours = Lock.load(ROOT / "images" / "variants.lock.json"), Lock.load(place.lock)
+    pinned = theirs.get(_rocm())
+    if pinned and pinned.torch_source == SOURCE:
+        ours.put(replace(pinned, variant=variant.name, spec_sha256=spec_sha256(variant)))
+        ours.put_tools(theirs.tools)
+
+
+@contextmanager
+def _cache_given_back() -> Iterator[None]:
+    """Leave the engine's build cache as it was: what was added meanwhile goes, by its ids."""
+    before = _cache_ids()
+    try:
+        yield
+    finally:
+        tried: set[str] = set()
+        while (added := _cache_ids() - before) and added != tried:
+            tried = added
+            for one in sorted(added):  # what others build on goes in a later round
+                words = ["docker", "buildx", "prune", "--all", "--force", f"--filter=id={one}"]
+                subprocess.run(words, check=False, capture_output=True)
+
+
+def _cache_ids() -> set[str]:
+    words = ["docker", "buildx", "du", "--verbose"]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return {line.split()[1] for line in said.splitlines() if line.startswith("ID:")}
