@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
@@ -28,10 +28,14 @@ DPKG_INCLUDES = ("/usr/share/doc/*/copyright",)
 CUT = ("usr/include", "var/log", "var/cache/debconf", "var/cache/ldconfig")
 EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list", "etc/machine-id")
 
+# What of the host's environment packages' scripts get to see: how to reach the mirror, nothing of its tastes.
+FROM_HOST = ("PATH", "APT_CONFIG", "SSL_CERT_DIR", "SSL_CERT_FILE")
+PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")  # in either case
+
 
 def recipe_sha256(base: Bootstrap, epoch: int) -> str:
     """Name of the result in the cache: same recipe, same file."""
-    asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 2]
+    asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 3]
     asked += [sorted(base.cut)] if base.cut else []
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
@@ -61,6 +65,14 @@ def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> lis
         str(target),
         *([mirror] if mirror else []),
     ]
+
+
+def environment(host: Mapping[str, str], epoch: int) -> dict[str, str]:
+    """What a bootstrap runs in, or the host's locale and Python settings get into the tree. Pure."""
+    kept = {key: value for key, value in host.items() if key in FROM_HOST or key.lower() in PROXIES}
+    # scripts of packages run Python: whichever modules they happen to load would leave bytecode
+    fixed = {"HOME": "/root", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, **fixed, "SOURCE_DATE_EPOCH": str(epoch)}
 
 
 class RootfsCache:
@@ -104,7 +116,7 @@ class RootfsCache:
                     say=lambda line: (
                         self._say(f"{base.suite}: {line}") if line.startswith(("I:", "E:", "W:")) else None
                     ),
-                    env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": str(scratch)},
+                    env={**environment(os.environ, epoch), "TMPDIR": str(scratch)},
                 )
             except CommandFailed as error:
                 if "No space left" in error.tail:

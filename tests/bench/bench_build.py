@@ -4,7 +4,6 @@ Run by `make bench-build`. Before each timed build the image and BuildKit's whol
 sides transfer, install, compress and unpack everything. Ends with one JSON line a bar.
 """
 
-import json
 import shutil
 import statistics
 import subprocess
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+from board import Board, tell
 
 from buildtool import buildx, catalog, pipeline, plan
 from buildtool.engine import Engine
@@ -70,11 +71,6 @@ def change_service(work: Path) -> Path:
     return backup
 
 
-def bar(name: str, value: float | str, limit: float | str, unit: str, *, ok: bool) -> bool:
-    print(json.dumps({"bar": name, "value": value, "limit": limit, "unit": unit, "ok": ok}))
-    return ok
-
-
 def main() -> int:
     engine = Engine()
     target = naive_target()
@@ -85,7 +81,7 @@ def main() -> int:
         forget(target.variant.ref, "weir/cpu:latest")
         ours.append(timed(lambda: quiet(*BUILD, "--no-cache")))
         digests.append(digest_of(engine, "weir/cpu:latest"))
-        print(f"naive {naive[-1]:.1f} s, ours {ours[-1]:.1f} s", file=sys.stderr)
+        tell(f"naive {naive[-1]:.1f} s, ours {ours[-1]:.1f} s")
     forget(target.variant.ref)
     quiet(*BUILD)
     unchanged = [timed(lambda: quiet(*BUILD)) for _ in range(ROUNDS)]
@@ -99,18 +95,14 @@ def main() -> int:
             shutil.copy2(backup, ROOT / "images" / "service" / "__init__.py")
             backup.unlink()
     quiet(*BUILD)
-    print(
-        f"# medians of {ROUNDS}: naive {statistics.median(naive):.1f} s, ours {statistics.median(ours):.1f} s"
-    )
     ratios = [a / b for a, b in zip(ours, naive, strict=True)]
-    ratio, same, code = statistics.median(ratios), statistics.median(unchanged), statistics.median(changed)
-    passed = [
-        bar("build-ratio", round(ratio, 3), 0.40, "ratio", ok=ratio <= 0.40),
-        bar("rebuild-unchanged", round(same, 2), 3, "s", ok=same <= 3),
-        bar("rebuild-service-changed", round(code, 2), 8, "s", ok=code <= 8),
-        bar("same-digest-without-cache", len(set(digests)), 1, "digests", ok=len(set(digests)) == 1),
-    ]
-    return 0 if all(passed) else 1
+    board = Board()
+    board.line({"naive_s": statistics.median(naive), "ours_s": statistics.median(ours), "rounds": ROUNDS})
+    board.bar("build-ratio", statistics.median(ratios), 0.40, "ratio")
+    board.bar("rebuild-unchanged", statistics.median(unchanged), 3, "s")
+    board.bar("rebuild-service-changed", statistics.median(changed), 8, "s")
+    board.bar("same-digest-without-cache", len(set(digests)), 1, "digests")
+    return int(board.missed)
 
 
 sys.exit(main())

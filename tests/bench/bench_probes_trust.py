@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes"))
 import test_probe_trees
+from board import Board, tell
 
 from probes import catalog, journal, session, worker
 from probes.codec import encode
@@ -33,7 +35,6 @@ LIMIT_S, GRACE_S = 1.0, 0.1
 CRASH_LIMIT_S = 10.0  # they end by themselves, also on a machine that is busy
 CASES = 6  # of each probe
 PROBES = ("transfer", "breakeven")
-LONGEST_RUN_S = 0.35  # kills fall anywhere within it
 SETTINGS = Settings(quick=True, seed=1, vram_cap_bytes=None)
 GPU = Gpu("made up", "sm_90", "0000:03:00.0", 2**34, 2**34, Unknown("made up"), False)
 FACTS = TorchFacts("2.11.0", "cuda", "13.0", 2, (GPU,), "")
@@ -64,22 +65,6 @@ ROW = Measurement("row", 424242, 1, 1, "wall", Unknown("made up"), (0.001, 0.001
 def python(body: str, *args: str) -> Callable[[int], Sequence[str]]:
     """A worker program; -I -S keeps its start to a few milliseconds."""
     return lambda fd: [sys.executable, "-I", "-S", "-c", HEAD + body, str(fd), *args]
-
-
-class Board:
-    """Prints each bar and remembers whether one was missed."""
-
-    def __init__(self) -> None:
-        self.missed = False
-
-    def bar(
-        self, name: str, value: float, limit: float, *, unit: str, at_least: bool = False, **more: object
-    ) -> None:
-        ok = value >= limit if at_least else value <= limit
-        self.missed |= not ok
-        row = {"bar": name, "value": round(value, 3), "limit": limit, "unit": unit, "ok": ok}
-        row |= {"must_be": "at least" if at_least else "at most", **more}
-        print(json.dumps(row), flush=True)
 
 
 HANGING = (
@@ -207,13 +192,24 @@ class Killing:
         self.repeated = 0
 
 
+def clean_run_s(state: Killing) -> float:
+    """How long a run takes that nobody kills."""
+    began_s = time.monotonic()
+    os.waitpid(state.start(), 0)
+    took_s = time.monotonic() - began_s
+    state.after_the_end()
+    return took_s
+
+
 def kill_at_random(board: Board, folder: Path, kills: int) -> None:
     draw = random.Random(20)
     state = Killing(folder)
+    whole_s = statistics.median(clean_run_s(state) for _ in range(5))
+    tell(f"an undisturbed run takes {whole_s:.3f} s; {kills} kills fall anywhere within one")
     done = 0
     while done < kills:
         child = state.start()
-        time.sleep(draw.uniform(0, LONGEST_RUN_S))
+        time.sleep(draw.uniform(0, whole_s))
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended:
             os.kill(child, signal.SIGKILL)
@@ -221,6 +217,8 @@ def kill_at_random(board: Board, folder: Path, kills: int) -> None:
             time.sleep(0.002)  # the worker dies too
             done += 1
             state.after_a_kill()
+            if done % 100 == 0:
+                tell(f"{done} kills, {state.finished} runs came to their end all the same")
         elif status:
             board.bar("a run ended with an error", 1, 0, unit="runs")
             return

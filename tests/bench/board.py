@@ -13,10 +13,12 @@ class Board:
     def __init__(self) -> None:
         self.missed = False
 
-    def bar(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> None:
+    def bar(
+        self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False, **more: object
+    ) -> None:
         ok = value >= limit if at_least else value <= limit
         self.missed |= not ok
-        self.line({"bar": name, "value": round(value, 4), "limit": limit, "unit": unit, "ok": ok})
+        self.line({"bar": name, "value": round(value, 4), "limit": limit, "unit": unit, "ok": ok, **more})
 
     def waive(self, name: str, why: str) -> None:
         self.line({"bar": name, "value": None, "waived": why})

@@ -7,7 +7,7 @@ import pytest
 from buildtool.command import CommandFailed
 from buildtool.errors import DataError
 from buildtool.model import Bootstrap, TorchBuild, Wheel
-from buildtool.rootfs import mmdebstrap_command, recipe_sha256
+from buildtool.rootfs import environment, mmdebstrap_command, recipe_sha256
 from buildtool.wheels import WheelCache, _pin, _telling, foreign_to, platform_tags
 
 
@@ -79,6 +79,16 @@ def test_mmdebstrap_is_told_packages_mirror_and_what_to_empty() -> None:
     assert "dpkg --purge --force-depends perl" in hook
     assert "etc/apt/sources.list" in hook
     assert mmdebstrap_command(base, Path("out.tar"), None)[-1] == "out.tar"
+
+
+def test_hosts_of_other_tastes_bootstrap_in_the_same_environment() -> None:
+    way_out = {"PATH": "/usr/bin", "HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
+    tastes = {"PYTHONPATH": "/x", "LANG": "de_DE.UTF-8", "HOME": "/home/me", "PERL5LIB": "/y", "DEBUG": "1"}
+    plain = environment(way_out, 7)
+    assert plain == environment(way_out | tastes, 7)
+    assert way_out.items() <= plain.items()
+    assert plain["SOURCE_DATE_EPOCH"] == "7"
+    assert plain["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
 def test_a_recipe_is_named_by_what_it_asks_for_whatever_the_order() -> None:
