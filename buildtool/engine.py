@@ -13,7 +13,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from buildtool.errors import BuildFailed, DataError, EngineUnavailable, SourceUnreachable
+from buildtool.errors import BuildFailed, ConfigError, DataError, EngineUnavailable, SourceUnreachable
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
@@ -154,6 +154,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
+        if "invalid reference format" in str(error.explanation):
+            raise ConfigError(
+                f"no image can have that name: {error.explanation}", "write NAME[:TAG], NAME in lower case"
+            ) from error
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
         asked = os.environ.get("DOCKER_HOST")

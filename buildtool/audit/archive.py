@@ -18,9 +18,9 @@ from buildtool.audit.ahead import Ahead
 from buildtool.audit.faults import (
     ImageFault,
     LimitExceeded,
+    MalformedDocument,
     MalformedStream,
     MalformedTar,
-    NoSuchImage,
     Truncated,
 )
 from buildtool.audit.layer import LayerIndex, index_layer
@@ -157,7 +157,9 @@ class DirectoryArchive(_SeekableArchive):
         super().__init__(limits, tick)
         self._root = root
         if not any((root / name).is_file() for name in _LISTS):
-            raise NoSuchImage(f"{root} is no image layout: none of {', '.join(_LISTS)}", FORMS)
+            raise MalformedDocument(
+                f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
+            )
         try:
             found = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
         except OSError as error:

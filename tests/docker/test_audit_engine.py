@@ -11,7 +11,7 @@ import pytest
 from buildtool.audit import audit_image, audit_path, write_reports
 from buildtool.audit.audit import Wish
 from buildtool.engine import Engine
-from buildtool.errors import DataError
+from buildtool.errors import ConfigError, DataError
 
 REF = "weir-test/audit:1"
 DOCKERFILE = """FROM scratch
@@ -79,3 +79,8 @@ def test_files_and_bytes_agree_with_what_the_engine_exports(image: str, tmp_path
 def test_an_image_that_the_engine_lacks_is_told_with_the_next_step() -> None:
     with pytest.raises(DataError, match="docker pull weir-test/none:1"):
         audit_image("weir-test/none:1", engine=Engine())
+
+
+def test_a_name_that_no_image_can_have_is_a_mistake_in_the_command() -> None:
+    with pytest.raises(ConfigError, match="must be lowercase\n  write NAME"):
+        audit_image("Weir/Nothing", engine=Engine())

@@ -438,7 +438,7 @@ def test_what_is_no_archive_is_told_what_one_is(content: bytes, tmp_path: Path) 
 
 
 def test_a_directory_that_is_no_layout_is_not_searched(tmp_path: Path) -> None:
-    with pytest.raises(NoSuchImage, match="no image layout"):
+    with pytest.raises(MalformedDocument, match="no image layout"):
         open_archive(tmp_path)
 
 
