@@ -110,18 +110,8 @@ def least_reads(at: breakeven.BreakEven) -> int | None:
     return None if math.isinf(at.reads) else math.floor(at.reads) + 1
 
 
-def break_even_reads(copy: float, in_place: float, vram: float) -> float:
-    """k*: full reads of a large buffer from which copying it to VRAM first is faster. All in GB/s.
-
-    From S/copy + k S/vram = k S/in_place; the latency of the copy is left out, so for small buffers
-    (about a megabyte) the true value is higher. Infinite where VRAM is no faster than reading in place.
-    """
-    gain = 1 / in_place - 1 / vram
-    return 1 / copy / gain if gain > 0 else math.inf
-
-
 def _reads(copy: float, in_place: float, vram: float) -> str:
-    k = break_even_reads(copy, in_place, vram)
+    k = breakeven.k_star_of_bandwidths(copy, in_place, vram)
     if math.isinf(k):
         return "VRAM is no faster, so copying never pays."
     if k <= 1:
@@ -144,8 +134,8 @@ def _spill(records: Sequence[Record]) -> list[str]:
     if isinstance(driver, str):
         said.append(f"The driver itself: {driver}.")
         oversize = next(request for request in requests if request.purpose == "oversize")
-        if expected and expected[0].behaviour in ("refuses", "spills", "uses_gtt"):
-            agrees = (expected[0].behaviour == "refuses") != oversize.granted
+        agrees = expected[0].agrees(granted=oversize.granted) if expected else None
+        if agrees is not None:
             said.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
     return said
 

@@ -54,12 +54,13 @@ def k_star(n_bytes: int, copy: Timed, *, in_place: Timed, vram: Timed, share: fl
     return BreakEven(n_bytes, reads, error)
 
 
-def k_star_of_bandwidths(
-    n_bytes: int, *, alpha_s: float, copy: float, in_place: float, vram: float, share: float = 1.0
-) -> float:
-    """The same from bandwidths in GB/s and the copy's latency alone, as a datasheet gives them."""
-    gain = share * (1 / in_place - 1 / vram)
-    return (alpha_s * 1e9 / n_bytes + 1 / copy) / gain if gain > 0 else math.inf
+def k_star_of_bandwidths(copy: float, in_place: float, vram: float) -> float:
+    """k* of a large buffer from bandwidths in GB/s, as a datasheet gives them; infinite where it never pays.
+
+    The copy's latency is left out, so for small buffers (about a megabyte) the true value is higher.
+    """
+    gain = 1 / in_place - 1 / vram
+    return 1 / copy / gain if gain > 0 else math.inf
 
 
 @dataclass(frozen=True)

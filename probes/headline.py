@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from probes import residency
-from probes.answers import all_records, best_gb_per_s, break_even_reads, groups, is_faster, pick
+from probes.answers import all_records, best_gb_per_s, groups, is_faster, pick
+from probes.breakeven import k_star_of_bandwidths
 from probes.expectation import expect, maker_of
 from probes.report import (
     Block,
@@ -55,7 +56,7 @@ def _inputs(report: ProbeReport, records: Sequence[Record]) -> str:
         best_gb_per_s(records, name) for name in ("h2d_pinned", "zero_copy_read", "vram_read")
     )
     if copy and in_place and vram:
-        reads = break_even_reads(copy, in_place, vram)
+        reads = k_star_of_bandwidths(copy, in_place, vram)
         return (
             f"{_advice(reads)}: copying from pinned memory runs at {copy:.3g} GB/s, a kernel reads system "
             f"RAM in place at {in_place:.3g} GB/s, and VRAM itself at {vram:.4g} GB/s (break-even at "
@@ -129,10 +130,10 @@ def next_step(machine: Machine) -> str:
 
 
 def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
-    expected = [e for e in pick(records, Expectation) if e.behaviour in ("refuses", "spills", "uses_gtt")]
-    if not expected:
+    expected = pick(records, Expectation)
+    agrees = expected[0].agrees(granted=granted) if expected else None
+    if agrees is None:
         return ""
-    agrees = (expected[0].behaviour == "refuses") != granted
     return ", as expected on this system" if agrees else ", which is NOT what is expected on this system"
 
 

@@ -161,6 +161,10 @@ class Expectation:
     source: str
     note: str = ""  # what can happen besides
 
+    def agrees(self, *, granted: bool) -> bool | None:
+        """Did a request beyond free VRAM end as expected? None where nothing is."""
+        return None if self.behaviour == "unknown" else (self.behaviour == "refuses") != granted
+
 
 @dataclass(frozen=True)
 class Request:

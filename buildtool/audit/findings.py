@@ -30,9 +30,8 @@ from probes.units import decimal_bytes
 
 __all__ = ["Finding", "Prediction", "Severity", "find_waste", "predict"]
 
-REGISTRY_LAYER_BYTES = (
-    10_000 << 20
-)  # the smallest documented quota of large public registries; some take 10 GB
+# the smallest documented quota of large public registries; some take 10 GB
+REGISTRY_LAYER_BYTES = 10_000 << 20
 _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
 
 
@@ -79,7 +78,7 @@ def _bytecode(facts: Facts) -> Finding | None:
         "compiled Python beside its source",
         "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
     )
-    return found and Finding(**{**vars(found), "severity": Severity.INFO})
+    return found and replace(found, severity=Severity.INFO)
 
 
 def _headers_and_static(facts: Facts) -> Finding | None:

@@ -55,32 +55,12 @@ def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
 
 def foreign_files(facts: Facts) -> Finding | None:
     """Files of GPU code that no wanted target can run."""
-    foreign, n_bytes, title = _foreign(facts, facts.gpu_files)
-    if not n_bytes:
-        return None
-    return Finding(
-        FOREIGN_FILES,
-        Severity.WARNING,
-        f"files of {title}",
-        n_bytes,
-        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
-        _prune(facts),
-    )
+    return _foreign(facts, facts.gpu_files, FOREIGN_FILES, "files of")
 
 
 def foreign_code_in_libraries(facts: Facts) -> Finding | None:
     """GPU code inside libraries that no wanted target can run."""
-    foreign, n_bytes, title = _foreign(facts, facts.gpu_in_libraries)
-    if not n_bytes:
-        return None
-    return Finding(
-        FOREIGN_CODE,
-        Severity.WARNING,
-        f"inside libraries, {title}",
-        n_bytes,
-        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
-        _prune(facts),
-    )
+    return _foreign(facts, facts.gpu_in_libraries, FOREIGN_CODE, "inside libraries,")
 
 
 def _prune(facts: Facts) -> str:
@@ -95,12 +75,21 @@ def _prune(facts: Facts) -> str:
     )
 
 
-def _foreign(facts: Facts, code: Mapping[str, Tally]) -> tuple[dict[str, Tally], int, str]:
-    """Code that no wanted target can run, its bytes, and how to say so. Nothing where none is wanted."""
+def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
+    """A finding of the code that no wanted target can run; None where none is wanted."""
     wanted = parse_targets(facts.wanted_targets)
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
-    title = f"GPU code for {', '.join(sorted(foreign))}; wanted is {', '.join(facts.wanted_targets)}"
-    return foreign, sum(tally.unpacked_bytes for tally in foreign.values()), title
+    n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
+    if not n_bytes:
+        return None
+    return Finding(
+        name,
+        Severity.WARNING,
+        f"{what} GPU code for {', '.join(sorted(foreign))}; wanted is {', '.join(facts.wanted_targets)}",
+        n_bytes,
+        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
+        _prune(facts),
+    )
 
 
 def _meant_hardware(facts: Facts) -> str:

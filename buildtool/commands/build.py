@@ -43,7 +43,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
     targets_asked, gpu_targets = chosen_targets(args.targets, say)
     chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
-    chosen.select(tuple(args.variants))
+    chosen.select(tuple(args.variants))  # a wrong name is told before an engine is installed
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
     try:

@@ -59,25 +59,19 @@ def flagged(watch: Watch, bench: TorchWorkbench) -> int:
 def test_a_hog_is_flagged_and_its_absence_is_not(bar: Bar) -> None:
     bench = TorchWorkbench(has_gpu=True)
     watch = Watch(bench, Path("/"), describe().gpus[0].pci_id)
-    bar("rows flagged with no hog", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
-    for kind in ("copy", "vram", "compute"):
-        with hog(kind):
-            bar(
-                f"rows flagged beside a {kind} hog",
-                flagged(watch, bench),
-                limit=49,
-                unit="rows",
-                at_least=True,
-                rows=ROWS,
-            )
-        time.sleep(1)
+    hold_bars(bar, watch, bench, how="")
     watch._nvml = Unknown("taken away by the test")
-    bar("rows flagged with no hog, by timing alone", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
+    hold_bars(bar, watch, bench, how=", by timing alone")
+
+
+def hold_bars(bar: Bar, watch: Watch, bench: TorchWorkbench, *, how: str) -> None:
+    bar(f"rows flagged with no hog{how}", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
     for kind in ("copy", "vram", "compute"):
         with hog(kind):
+            found = flagged(watch, bench)
             bar(
-                f"rows flagged beside a {kind} hog, by timing alone",
-                flagged(watch, bench),
+                f"rows flagged beside a {kind} hog{how}",
+                found,
                 limit=49,
                 unit="rows",
                 at_least=True,

@@ -73,8 +73,6 @@ def report(copy: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
 
 def test_a_copy_for_one_card_is_small(report: dict[str, dict[str, object]]) -> None:
     n_bytes = int(str(report["totals"]["unpacked_bytes"]))
-    row = {"bar": f"rocm-{CARD}-unpacked", "value": n_bytes, "limit": LIMIT_BYTES, "unit": "bytes"}
-    print(json.dumps(row | {"ok": n_bytes <= LIMIT_BYTES}))
     assert n_bytes <= LIMIT_BYTES
 
 

@@ -119,14 +119,6 @@ def test_at_k_star_both_ways_take_as_long(copy: float, in_place: float, vram: fl
         assert copy + found.reads * vram == pytest.approx(found.reads * in_place, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "k"), [(0.0, 0.65), (10e-6, 0.65 + 10e-6 * 1e9 / MIB / (1 / 35.2 - 1 / 3000))]
-)
-def test_the_formula_of_bandwidths(alpha: float, k: float) -> None:
-    found = breakeven.k_star_of_bandwidths(MIB, alpha_s=alpha, copy=55, in_place=35.2, vram=3000)
-    assert found == pytest.approx(k, abs=0.01)
-
-
 def test_a_read_that_touches_a_tenth_needs_ten_times_as_many() -> None:
     whole = breakeven.k_star(MIB, timed(1.0), in_place=timed(2.0), vram=timed(1.0))
     tenth = breakeven.k_star(MIB, timed(1.0), in_place=timed(2.0), vram=timed(1.0), share=0.1)

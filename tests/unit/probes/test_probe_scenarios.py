@@ -8,7 +8,8 @@ from probe_fakes import FakeBench
 from probe_samples import SETTINGS, done, report
 
 from probes import scenarios
-from probes.answers import answers, break_even_reads
+from probes.answers import answers
+from probes.breakeven import k_star_of_bandwidths
 from probes.errors import ContentMismatch, DeviceUnusable
 from probes.model import Shape, linear_shape, plan_stack, spread
 from probes.report import Gap, Measurement, Pass, Settings, Split, Unknown
@@ -172,9 +173,9 @@ def test_streaming_is_held_against_the_link() -> None:
 
 
 def test_break_even_is_the_papers_formula() -> None:
-    assert break_even_reads(55, 35.2, 3000) == pytest.approx(0.65, abs=0.01)
-    assert break_even_reads(26, 25.13, 1400) == pytest.approx(0.98, abs=0.01)
-    assert break_even_reads(26, 30, 20) == float("inf")
+    assert k_star_of_bandwidths(55, 35.2, 3000) == pytest.approx(0.65, abs=0.01)
+    assert k_star_of_bandwidths(26, 25.13, 1400) == pytest.approx(0.98, abs=0.01)
+    assert k_star_of_bandwidths(26, 30, 20) == float("inf")
 
 
 def test_the_link_is_told_in_words() -> None:
