@@ -1,40 +1,51 @@
-"""Files that are whole or not there: temporary name, fsync, rename."""
+"""Buildtool's way to write files (the mechanism is `probes.files`), with its failures as errors of ours."""
 
-import contextlib
+import errno
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from buildtool.errors import DataError, EnvironmentMissing
+from probes import files
+from probes.files import sweep_partials, sync_directory
+
+__all__ = [
+    "free_bytes",
+    "replacing",
+    "scratch",
+    "sha256_of",
+    "sweep_partials",
+    "sync_directory",
+    "write_text",
+]
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and is removed otherwise.
+    """An empty file beside `path` to write into; it takes the place of `path` if the block ends well.
 
-    Raises EnvironmentMissing when the disk is full, DataError when the place can't be written.
+    Otherwise it is removed. The block must write into that very file and not rename another one over it.
+    Symbolic links are followed; what isn't a regular file (a device, a FIFO, /dev/stdout) is written into at
+    the end of the block. Raises EnvironmentMissing when the disk is full, DataError when the place can't be
+    written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _translated(path), files.replacing(path) as partial:
         yield partial
-        with partial.open("rb") as handle:
-            os.fsync(handle.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise _file_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch(directory: Path) -> Iterator[Path]:
+    """A directory below `directory` for this block alone, removed afterwards. Raises as `replacing` does."""
+    with _translated(directory), files.scratch(directory) as path:
+        yield path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing. Raises as `replacing` does."""
-    with replacing(path) as partial:
-        partial.write_text(text)
+    """Write a whole UTF-8 file or nothing. Raises as `replacing` does."""
+    with _translated(path):
+        files.write_text(path, text)
 
 
 def sha256_of(path: Path) -> str:
@@ -50,17 +61,15 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def sweep_partials(directory: Path) -> None:
-    """Remove what a killed run left half-written."""
-    for partial in directory.glob(".*.partial"):
-        owner = partial.name.rsplit(".", 2)[-2]
-        if not Path(f"/proc/{owner}").exists():
-            partial.unlink(missing_ok=True)
-
-
-def _file_error(path: Path, error: OSError) -> EnvironmentMissing | DataError:
-    if error.errno in (28, 122):  # ENOSPC, EDQUOT
-        return EnvironmentMissing(
-            f"no space left while writing {path}", "free some space and run the same command again"
-        )
-    return DataError(f"can't write {path}: {error.strerror or error}", "check the path and its permissions")
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EnvironmentMissing(
+                f"no space left while writing {path}", "free some space and run the same command again"
+            ) from error
+        raise DataError(
+            f"can't write {path}: {error.strerror or error}", "check the path and its permissions"
+        ) from error

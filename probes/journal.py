@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from probes.codec import decode, encode
 from probes.errors import DeviceBusy, ReportError
+from probes.files import sweep_partials
 from probes.report import ProbeReport, Record
 
 SUFFIX = ".journal"
@@ -148,10 +149,7 @@ def sweep(folder: Path) -> tuple[Path, ...]:
 
     A file is left alone while the run that it belongs to is alive.
     """
-    for temporary in folder.glob(".*.json.tmp"):
-        owner = folder / temporary.name.removeprefix(".").removesuffix(".tmp")
-        if not _alive(path_of(owner)):
-            temporary.unlink(missing_ok=True)
+    sweep_partials(folder)
     unfinished = []
     for path in sorted(folder.glob(f"*.json{SUFFIX}")):
         if _alive(path):

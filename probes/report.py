@@ -4,12 +4,11 @@ Schema 1 (2026): first form. A reader refuses other versions; new keys alone don
 """
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from probes import files
 from probes.codec import Json, decode, encode
 from probes.errors import ReportError
 from probes.facts import (
@@ -335,17 +334,9 @@ def read_report(path: Path) -> ProbeReport:
 
 def write_report(report: ProbeReport, path: Path) -> None:
     """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(to_json(report))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        files.write_text(path, to_json(report))
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ReportError(
             f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
         ) from error

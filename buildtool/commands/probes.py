@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, Exit
-from buildtool.files import replacing
+from buildtool.files import write_text
 from probes.errors import ReportError
 from probes.report import ProbeReport, from_json
 
@@ -62,8 +62,7 @@ def _write_page(source: Path, out: Path) -> str:
     from buildtool.probereport.page import render_page
 
     page = render_page(report, draw_plots(report), raw=raw, name=source.name)
-    with replacing(out) as partial:
-        partial.write_text(page, encoding="utf-8")
+    write_text(out, page)
     return f"wrote {out}"
 
 

@@ -37,6 +37,7 @@ ACROSS = {
         "probes.answers",
         "probes.breakeven",
         "probes.errors",
+        "probes.files",
         "probes.fit",
         "probes.headline",
         "probes.placement",

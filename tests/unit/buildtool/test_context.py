@@ -1,13 +1,12 @@
 """A staged context depends on content alone: not on the clone's times, modes or leftovers."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from buildtool import context
 from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.files import replacing, sweep_partials, write_text
+from buildtool.files import replacing, write_text
 from buildtool.model import PinnedBase, Resolved, TorchBuild, Wheel
 from buildtool.wheels import WheelCache
 
@@ -78,11 +77,3 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="can't write"):
         write_text(tmp_path / "file" / "x", "text")
-
-
-def test_only_dead_writers_leftovers_are_swept(tmp_path: Path) -> None:
-    dead, alive = tmp_path / ".a.999999999.partial", tmp_path / f".b.{os.getpid()}.partial"
-    dead.write_text("")
-    alive.write_text("")
-    sweep_partials(tmp_path)
-    assert list(tmp_path.iterdir()) == [alive]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, report
 
-from probes import cli, journal, session, worker
+from probes import cli, files, journal, session, worker
 from probes.errors import DeviceBusy, Exit, ReportError
 from probes.job import DESCRIBE, Job
 from probes.report import Done, Failed, Measurement, ProbeReport, Stop, Unknown, read_report
@@ -72,11 +72,10 @@ def test_without_a_journal_there_is_nothing_to_go_on_with(tmp_path: Path) -> Non
 
 def test_a_live_run_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    with journal.open_journal(path) as book:
+    with journal.open_journal(path) as book, files.replacing(path) as half_written:
         book.begin(BEGUN)
-        (tmp_path / ".r.json.tmp").write_text("half")
         assert journal.sweep(tmp_path) == ()
-        assert (tmp_path / ".r.json.tmp").exists()
+        assert half_written.exists()
         with pytest.raises(DeviceBusy, match="still alive"):
             journal.open_journal(path).__enter__()
 
@@ -84,8 +83,7 @@ def test_a_live_run_is_left_alone(tmp_path: Path) -> None:
 def test_what_the_dead_left_is_swept_and_what_can_go_on_is_named(tmp_path: Path) -> None:
     written(tmp_path / "a.json", row(1))
     journal.path_of(tmp_path / "b.json").write_text("")  # killed before its first line
-    for name in ("a", "c"):
-        (tmp_path / f".{name}.json.tmp").write_text("half")
+    (tmp_path / ".weir-0123456789abcdef.partial").write_text("half")
     assert journal.sweep(tmp_path) == (tmp_path / "a.json",)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json.journal"]
 

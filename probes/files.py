@@ -1,0 +1,196 @@
+"""The one way in which both programs write files: whole or not at all.
+
+A file is written under an unpredictable name beside its destination, synced, then renamed. Whoever writes one
+holds a lock on it, so that a later run can tell what a killed run left from what another run is writing.
+Standard library only; every failure is an OSError, which the callers turn into errors of their own.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
+_MAX_LINKS = 40  # as Linux: path_resolution(7)
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file to write into; it takes the place of `path` if the block ends well, else it is removed.
+
+    The block must write into that very file: a rename over it would lose its lock. Symbolic links are
+    followed. A destination that isn't a regular file (a device, a FIFO, /dev/stdout) is written into at the
+    end of the block instead of being replaced. The file gets the mode and owner of the file it replaces, else
+    those that any new file of this process gets. Raises OSError.
+    """
+    destination = _regular(path)
+    if destination is None:
+        with _spool(path) as spool:
+            yield spool
+        return
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    partial, descriptor = _create(destination)
+    try:
+        yield partial
+        os.fsync(descriptor)
+        partial.replace(destination)
+        sync_directory(destination.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole UTF-8 file or nothing. Raises OSError."""
+    with replacing(path) as partial:
+        partial.write_bytes(text.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def scratch(directory: Path) -> Iterator[Path]:
+    """A directory below `directory` for this block alone, removed with all in it. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path, descriptor = _create_directory(directory)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def sweep_partials(directory: Path) -> None:
+    """Remove the partial files and scratch directories of runs that no longer live; never raises.
+
+    What a living process holds is left alone, and so is everything that has no name of ours.
+    """
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if _PARTIAL.fullmatch(path.name):
+                _sweep(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory last. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _regular(path: Path) -> Path | None:
+    """The regular file (or the free name) that `path` leads to, links followed; None for anything else."""
+    for _ in range(_MAX_LINKS):
+        parent = Path(os.path.realpath(path.parent))
+        path = parent / path.name
+        if parent.parts[:2] == ("/", "proc"):  # /dev/stdout is a link to there, whatever it is open on
+            return None
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return path
+        if stat.S_ISREG(mode):
+            return path
+        if not stat.S_ISLNK(mode):
+            return None
+        path = parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+@contextmanager
+def _spool(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with tempfile.TemporaryDirectory(prefix="weir-") as name:
+        spool = Path(name) / "spool"
+        spool.touch()
+        yield spool
+        with spool.open("rb") as source, os.fdopen(_open_special(path), "wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _open_special(path: Path) -> int:
+    """Open a device, or one of our own descriptors so that what is written goes on where others stopped."""
+    for _ in range(_MAX_LINKS):
+        parent = Path(os.path.realpath(path.parent))
+        if parent == Path(f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
+            return os.dup(int(path.name))
+        if parent.parts[:2] == ("/", "proc") or not path.is_symlink():
+            break
+        path = parent / path.readlink()
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _create(destination: Path) -> tuple[Path, int]:
+    """A locked new file beside `destination`, with its owner and mode, or with what the umask gives."""
+    old = destination.stat() if destination.exists() else None
+    while True:
+        path = destination.parent / _new_name()
+        descriptor = os.open(path, _NEW_FILE, 0o600 if old else 0o666)
+        if _hold(path, descriptor):
+            break
+        os.close(descriptor)
+    if old:
+        if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+            with suppress(PermissionError):
+                os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    return path, descriptor
+
+
+def _create_directory(directory: Path) -> tuple[Path, int]:
+    while True:
+        path = directory / _new_name()
+        path.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # swept before it was locked
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if _hold(path, descriptor):
+                return path, descriptor
+            os.close(descriptor)
+
+
+def _new_name() -> str:
+    return f".weir-{secrets.token_hex(8)}.partial"
+
+
+def _hold(path: Path, descriptor: int) -> bool:
+    """Lock what we just made; False when a sweep of another process was quicker and removes it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks on this file system: a sweep can't take them either, and leaves all alone
+        return True
+    try:
+        return path.lstat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(path: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                path.unlink(missing_ok=True)
+            elif not _has_mounts(path):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _has_mounts(directory: Path) -> bool:
+    """Whether something is mounted below: a killed bootstrap may leave the host's /dev there."""
+    below = f"{os.path.realpath(directory)}/"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123
+        return any(line.split()[4].startswith(below) for line in mounts)
