@@ -1,0 +1,144 @@
+"""No text from an image is more than text to the reader of what we write: a slice of the bench's 10,000."""
+
+import contextlib
+import json
+from xml.etree import ElementTree as Xml
+
+import pytest
+import strict_readers as read
+from hostile_texts import hostile_texts
+
+from buildtool import quoting
+from buildtool.quoting import Unquotable, terminal
+
+TEXTS = list(hostile_texts(1500))
+CODE = {"code"}
+
+
+def test_shell_reads_hostile_text_as_one_word() -> None:
+    quoted = 0
+    for text in TEXTS:
+        with contextlib.suppress(Unquotable):
+            assert read.shell_words(quoting.shell(text)) == [text]
+            quoted += 1
+    assert quoted > len(TEXTS) // 4
+
+
+def test_shell_keeps_words_apart() -> None:
+    assert read.shell_words(quoting.shell_words(["a b", "", "$(c)"])) == ["a b", "", "$(c)"]
+
+
+def test_shell_pattern_quotes_a_directory_that_looks_like_a_pattern() -> None:
+    assert quoting.shell_pattern(b"/opt/*.$(touch x)/lib", b"so") == "'/opt/*.$(touch x)/lib'/*.so"
+    with pytest.raises(Unquotable):
+        quoting.shell_pattern(b"/opt", b"$(touch x)")
+
+
+@pytest.mark.parametrize("text", [b"\xff", "a\nb", "\x1b[201~", "\u202egpj", "\udcff", "a\xa0b", b"a\x03"])
+def test_text_that_would_name_something_else_is_never_pasted(text: str | bytes) -> None:
+    with pytest.raises(Unquotable, match="it holds"):
+        quoting.shell(text)
+    with pytest.raises(Unquotable, match="it holds"):
+        quoting.shell_pattern(text, "so")
+
+
+def test_dockerfile_reads_hostile_text_as_one_value() -> None:
+    for text in TEXTS:
+        with contextlib.suppress(Unquotable):
+            assert read.dockerfile_value(quoting.dockerfile_value(text)) == text
+
+
+def test_dockerfile_words_survive_as_json() -> None:
+    assert json.loads(quoting.dockerfile_words(["a\nb", '"$x"', "\x1b"])) == ["a\nb", '"$x"', "\x1b"]
+    with pytest.raises(Unquotable):
+        quoting.dockerfile_words(["\udcff"])
+
+
+@pytest.mark.parametrize(
+    ("template", "tags"),
+    [
+        ("{}", ["p"]),
+        ("before {} after", ["p"]),
+        ("- {}", ["ul", "li"]),
+        ("# {}", ["h1"]),
+        ("para\n{}", ["p"]),
+        ("| a | b |\n|---|---|\n| {} | z |", ["table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td"]),
+    ],
+    ids=["paragraph", "middle", "item", "heading", "second line", "cell"],
+)
+def test_markdown_renders_hostile_text_as_itself(template: str, tags: list[str]) -> None:
+    for text in TEXTS:
+        shown = terminal(text)
+        if not shown.strip() and template != "before {} after":
+            continue  # an empty item or heading is rendered in several ways, all of them empty
+        source = template.format(quoting.markdown(text))
+        for rendered, found, attributes in read.markdown_renderings(source):
+            assert shown in rendered, source
+            assert [tag for tag in found if tag not in CODE] == tags, source
+            assert not attributes, source
+
+
+def test_markdown_code_renders_hostile_text_as_itself() -> None:
+    for text in TEXTS:
+        shown = terminal(text)
+        source = f"- x {quoting.markdown_code(text)} y"
+        for rendered, found, attributes in read.markdown_renderings(source):
+            assert rendered.strip() == f"x {shown} y", source
+            assert not set(found) - {"ul", "li", "code"}, source
+            assert not attributes, source
+
+
+def test_markdown_block_cannot_be_closed_by_its_text() -> None:
+    for text in TEXTS:
+        source = f"{quoting.markdown_block(text, 'sh')}\n\nafter"
+        for rendered, found, _ in read.markdown_renderings(source):
+            assert found == ["pre", "code", "p"], source
+            assert terminal(text, keep="\n\t") in rendered, source
+
+
+def test_html_holds_hostile_text_as_itself() -> None:
+    for text in TEXTS:
+        shown = terminal(text, keep="\n\t")
+        assert read.html_of(f'<p title="{quoting.html(text)}">{quoting.html(text)}</p>') == (
+            shown,
+            ["p"],
+            [("title", shown)],
+        )
+
+
+def test_script_element_is_not_closed_by_its_data() -> None:
+    for text in map(terminal, TEXTS):
+        written = quoting.script_json([text])
+        assert json.loads(written) == [text]
+        assert not set("<>&") & set(written)
+        assert written.isascii()
+
+
+def test_xml_holds_hostile_text() -> None:
+    for text in TEXTS:
+        element = Xml.Element("a")
+        element.text = quoting.xml(text)
+        assert read.xml_text(Xml.tostring(element, encoding="unicode")) == terminal(text, keep="\n\t")
+
+
+def test_terminal_gets_no_control_or_invisible_character() -> None:
+    for text in TEXTS:
+        assert terminal(text).isprintable()
+        terminal(text).encode()  # nothing that UTF-8 can't write
+    assert terminal(b"\xff\x1b\n") == "\\xff\\x1b\\x0a"
+    assert terminal("\u202ea\U000e0041\ud800\n", keep="\n") == "\\u202ea\\U000e0041\\ud800\n"
+
+
+def test_sarif_message_has_no_link() -> None:
+    assert "](" not in quoting.sarif("[a](http://evil.example) [b](1)")
+
+
+def test_prometheus_label_stays_within_its_quotation_marks() -> None:
+    for text in TEXTS:
+        assert read.dockerfile_value('"' + quoting.prometheus(text).replace("$", "\\$") + '"') == terminal(
+            text
+        )
+
+
+def test_bake_does_not_interpolate() -> None:
+    assert quoting.bake_text("${FOO:-x} %{if} $x") == "$${FOO:-x} %%{if} $x"
