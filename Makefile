@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PROBE ?= probe
+# named after what it was installed from: a change of branch or of times neither skips nor repeats the install
+READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
@@ -10,29 +12,29 @@ unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytec
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-.venv/.ready: pyproject.toml
+$(READY):
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-images: .venv/.ready ## build, prove and audit the images (VARIANTS="cpu rocm" GPU_TARGETS=gfx1100)
+images: $(READY) ## build, prove and audit the images (VARIANTS="cpu rocm" GPU_TARGETS=gfx1100)
 	@$(PY) -m buildtool build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
 
-engine: .venv/.ready ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
+engine: $(READY) ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
 	@$(PY) -m buildtool engine
 
-probe: .venv/.ready ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
+probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
 	docker compose run --rm $(PROBE)
 	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
 
-check: .venv/.ready ## lint, types and unit tests, in seconds
+check: $(READY) ## lint, types and unit tests, in seconds
 	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q .
 	@$(MAKE) --no-print-directory -j 2 types unit
 
-types: .venv/.ready
+types: $(READY)
 	@$(PY) -m mypy
 
-unit: .venv/.ready
+unit: $(READY)
 	@$(PY) -m pytest -q -n 2 tests/unit
 
 test: check images ## everything that needs no GPU; makes the images first
@@ -41,11 +43,11 @@ test: check images ## everything that needs no GPU; makes the images first
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
 	@$(PY) tests/bench/bench_audit.py
 
-bench-prune: .venv/.ready ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
+bench-prune: $(READY) ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
 	@$(PY) tests/bench/bench_prune.py
 
 bench-build: images ## our build of `cpu` against the naive one, and rebuilds
 	@$(PY) tests/bench/bench_build.py
 
-bench-probes: .venv/.ready ## what a probe run keeps when workers misbehave and SIGKILL falls
+bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py
