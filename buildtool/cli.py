@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from buildtool.errors import Exit, ToolError
+from probes.output import OutputLost, harden
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
@@ -44,6 +45,17 @@ def _terminate(_signum: int, _frame: FrameType | None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    try:
+        try:
+            return _run_verb(argv)
+        finally:
+            sys.stdout.flush()  # also after --help, whose SystemExit passes by here
+    except OutputLost as lost:
+        print(f"error: can't write standard output: {lost}", file=sys.stderr)
+        return int(Exit.DATA)
+
+
+def _run_verb(argv: Sequence[str]) -> int:
     verb = next((word for word in argv if word in VERBS), None)
     args = build_parser(verb).parse_args(argv)
     try:
@@ -58,5 +70,6 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """Console entry point."""
+    harden()
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main(sys.argv[1:]))

@@ -147,6 +147,9 @@ class Engine:
         return RunResult(code, out, err)
 
 
+_NO_NAME = ("invalid reference format", "repository name must")  # the engine's words for a malformed name
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turn the docker package's and its transport's exceptions into ours."""
@@ -154,7 +157,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        if "invalid reference format" in str(error.explanation):
+        if any(sign in str(error.explanation) for sign in _NO_NAME):
             raise ConfigError(
                 f"no image can have that name: {error.explanation}", "write NAME[:TAG], NAME in lower case"
             ) from error

@@ -119,7 +119,7 @@ def _earlier_runs(whole: Path) -> list[Any]:
     """What prunes before this one took out, as the image's own manifest says."""
     with tarfile.open(whole, "r:") as tar:
         for name in (IMAGE_PATH, f"./{IMAGE_PATH}"):
-            with contextlib.suppress(KeyError, ValueError, TypeError):
+            with contextlib.suppress(KeyError, ValueError, TypeError, RecursionError):
                 file = tar.extractfile(name)
                 return list(json.loads(file.read())["runs"]) if file else []
     return []

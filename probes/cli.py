@@ -18,6 +18,7 @@ from probes.headline import headline, next_step
 from probes.job import Told
 from probes.machine_text import machine_lines
 from probes.model import DTYPES, MODELS
+from probes.output import OutputLost, harden
 from probes.progress import BEGINNING, Planned, progress, told
 from probes.report import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.units import parse_bytes
@@ -185,6 +186,17 @@ def _show(args: argparse.Namespace) -> Exit:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    try:
+        try:
+            return _run_verb(argv)
+        finally:
+            sys.stdout.flush()  # also after --help, whose SystemExit passes by here
+    except OutputLost as lost:
+        print(f"error: can't write standard output: {lost}", file=sys.stderr)
+        return int(Exit.DATA)
+
+
+def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
         verb = {"list": _list, "machine": _machine, "run": _run, "show": _show}[args.verb]
@@ -192,9 +204,6 @@ def main(argv: Sequence[str]) -> int:
     except ProbeError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
-    except BrokenPipeError:  # `show ... | head`
-        sys.stderr.close()
-        return int(Exit.OK)
     except KeyboardInterrupt:
         print("interrupted; the report holds what was measured by then, --resume goes on", file=sys.stderr)
         return int(Exit.INTERRUPTED)
@@ -206,5 +215,6 @@ def _terminate(_signum: int, _frame: FrameType | None) -> None:
 
 def entry() -> None:
     """Console entry point."""
+    harden()
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main(sys.argv[1:]))

@@ -28,6 +28,7 @@ from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
 from buildtool.audit.unpack import Form, Meter, decompressed, peek, sniff
 from buildtool.errors import DataError
+from buildtool.places import Place, place_at
 
 CHUNK = 1 << 18
 _SMALL_CHUNKS = 3  # a layer of fewer isn't worth threads
@@ -156,15 +157,15 @@ class DirectoryArchive(_SeekableArchive):
     def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
         super().__init__(limits, tick)
         self._root = root
-        if not any((root / name).is_file() for name in _LISTS):
+        try:
+            self._paths = frozenset(_files_below(root))
+        except OSError as error:
+            what = error.filename or root
+            raise DataError(f"can't read {what}: {error.strerror}", "check its permissions") from error
+        if self._paths.isdisjoint(_LISTS):
             raise MalformedDocument(
                 f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
             )
-        try:
-            found = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
-        except OSError as error:
-            raise DataError(f"can't read {root}: {error.strerror}", "check its permissions") from error
-        self._paths = frozenset(path.relative_to(root).as_posix() for path in found)
 
     def paths(self) -> frozenset[str]:
         """Every regular file's path."""
@@ -180,7 +181,7 @@ class DirectoryArchive(_SeekableArchive):
 
 def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
     """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
-    if path.is_dir():
+    if place_at(path) is Place.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
     with _opened(path) as handle:
         form = sniff(os.read(handle, 512))
@@ -303,6 +304,20 @@ def _opened(path: Path) -> Iterator[int]:
         raise DataError(f"can't read {path}: {error.strerror}", "check the disk") from error
     finally:
         os.close(handle)
+
+
+def _files_below(root: Path) -> Iterator[str]:
+    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
 
 
 def _leap(distance: int, *, handle: int, size: int) -> int:

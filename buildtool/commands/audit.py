@@ -21,6 +21,7 @@ from buildtool.audit.saved import read_report
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
+from buildtool.places import Place, place_at
 from probes.units import decimal_bytes
 
 _REDRAW_S = 0.2
@@ -58,7 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-unpacked", metavar="SIZE", help="fail above this, e.g. '1.0 GB'")
     parser.add_argument("--budget-stored", metavar="SIZE", help="fail above this (compressed layers)")
     parser.add_argument(
-        "--targets", metavar="GFX", nargs="+", default=[], help="the GPUs that the image is for"
+        "--targets",
+        metavar="GFX[,GFX...]",
+        action="append",
+        default=[],
+        help="the GPUs that the image is for; may be repeated",
     )
     parser.add_argument("--top", metavar="N", type=int, default=10, help="rows of each list (default 10)")
     parser.add_argument("--image", metavar="REF", help="which of several images in an archive")
@@ -88,11 +93,12 @@ def run(args: argparse.Namespace) -> int:
 def report_of(source: str, wish: Wish) -> AuditReport:
     """The audit of an image, archive or directory, or a saved one. Raises as the audit's functions do."""
     path = Path(source)
-    if source.endswith(".json") and not path.is_dir():
+    there = place_at(path)
+    if source.endswith(".json") and there is not Place.DIRECTORY:
         return _told_again(path, wish)
     progress = _Progress(source)
     try:
-        if path.exists() or _means_file(source):
+        if there is not Place.NOTHING or _means_file(source):
             return audit_path(path, wish=wish, tick=progress.tick)
         from buildtool.engine import Engine  # its client takes 0.1 s to import
 

@@ -20,6 +20,7 @@ from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
 from buildtool.gpucode.tree import TreeResult, prune_tree
+from buildtool.places import Place, place_at
 from buildtool.progress import Progress
 from probes.units import decimal_bytes
 
@@ -47,12 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="PATH", help="for a file: write here, leave it as it is")
     parser.add_argument(
         "--compress",
-        nargs="?",
+        action="store_const",
+        const=COMPRESS_VERSION,
+        help=f"write bundles compressed (CCOB {COMPRESS_VERSION}), for runtimes that can read them",
+    )
+    parser.add_argument(
+        "--compress-version",
+        dest="compress",
         type=int,
         choices=(1, 2, 3),
-        const=COMPRESS_VERSION,
         metavar="VERSION",
-        help=f"write bundles compressed (CCOB 1 to 3, {COMPRESS_VERSION} if not said), for runtimes that can",
+        help="compress in another version of CCOB: 1, 2 or 3",
     )
     parser.add_argument(
         "--manifest", type=Path, metavar="FILE", help=f"for a tree: list what went (TREE/{FILE_NAME})"
@@ -67,9 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Prune; 1 when libraries of a tree or an image were refused and left whole."""
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
     targets = parse_targets(f"{args.targets},{override}")
-    if args.path.is_dir():
+    there = place_at(args.path)
+    if there is Place.DIRECTORY:
         return int(_run_tree(args, targets))
-    if args.path.is_file():
+    if there is Place.FILE:
         return int(_run_file(args, targets))
     if _means_file(str(args.path)):
         raise DataError(f"there is no file or directory {args.path}")

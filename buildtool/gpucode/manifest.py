@@ -10,6 +10,7 @@ from typing import Any
 from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.gpucode.tree import TreeResult
+from buildtool.places import Place, place_at
 
 SCHEMA_VERSION = 1
 FILE_NAME = "weir-prune.json"
@@ -46,12 +47,12 @@ def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
 
 
 def _runs(path: Path) -> list[object]:
-    if not path.exists():
+    if place_at(path) is Place.NOTHING:
         return []
     try:
         document = json.loads(path.read_text())
         if document["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {document['schema_version']}")
         return list(document["runs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is no manifest of a prune ({error})", "move it away") from error

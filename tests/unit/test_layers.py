@@ -40,6 +40,7 @@ ACROSS = {
         "probes.files",
         "probes.fit",
         "probes.headline",
+        "probes.output",
         "probes.placement",
         "probes.printable",
         "probes.report",

@@ -69,7 +69,7 @@ def test_an_override_alone_says_what_the_card_passes_for(
 
 
 def test_a_file_tells_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(place, "libmath.so.1", "--targets", "gfx906", "--compress", "3") == Exit.OK
+    assert command(place, "libmath.so.1", "--targets", "gfx906", "--compress-version", "3") == Exit.OK
     assert "kept gfx906; cut gfx1100, gfx803" in capsys.readouterr().out
     assert command(place, "libmath.so.1", "--targets", "gfx906") == Exit.OK
     assert "nothing to cut; it holds code for gfx906" in capsys.readouterr().out

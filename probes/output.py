@@ -1,0 +1,77 @@
+"""Standard output and error of both programs: lost output is an error of its own, never a traceback.
+
+A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
+verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding
+lacks are written as escapes.
+"""
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_OUT, _ERR = 1, 2
+
+
+class OutputLost(Exception):
+    """Standard output doesn't take what is written to it. The message is the system's reason."""
+
+
+class _Descriptor(io.RawIOBase):
+    """Writes to a file descriptor until that fails, and drops everything after that."""
+
+    def __init__(self, number: int, *, must_arrive: bool) -> None:
+        super().__init__()
+        self._number = number
+        self._must_arrive = must_arrive
+        self._dropping = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write some of the data; returns how many bytes. Raises OutputLost, once."""
+        n_bytes = memoryview(data).nbytes
+        if self._dropping:
+            return n_bytes
+        try:
+            return os.write(self._number, data)
+        except OSError as error:
+            self._dropping = True
+            if self._must_arrive and not isinstance(error, BrokenPipeError):
+                raise OutputLost(error.strerror or str(error)) from error
+            return n_bytes
+
+
+def harden() -> None:
+    """Replace standard output and error by streams that fail as this module says.
+
+    Call once, at the start of a process. A closed descriptor is occupied first, so that no file that is
+    opened later gets its number and with it the output.
+    """
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    while descriptor <= _ERR:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
+    sys.stdout = _stream(_OUT, sys.stdout, must_arrive=True)
+    sys.stderr = _stream(_ERR, sys.stderr, must_arrive=False)
+
+
+def _stream(number: int, old: TextIO | None, *, must_arrive: bool) -> TextIO:
+    encoding = old.encoding if old else "utf-8"
+    raw = _Descriptor(number, must_arrive=must_arrive)
+    at_once = raw.isatty() or not must_arrive
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=at_once
+    )

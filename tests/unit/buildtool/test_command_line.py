@@ -1,0 +1,179 @@
+"""What both programs do with output that can't be written, and with paths that can't be looked at."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from buildtool import cli
+from buildtool.errors import DataError, Exit
+from buildtool.places import Place, place_at
+from probes import cli as probes_cli
+from probes import output
+
+Entry = Callable[[], None]
+LONG = "a" * 300
+PROGRAMS: list[tuple[Entry, list[str]]] = [
+    (cli.entry, ["weir", "prune", "--help"]),
+    (probes_cli.entry, ["weir-probes", "list"]),
+]
+programs = pytest.mark.parametrize(("entry", "words"), PROGRAMS, ids=["buildtool", "probes"])
+
+
+@contextmanager
+def descriptors(monkeypatch: pytest.MonkeyPatch, *, out: int | None, err: int | None) -> Iterator[None]:
+    """Standard output and error as a shell would hand them to a program; None is closed."""
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with monkeypatch.context() as patch:
+        for number, name, given in ((1, "stdout", out), (2, "stderr", err)):
+            os.close(number)
+            if given is not None:
+                os.dup2(given, number)
+            stream = None if given is None else os.fdopen(number, "w", closefd=False)
+            patch.setattr(sys, name, stream)
+        patch.setattr(cli.signal, "signal", lambda *_: None)
+        try:
+            yield
+        finally:
+            for number, copy in kept.items():
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+@pytest.fixture
+def exit_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[object, str]]:
+    """Runs a program with the given standard output; gives the exit code and what standard error got."""
+
+    def run(
+        entry: Entry, words: list[str], out: int | None, *, lost_errors: bool = False
+    ) -> tuple[object, str]:
+        told = tmp_path / "stderr"
+        monkeypatch.setattr(sys, "argv", words)
+        err = os.open("/dev/full" if lost_errors else told, os.O_WRONLY | os.O_CREAT)
+        with descriptors(monkeypatch, out=out, err=err), pytest.raises(SystemExit) as left:
+            entry()
+        os.close(err)
+        return left.value.code, told.read_text() if told.exists() else ""
+
+    return run
+
+
+@programs
+def test_full_standard_output_is_an_error_and_no_traceback(
+    exit_of: Callable[..., tuple[object, str]], entry: Entry, words: list[str]
+) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    code, told = exit_of(entry, words, full)
+    assert (code, told) == (5, "error: can't write standard output: No space left on device\n")
+    assert exit_of(entry, words, full, lost_errors=True)[0] == 5, "standard error is full as well"
+    os.close(full)
+
+
+@programs
+def test_closed_standard_output_is_an_error_and_no_traceback(
+    exit_of: Callable[..., tuple[object, str]], entry: Entry, words: list[str]
+) -> None:
+    code, told = exit_of(entry, words, None)
+    assert (code, told) == (5, "error: can't write standard output: Bad file descriptor\n")
+
+
+@programs
+def test_a_reader_that_left_changes_neither_exit_code_nor_standard_error(
+    exit_of: Callable[..., tuple[object, str]], entry: Entry, words: list[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert exit_of(entry, words, writing) == (0, "")
+    os.close(writing)
+
+
+def test_a_file_opened_later_never_becomes_the_closed_standard_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with descriptors(monkeypatch, out=None, err=None):
+        output.harden()
+        descriptor = os.open(tmp_path / "report", os.O_WRONLY | os.O_CREAT)
+        os.close(descriptor)
+    assert descriptor > 2
+
+
+def test_a_path_outside_the_streams_encoding_is_written_as_an_escape(
+    exit_of: Callable[..., tuple[object, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded(name: str) -> bytes:
+        page = tmp_path / "out"
+        descriptor = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with descriptors(monkeypatch, out=descriptor, err=descriptor):
+            sys.stdout.reconfigure(encoding=name)  # type: ignore[union-attr] - what PYTHONIOENCODING does
+            output.harden()
+            print("b\u00e4h \udcff")
+            sys.stdout.flush()
+        os.close(descriptor)
+        return page.read_bytes()
+
+    assert encoded("ascii") == b"b\\xe4h \\udcff\n"
+    assert encoded("utf-8") == "bäh \\udcff\n".encode()
+
+
+def test_targets_do_not_swallow_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = str(tmp_path / "absent.tar")
+    for words in (
+        ["--targets", "gfx906", absent],
+        [absent, "--targets", "gfx906,gfx1100", "--targets", "gfx908"],
+    ):
+        assert cli.main(["audit", *words]) == Exit.DATA
+        assert f"can't read {absent}" in capsys.readouterr().err
+
+
+def test_compress_does_not_swallow_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prune", "--targets", "gfx906", "--compress", str(tmp_path / "absent.so")]) == Exit.DATA
+    assert "there is no file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["audit", f"./{LONG}"], ["diff", f"./{LONG}", "b"], ["audit", f"{LONG}.tar"]]
+)
+def test_a_name_of_300_characters_is_an_error_and_no_traceback(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == Exit.DATA
+    assert "File name too long" in capsys.readouterr().err
+    assert place_at(Path(LONG)) is Place.NOTHING
+
+
+@pytest.fixture
+def unsearchable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory whose entries can't be looked at: what any user but root meets."""
+    real = os.stat
+
+    def refuse(path: object, *rest: object, **more: object) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/locked/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **more)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", refuse)
+    return tmp_path / "locked"
+
+
+@pytest.mark.parametrize("verb", ["audit", "diff", "prune"])
+def test_a_path_below_a_directory_that_cannot_be_searched_is_no_traceback(
+    verb: str, unsearchable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"audit": [], "diff": ["other"], "prune": ["--targets", "gfx906"]}[verb]
+    assert cli.main([verb, str(unsearchable / "image.tar"), *more]) == Exit.DATA
+    assert "Permission denied" in capsys.readouterr().err
+    with pytest.raises(DataError, match="Permission denied"):
+        place_at(unsearchable / "x")
+
+
+def test_a_deeply_nested_manifest_of_a_prune_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "weir-prune.json"
+    manifest.write_text("[" * 100_000 + "]" * 100_000)
+    assert cli.main(["audit", str(manifest)]) == Exit.DATA
+    assert cli.main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.DATA
+    assert "Traceback" not in capsys.readouterr().err
