@@ -38,7 +38,7 @@ unit: $(READY)
 	@$(PY) -m pytest -q -n 2 tests/unit
 
 test: check images ## everything that needs no GPU; makes the images first
-	$(PY) -m pytest -q tests/docker tests/browser
+	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
 	@$(PY) tests/bench/bench_audit.py

@@ -90,11 +90,14 @@ def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _serve(service: Service, parse: Parse, render: Render, request: Request) -> Response:
-    """The way of every inference: a slot, a body, an ask, the worker thread, an answer."""
+    """The way of every inference: a body, a slot, an ask, the worker thread, an answer.
+
+    The slot comes after the body, so that callers who send slowly hold none.
+    """
     classifier = service.require()
+    body = await _read_body(request, service.limits)
     arrived = time.perf_counter()
     with service.admission.slot():
-        body = await _read_body(request, service.limits)
         ask = parse(protocol.read_json(body), service.limits, classifier.info)
         answer = await anyio.to_thread.run_sync(
             partial(_answer, classifier, ask, arrived), limiter=service.worker
@@ -104,7 +107,7 @@ async def _serve(service: Service, parse: Parse, render: Render, request: Reques
 
 
 def _answer(classifier: Classifier, ask: Ask, arrived: float) -> Answer:
-    """Runs in the worker thread. `arrived` is the caller's perf_counter reading, in seconds."""
+    """Runs in the worker thread. `arrived`: perf_counter's reading, in seconds, when the body was there."""
     started = time.perf_counter()
     rows = classifier.encode(ask.texts) if ask.texts else tuple(map(Encoded, ask.token_ids))
     encoded = time.perf_counter()
@@ -142,7 +145,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
                 if len(body) > limits.max_body_bytes:
                     raise too_large
     except TimeoutError as error:
-        raise RequestError(408, f"the body didn't come within {limits.body_timeout_s} s") from error
+        raise RequestError(408, f"the body didn't arrive within {limits.body_timeout_s} s") from error
     except ClientDisconnect as error:
         raise RequestError(400, "the caller went away") from error
     return bytes(body)

@@ -1,11 +1,15 @@
 """Runs the application: answers at once, loads in the background, drains on SIGTERM, exits 0."""
 
+import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import warnings
 from collections.abc import Iterator
+from functools import partial
+from typing import cast
 
 import anyio
 import anyio.to_thread
@@ -13,11 +17,15 @@ import uvicorn
 
 from service.app import MODEL, Service, create_app
 from service.classifier import Classifier
+from service.connection import Connection
+from service.door import Door, places
 from service.errors import ServiceError
 from service.settings import Settings
 
-_BACKLOG = 128
+_BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
+_KEEP_ALIVE_S = 5  # without a byte of the next request
+_HEAD_BYTES = 16 << 10  # of one request's head
 
 log = logging.getLogger("service")
 
@@ -31,14 +39,18 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ServiceError when the address can't be had."""
+    """A listening socket. Raises ServiceError when the address can't be bound."""
     try:
-        return socket.create_server((host, port), backlog=_BACKLOG)
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
         raise ServiceError(
             f"can't listen on {host}:{port}: {error.strerror or error}",
             "set WEIR_LISTEN to another host:port",
         ) from error
+    # Accepted sockets inherit it. asyncio sets it only on sockets made with the protocol number of TCP, which
+    # create_server leaves at 0; and without it the second answer on a connection waits 40 ms for an ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _load(settings: Settings) -> Classifier:
@@ -50,12 +62,24 @@ def _load(settings: Settings) -> Classifier:
     return load(settings, MODEL)
 
 
-def _server(service: Service) -> _Server:
+def make_server(service: Service) -> uvicorn.Server:
     """uvicorn without its own log lines: every prediction has one of ours, health checks need none."""
+    wanted = service.limits.max_connections
+    n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, burst = places(wanted, n_files, burst=_BACKLOG)
+    if limit < wanted:
+        log.warning(
+            "%d open files allow %d connections, not the %d of max_connections", n_files, limit, wanted
+        )
+    door: Door[Connection] = Door(limit)
+    protocol = partial(Connection, door=door, timeout_s=service.limits.header_timeout_s)
     return _Server(
         uvicorn.Config(
             create_app(service),
-            http="h11",
+            http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=burst,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -67,9 +91,9 @@ def _server(service: Service) -> _Server:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal. Raises ServiceError when the device or the model can't be had."""
+    """Serve until a signal. Raises ServiceError when the device or the model isn't usable."""
     service = Service(settings.limits)
-    server = _server(service)
+    server = make_server(service)
     failures: list[ServiceError] = []
 
     async def load() -> None:

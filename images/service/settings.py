@@ -23,8 +23,10 @@ class Limits:
     max_texts: int = 32
     max_text_chars: int = 20_000
     max_tokens: int = MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and said so
-    max_in_flight: int = 16
-    body_timeout_s: int = 10
+    max_in_flight: int = 16  # requests whose body has arrived; further ones get 429
+    max_connections: int = 256  # open at once; each may hold a body of max_body_bytes in memory
+    header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head
+    body_timeout_s: int = 10  # from the end of the head to the end of the body
     drain_s: int = 30  # of stop_grace_period, for those who are in already
 
 
@@ -49,6 +51,8 @@ NUMBERS = {
     "max_text_chars": (1, 1_000_000),
     "max_tokens": (3, MAX_POSITIONS),
     "max_in_flight": (1, 1024),
+    "max_connections": (2, 8192),
+    "header_timeout_s": (1, 300),
     "body_timeout_s": (1, 300),
     "drain_s": (0, 600),
     "threads": (1, 1024),
@@ -90,6 +94,12 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
     if weights not in WEIGHTS:
         raise SettingsError(f"WEIR_WEIGHTS {weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
     host, port = parse_listen(env.get("WEIR_LISTEN") or DEFAULT_LISTEN)
+    limits = replace(Limits(), **numbers)
+    if limits.max_connections <= limits.max_in_flight:  # health checks need a place too
+        raise SettingsError(
+            f"{source}: max_connections is {limits.max_connections}, max_in_flight {limits.max_in_flight}",
+            f"write max_connections: {2 * limits.max_in_flight} or more",
+        )
     return Settings(
         profile=source.stem.removeprefix("application-"),
         device=device,
@@ -97,7 +107,7 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         weights=weights,
         host=host,
         port=port,
-        limits=replace(Limits(), **numbers),
+        limits=limits,
         threads=threads,
     )
 

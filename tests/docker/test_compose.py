@@ -4,10 +4,12 @@ import http.client
 import json
 import os
 import re
+import socket
 import struct
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,16 @@ def test_overload_is_shed_and_health_answers_all_the_while(client: Client) -> No
     assert all(headers["retry-after"] == "1" for status, headers, _ in answers if status == 429)
     assert {status for status, _ in health} == {200}
     assert max(seconds for _, seconds in health) < 2  # on two busy cores; alone it is milliseconds
+
+
+def test_slow_and_half_open_callers_lock_nobody_out(client: Client) -> None:
+    slow = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+    with ExitStack() as stack:
+        for sent in [slow] * 32 + [b"GET / HTTP/1.1\r\nHost:"] * 300:
+            stack.enter_context(socket.create_connection(client.address, timeout=20)).sendall(sent)
+        time.sleep(1)  # the port's proxy passes the last of them on
+        assert client.ask("GET", "/v2/health/ready")[0] == 200
+        assert client.predict("Profits rose.")[0] == 200
 
 
 def test_it_runs_without_privilege_or_a_place_to_write(docker_services: Any, project: str) -> None:

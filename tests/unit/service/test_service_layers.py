@@ -14,7 +14,8 @@ DOORS = {
     "safetensors": {"inference"},
     "yaml": {"profile"},
     "starlette": {"app"},
-    "uvicorn": {"server"},
+    "uvicorn": {"connection", "server"},
+    "h11": {"connection"},
     "anyio": {"admission", "app", "server"},
 }
 # the torch side, which only `server` reaches, and only when it loads

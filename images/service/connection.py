@@ -1,0 +1,132 @@
+"""One HTTP connection: uvicorn's h11 protocol with a place at the door and a limit for whatever it waits for.
+
+uvicorn limits how long a connection may be idle between requests (`timeout_keep_alive`) and how many bytes a
+head may have (`h11_max_incomplete_event_size`). It has no limit for the time that a head takes to arrive, for
+a body that nobody reads any more, and for an answer that the peer doesn't read; and its `limit_concurrency`
+counts idle connections, so whoever opens enough of them locks out everyone, health checks included.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from service.admission import RETRY_AFTER_S
+from service.door import Door
+
+
+class Connection(H11Protocol):
+    """Closes itself when its request's head takes longer than `timeout_s`, or when the door says so.
+
+    One timer, armed while nothing of ours is at work: from the connection or the last answer until a head has
+    arrived, and while the peer leaves an answer unread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: "Door[Connection]",
+        timeout_s: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._door = door
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _at_work(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
+        """Take a place at the door; when all are taken, one connection leaves, perhaps this one."""
+        super().connection_made(transport)
+        self._arm()
+        if leaver := self._door.enter(self):
+            leaver.make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone, whoever closed it."""
+        self._disarm()
+        self._door.leave(self)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Whatever arrived may have completed a head, or a whole request."""
+        super().handle_events()
+        self._disarm_at_work()
+        if self._at_work and not self.cycle.more_body:
+            self._door.serve(self)
+
+    def on_response_complete(self) -> None:
+        """The next head, and what is left of this body before it, have `timeout_s` again."""
+        self._door.wait(self)
+        self._arm()
+        super().on_response_complete()  # may find the next request in what has arrived already
+
+    def pause_writing(self) -> None:
+        """The peer doesn't read its answer; it has `timeout_s` to go on."""
+        super().pause_writing()
+        self._arm()
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        super().resume_writing()
+        self._disarm_at_work()
+
+    def make_room(self) -> None:
+        """Leave, because all places are taken."""
+        if self._at_work:  # a body on its way: nothing can be said in the middle of it
+            self.transport.abort()
+        else:
+            self._turn_away(503, "all connections are in use")
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(self._timeout_s, self._expired)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _disarm_at_work(self) -> None:
+        if self._at_work and not self.flow.write_paused:
+            self._disarm()
+
+    def _expired(self) -> None:
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.transport.abort()  # the peer reads nothing, so a flush would never end
+            return
+        if self.conn.trailing_data[0]:
+            self._turn_away(408, f"the request's head didn't arrive within {self._timeout_s:g} s")
+        else:
+            self.transport.close()  # nothing was asked, so nothing is answered
+        self._arm()
+
+    def _turn_away(self, status: int, message: str) -> None:
+        """Close, and say why where no other answer has begun."""
+        if self.conn.our_state is h11.IDLE:
+            body = json.dumps({"error": message}).encode()
+            headers = [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ]
+            if status == 503:
+                headers.append(("Retry-After", str(RETRY_AFTER_S)))
+            answer = (
+                h11.Response(status_code=status, headers=headers),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            )
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in answer))
+        self.transport.close()

@@ -1,0 +1,196 @@
+"""The service's own server over real sockets, with a made-up classifier: slow, silent and greedy callers."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from service.app import Service
+from service.classifier import Encoded, ModelInfo, Probabilities
+from service.server import listen, make_server
+from service.settings import Limits
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=1, body_timeout_s=1)
+INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)
+
+
+@dataclass
+class Fake:
+    """Says yes, once `gate` is open."""
+
+    info: ModelInfo = INFO
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Encoded, ...]:
+        return tuple(Encoded((1, 2)) for _ in texts)
+
+    def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
+        assert self.gate.wait(30)
+        return tuple((1.0, 0.0) for _ in batch)
+
+
+@dataclass
+class Served:
+    """A running server and how to reach it."""
+
+    port: int
+    server: uvicorn.Server
+    service: Service
+    fake: Fake
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def predict(self) -> int:
+        return self.ask("POST", "/predict", json.dumps({"texts": ["a"]}).encode())
+
+    def open(self, stack: ExitStack, *sent: bytes) -> socket.socket:
+        made = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=20))
+        for data in sent:
+            made.sendall(data)
+        return made
+
+
+@contextmanager
+def served(limits: Limits = LIMITS) -> Iterator[Served]:
+    fake = Fake()
+    fake.gate.set()
+    service = Service(limits)
+    service.classifier = fake
+    with listen("127.0.0.1", 0) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # full soon, when a caller doesn't read
+        server = make_server(service)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+        thread.start()
+        try:
+            yield Served(sock.getsockname()[1], server, service, fake)
+        finally:
+            fake.gate.set()
+            server.force_exit = server.should_exit = True
+            thread.join(30)
+
+
+@pytest.fixture
+def here() -> Iterator[Served]:
+    with served() as made:
+        yield made
+
+
+def received(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    data = b""
+    try:
+        while piece := connection.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def is_cut_off(connection: socket.socket, data: bytes, *, pause_s: float, within_s: float) -> bool:
+    """Send `data` again and again, reading nothing; whether the server closes the connection in time."""
+    sent, ends = 0, time.monotonic() + within_s
+    connection.settimeout(0.2)
+    while time.monotonic() < ends:
+        try:
+            sent += connection.send(data[sent % len(data) :])
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+        time.sleep(pause_s)
+    return False
+
+
+def test_callers_with_slow_bodies_hold_no_slot(here: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(4 * LIMITS.max_in_flight):
+            here.open(stack, HEAD % 100, b"{")
+        assert [here.predict() for _ in range(3)] == [200] * 3
+
+
+def test_slots_still_limit_requests_whose_body_has_arrived(here: Served) -> None:
+    here.fake.gate.clear()
+    body = json.dumps({"texts": ["a"]}).encode()
+    with ExitStack() as stack:
+        for _ in range(LIMITS.max_in_flight):
+            here.open(stack, HEAD % len(body), body)
+        while here.service.admission.in_flight < LIMITS.max_in_flight:
+            time.sleep(0.01)
+        assert here.predict() == 429
+        assert here.ask("GET", "/v2/health/ready") == 200
+        here.fake.gate.set()
+
+
+def test_a_body_that_never_ends_is_answered_with_408(here: Served) -> None:
+    with ExitStack() as stack:
+        assert here.open(stack, HEAD % 100, b"{").recv(12) == b"HTTP/1.1 408"
+
+
+def test_a_body_that_still_drips_after_its_answer_is_cut_off(here: Served) -> None:
+    with ExitStack() as stack:
+        dripping = here.open(stack, HEAD % 99_999_999)
+        assert dripping.recv(12) == b"HTTP/1.1 413"
+        assert is_cut_off(dripping, b"x", pause_s=0.02, within_s=20)
+
+
+def test_half_open_connections_do_not_lock_others_out(here: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * LIMITS.max_connections):
+            here.open(stack, b"GET / HTTP/1.1\r\nHost:")
+        assert here.ask("GET", "/v2/health/ready") == 200
+        assert here.predict() == 200
+        assert len(here.server.server_state.connections) <= LIMITS.max_connections
+
+
+def test_a_half_open_connection_is_told_and_closed_in_time(here: Served) -> None:
+    with ExitStack() as stack:
+        half = here.open(stack, b"GET / HTTP/1.1\r\nHost:")
+        silent = here.open(stack)
+        told = received(half)
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b"head didn't arrive within 1 s" in told
+        assert received(silent) == b""
+
+
+def test_a_caller_that_reads_no_answer_is_cut_off(here: Served) -> None:
+    with ExitStack() as stack:
+        greedy = here.open(stack)
+        ask = b"GET /v2/models/finbert HTTP/1.1\r\nHost: x\r\n\r\n" * 100
+        assert is_cut_off(greedy, ask, pause_s=0, within_s=60)
+        assert here.ask("GET", "/v2/health/ready") == 200
+
+
+def test_the_newcomer_is_refused_when_every_place_is_at_work() -> None:
+    with served(Limits(max_in_flight=1, max_connections=1)) as here, ExitStack() as stack:
+        here.fake.gate.clear()
+        body = json.dumps({"texts": ["a"]}).encode()
+        inside = here.open(stack, HEAD % len(body), body)
+        while here.service.admission.in_flight < 1:
+            time.sleep(0.01)
+        refused = received(here.open(stack))
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        here.fake.gate.set()
+        assert inside.recv(12) == b"HTTP/1.1 200"
+
+
+def test_answers_are_not_held_back_for_an_acknowledgement(here: Served) -> None:
+    with ExitStack() as stack:
+        connection = here.open(stack, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        (protocol,) = here.server.server_state.connections
+        accepted = protocol.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
