@@ -7,7 +7,7 @@ READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check types unit test bench-audit bench-build bench-prune bench-probes
+.PHONY: help images engine probe check types unit test bench-audit bench-build bench-prune bench-probes mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,3 +51,6 @@ bench-build: images ## our build of `cpu` against the naive one, and rebuilds
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py
+
+mutants: .venv/.ready ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
+	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)
