@@ -15,28 +15,33 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from probes.printable import printable
+from probes.readable import markdown, markdown_block, markdown_code, terminal
+
+__all__ = [
+    "Unquotable",
+    "bake_text",
+    "dockerfile_value",
+    "dockerfile_words",
+    "html",
+    "markdown",
+    "markdown_block",
+    "markdown_code",
+    "prometheus",
+    "sarif",
+    "script_json",
+    "shell",
+    "shell_pattern",
+    "shell_words",
+    "terminal",
+    "xml",
+]
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 _ENDING = re.compile(r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*")
-# What means something within a line: CommonMark's syntax, and GitHub's tables, autolinks, maths and emoji.
-_MARKDOWN = re.compile(r"[\\`*_\[\]<>|~$:#&]|(?<=[Ww]{3})\.|@+|^ | $")
-_MARKDOWN_REFERENCES = {"&": "&amp;", "<": "&lt;", "|": "&#124;", " ": "&#32;"}
-_MARKDOWN_START = re.compile(r"[-+=]|\d+[.)](?= |$)")  # would begin a list or underline a heading
-_BACKTICKS = re.compile(r"`+")
 
 
 class Unquotable(ValueError):
     """A text that can't stand in a command to paste. The message says why, without the text itself."""
-
-
-def terminal(text: str | bytes, *, keep: str = "") -> str:
-    r"""A text for people, on a terminal or in a report: everything that doesn't print becomes an escape.
-
-    Bytes are read as UTF-8; those that are not UTF-8 become `\xff`, as surrogate escapes in a str do.
-    Characters in `keep` (a line break, where a text has several lines) pass unchanged.
-    """
-    return printable(text if isinstance(text, str) else text.decode("utf-8", "surrogateescape"), keep=keep)
 
 
 def html(text: str) -> str:
@@ -63,39 +68,6 @@ def sarif(text: str) -> str:
 def prometheus(text: str) -> str:
     """The value of a label in Prometheus' text format, without the quotation marks around it."""
     return terminal(text).replace("\\", "\\\\").replace('"', '\\"')
-
-
-def markdown(text: str | bytes) -> str:
-    """A text for a paragraph, list item, heading or table cell; a renderer shows `terminal(text)`."""
-    shown = _MARKDOWN.sub(lambda match: _markdown_literal(match[0]), terminal(text))
-    start = _MARKDOWN_START.match(shown)
-    return f"{shown[: start.end() - 1]}\\{shown[start.end() - 1 :]}" if start else shown
-
-
-def _markdown_literal(special: str) -> str:
-    """GitHub links addresses and mentions even where the `@` is escaped, but not where it is code."""
-    return f"`{special}`" if "@" in special else _MARKDOWN_REFERENCES.get(special, f"\\{special}")
-
-
-def markdown_code(text: str | bytes) -> str:
-    """A text as a code span, for a paragraph or a list item; in a table a `|` would end the cell."""
-    shown = terminal(text)
-    if not shown.strip():
-        return markdown(shown)  # a code span can't hold spaces alone
-    fence = "`" * (1 + _longest_run(shown))
-    room = " " if shown[0] in " `" or shown[-1] in " `" else ""
-    return f"{fence}{room}{shown}{room}{fence}"
-
-
-def markdown_block(text: str, language: str = "") -> str:
-    """Lines of text as a fenced block, whose fence is longer than any in the text."""
-    shown = terminal(text, keep="\n\t")
-    fence = "`" * max(3, 1 + _longest_run(shown))
-    return f"{fence}{language}\n{shown}\n{fence}"
-
-
-def _longest_run(text: str) -> int:
-    return max(map(len, _BACKTICKS.findall(text)), default=0)
 
 
 def shell(text: str | bytes) -> str:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from buildtool.audit.documents import ImageConfig
-from buildtool.audit.shown import show_text
+from buildtool.quoting import terminal
 
 _CMD = re.compile(r"(/bin/sh -c #\(nop\)\s+)?CMD\b")
 # `ADD file:0123 in / ` by docker, debuerreotype's note by Debian, `ADD rootfs.tar /` by buildkit
@@ -26,7 +26,7 @@ class Base:
 def find_base(config: ImageConfig) -> Base:
     """The base of an image that was built on one; a base by itself has none below it."""
     n_layers = len(config.diff_ids)
-    name = show_text(config.labels.get(_NAME, ""))
+    name = terminal(config.labels.get(_NAME, ""))
     if sum(step.has_layer for step in config.history) != n_layers:
         return Base()
     below = 0

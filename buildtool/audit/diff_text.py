@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from buildtool.audit.diff import Change, ImageDiff
-from buildtool.audit.render import capped, markdown_cell
+from buildtool.audit.render import capped
 from buildtool.audit.report import AuditReport
+from buildtool.quoting import markdown, terminal
 from probes.units import decimal_bytes
 
 
@@ -21,9 +22,9 @@ class _Block:
 
 def render_diff_table(found: ImageDiff, top: int = 15) -> str:
     """The difference for a terminal."""
-    lines = [f"A: {found.before.image.ref}", f"B: {found.after.image.ref}"]
+    lines = [f"A: {terminal(found.before.image.ref)}", f"B: {terminal(found.after.image.ref)}"]
     for block in _blocks(found, top):
-        rows = [*block.rows, *_more(block)]
+        rows = [[terminal(cell) for cell in row] for row in [*block.rows, *_more(block)]]
         table = tabulate(rows, block.headers, tablefmt="simple", disable_numparse=True)
         lines.append(f"\n{block.title}\n{table}")
     return "\n".join([*lines, *_notes(found)]) + "\n"
@@ -31,10 +32,10 @@ def render_diff_table(found: ImageDiff, top: int = 15) -> str:
 
 def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
     """The difference for a CI summary or an issue."""
-    refs = markdown_cell(found.before.image.ref), markdown_cell(found.after.image.ref)
+    refs = markdown(found.before.image.ref), markdown(found.after.image.ref)
     lines = [f"# {refs[0]} against {refs[1]}", "", f"A is {refs[0]}, B is {refs[1]}."]
     for block in _blocks(found, top):
-        rows = [[markdown_cell(cell) for cell in row] for row in [*block.rows, *_more(block)]]
+        rows = [[markdown(cell) for cell in row] for row in [*block.rows, *_more(block)]]
         table = tabulate(rows, block.headers, "github", disable_numparse=True)
         lines += ["", f"## {block.title}", "", table]
     return capped("\n".join([*lines, *_notes(found)]) + "\n")

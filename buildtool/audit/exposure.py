@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from buildtool.audit.contents import ImageContents
 from buildtool.audit.merge import Merged
 from buildtool.audit.secrets import kinds_in_document, kinds_in_text
-from buildtool.audit.shown import show_path, show_text
+from buildtool.quoting import terminal
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def _told_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
     for where, text in texts:
         kinds = kinds_in_text(text)
         if kinds:
-            yield SecretPlace(show_text(where), kinds, 0)
+            yield SecretPlace(terminal(where), kinds, 0)
     for document in contents.attestations.documents:
         kinds = kinds_in_document(document)
         if kinds:
@@ -45,5 +45,5 @@ def _stored_secrets(merged: Merged) -> Iterator[SecretPlace]:
     for layer, (index, start) in enumerate(zip(merged.layers, merged.starts, strict=True)):
         for at, kinds in index.secrets.items():
             later = "" if merged.shown[start + at] else ", gone from later layers but still stored"
-            where = f"{show_path(index.path(at))} (layer {layer}{later})"
+            where = f"{terminal(index.path(at))} (layer {layer}{later})"
             yield SecretPlace(where, kinds, index.sizes[at])

@@ -30,7 +30,7 @@ from buildtool.audit.layer import LayerIndex, join
 from buildtool.audit.merge import Finder, Merged, merge
 from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, claim_leftovers, find_owners
 from buildtool.audit.secrets import redacted
-from buildtool.audit.shown import show_text
+from buildtool.audit.spot import PackageName, Spot
 from buildtool.audit.tree import Tree, TreeCounter
 
 _CUDA_LIBRARY = re.compile(
@@ -48,14 +48,14 @@ class Tally:
     """Bytes of a group of files or parts of files, and where they are (anchor -> bytes)."""
 
     unpacked_bytes: int = 0
-    places: Counter[bytes] = field(default_factory=Counter)
+    places: Counter[Spot] = field(default_factory=Counter)
 
-    def add(self, n_bytes: int, place: bytes) -> None:
+    def add(self, n_bytes: int, place: Spot) -> None:
         """One more file, or part of one."""
         self.unpacked_bytes += n_bytes
         self.places[place] += n_bytes
 
-    def top(self, count: int = 20) -> tuple[bytes, ...]:
+    def top(self, count: int = 20) -> tuple[Spot, ...]:
         """The places with most bytes, largest first."""
         return tuple(place for place, _ in self.places.most_common(count))
 
@@ -113,7 +113,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     merged = merge(indexes)
     ownership = find_owners(merged)
     claim_leftovers(merged, ownership)
-    labels = {show_text(key): show_text(value) for key, value in contents.config.labels.items()}
+    labels = contents.config.labels
     told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
     wanted = targets or told
     commands = [layer.command or "" for layer in contents.layers]
@@ -126,7 +126,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     packages = count.packages()
     return Facts(
         labels={key: redacted(f"{key}={value}").removeprefix(f"{key}=") for key, value in labels.items()},
-        ref=show_text(contents.ref),
+        ref=contents.ref,
         wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
         layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
@@ -283,7 +283,7 @@ class _Count:
         package = self._ownership.packages[owner]
         listed = owner != UNOWNED and package.manager is not Manager.ROCM
         if self._tools[owner] or (not listed and is_tool_directory(path)):
-            self.build_only.add(size, package.name.encode("utf-8", "replace") if listed else place.anchor)
+            self.build_only.add(size, PackageName(package.name) if listed else place.anchor)
             causes.append(BUILD_ONLY)
         if row in self._extra:
             causes.append(DUPLICATES)

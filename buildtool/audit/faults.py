@@ -1,7 +1,7 @@
 """Everything that can be wrong with an image's bytes. Each fault says where: member, layer, byte offset."""
 
-from buildtool.audit.shown import show_text
 from buildtool.errors import ConfigError, DataError
+from buildtool.quoting import terminal
 
 _AGAIN = "it was cut short: save, copy or pull it again"
 
@@ -10,7 +10,7 @@ class ImageFault(DataError):
     """An image that can't be read or trusted. `place` says where in it."""
 
     def __init__(self, message: str, *, place: str, hint: str = "") -> None:
-        super().__init__(show_text(f"{place}: {message}"), hint)
+        super().__init__(terminal(f"{place}: {message}"), hint)
         self.place = place
 
 
@@ -49,4 +49,4 @@ class NoSuchImage(ConfigError):
     """An archive without an image, or with several and no word on which is meant."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(show_text(message), show_text(hint))
+        super().__init__(terminal(message), terminal(hint))

@@ -1,12 +1,11 @@
 """One finding of an audit, and what the checks that make findings share."""
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from buildtool.audit.facts import Tally
-from buildtool.audit.shown import show_path
+from buildtool.audit.spot import Spot
 
 SHOWN_PATHS = 20
 SHOWN_SECRETS = 500
@@ -52,13 +51,7 @@ def shown_paths(finding: Finding) -> list[str]:
     return [" = ".join(f"/{part}" for part in path.split(" = ")) for path in finding.paths]
 
 
-def shell_word(place: bytes) -> str:
-    """A place for a command that is pasted: names come from the image and may hold anything."""
-    directory, star, ending = place.partition(b"/*.")
-    return shlex.quote(f"/{show_path(directory)}") + (star + ending).decode()
-
-
-def merged_places(tallies: Iterable[Tally]) -> list[bytes]:
+def merged_places(tallies: Iterable[Tally]) -> list[Spot]:
     """The places of several tallies, those with most bytes first."""
     total = sum((tally.places for tally in tallies), Tally().places)
     return [place for place, _ in total.most_common()]

@@ -1,6 +1,5 @@
 """Waste, by cause: each finding has its bytes, where they are and what to type against it. Pure functions."""
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ from buildtool.audit.finding import (
     Prediction,
     Severity,
     merged_places,
-    shell_word,
 )
 from buildtool.audit.kinds import Kind
 from buildtool.audit.mismatches import (
@@ -25,7 +23,8 @@ from buildtool.audit.mismatches import (
     foreign_files,
     torch_without_gpu_kernels,
 )
-from buildtool.audit.shown import show_path
+from buildtool.audit.spot import PackageName, naming, shown
+from buildtool.quoting import terminal
 from probes.units import decimal_bytes
 
 __all__ = ["Finding", "Prediction", "Severity", "find_waste", "predict"]
@@ -117,7 +116,6 @@ def _strippable(facts: Facts) -> Finding | None:
     if facts.strippable.unpacked_bytes < WORTH_BYTES:
         return None
     places = facts.strippable.top(SHOWN_PATHS)
-    listed = " ".join(map(shell_word, places))
     left_out = len(facts.strippable.places) - len(places)
     more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
     return Finding(
@@ -125,10 +123,15 @@ def _strippable(facts: Facts) -> Finding | None:
         Severity.WARNING,
         "debug information and linkers' symbols inside libraries and programs",
         facts.strippable.unpacked_bytes,
-        tuple(show_path(place) for place in places),
-        f"RUN find {listed} -maxdepth 1 -type f \\\n"
-        "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't\n"
-        f"{more}# in the layer that installs them, with binutils there; never after `buildtool prune`;\n"
+        tuple(map(shown, places)),
+        naming(
+            places,
+            lambda listed: (
+                f"RUN find {listed} -maxdepth 1 -type f \\\n"
+                "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't"
+            ),
+        )
+        + f"\n{more}# in the layer that installs them, with binutils there; never after `buildtool prune`;\n"
         "# then try what was stripped: libraries that patchelf changed may not load any more",
     )
 
@@ -143,7 +146,7 @@ def _overwritten(facts: Facts) -> Finding | None:
         Severity.WARNING,
         f"replaced in a later layer{same}",
         n_bytes,
-        tuple(show_path(path) for path in facts.overwritten.top(SHOWN_PATHS)),
+        tuple(map(shown, facts.overwritten.top(SHOWN_PATHS))),
         "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
         "# and install a package once, in the layer that settles its version",
     )
@@ -157,7 +160,7 @@ def _deleted(facts: Facts) -> Finding | None:
         Severity.WARNING,
         "deleted in a later layer, but still stored and pulled",
         facts.deleted.unpacked_bytes,
-        tuple(show_path(path) for path in facts.deleted.top(SHOWN_PATHS)),
+        tuple(map(shown, facts.deleted.top(SHOWN_PATHS))),
         "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
     )
 
@@ -186,9 +189,7 @@ def _duplicates(facts: Facts) -> Finding | None:
         Severity.WARNING,
         f"the same content at several paths ({told})",
         n_bytes,
-        tuple(
-            " = ".join(show_path(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]
-        ),
+        tuple(" = ".join(terminal(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
         "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
     )
 
@@ -196,15 +197,20 @@ def _duplicates(facts: Facts) -> Finding | None:
 def _build_only(facts: Facts) -> Finding | None:
     if facts.build_only.unpacked_bytes < WORTH_BYTES:
         return None
-    names = [show_path(place) for place in facts.build_only.top(SHOWN_PATHS)]
+    spots = facts.build_only.top(SHOWN_PATHS)
+    packages = [spot for spot in spots if isinstance(spot, PackageName)]
+    purge = naming(
+        packages[:8],
+        lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
+    )
     return Finding(
         BUILD_ONLY,
         Severity.WARNING,
         "compilers, build systems and -dev packages, which running doesn't need",
         facts.build_only.unpacked_bytes,
-        tuple(names),
+        tuple(map(shown, spots)),
         "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
-        f"# or in the layer that installs them: apt-get purge --auto-remove {shlex.join(names[:8])}",
+        f"{purge}".rstrip("\n"),
     )
 
 
@@ -265,9 +271,11 @@ def _of_kind(facts: Facts, kinds: tuple[Kind, ...], name: str, title: str, remed
     if n_bytes < WORTH_BYTES:
         return None
     places = merged_places(tallies)
-    listed = " ".join(shell_word(place) for place in places[:8])
-    paths = tuple(show_path(place) for place in places[:SHOWN_PATHS])
-    return Finding(name, Severity.WARNING, title, n_bytes, paths, remedy.replace("{places}", listed))
+    if "{places}" in remedy:
+        template = remedy
+        remedy = naming(places[:8], lambda listed: template.replace("{places}", listed))
+    paths = tuple(map(shown, places[:SHOWN_PATHS]))
+    return Finding(name, Severity.WARNING, title, n_bytes, paths, remedy)
 
 
 def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:

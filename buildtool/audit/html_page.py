@@ -1,20 +1,19 @@
 """An audit report as one HTML file that loads nothing: styles, scripts and data are in it.
 
-All text of an image is escaped here or set as text by the scripts; a policy in the page admits these alone.
+All text of an image is quoted here or set as text by the scripts; a policy in the page admits these alone.
 """
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from html import escape
 from importlib.resources import files
 
 from buildtool.audit.baseline import Comparison, Regression
 from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.finding import Finding, Prediction, shown_paths
 from buildtool.audit.report import AuditReport
+from buildtool.quoting import html, script_json
 from probes.units import decimal_bytes
 
 HTML_FILES = 2000  # rows of the file list
@@ -51,7 +50,7 @@ def render_html(report: AuditReport, comparison: Comparison | None = None) -> st
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
 script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
 <meta name="referrer" content="no-referrer">
-<title>{escape(report.image.ref)}: where its bytes are</title>
+<title>{html(report.image.ref)}: where its bytes are</title>
 <style>{(assets / "report.css").read_text()}</style>
 </head>
 <body>
@@ -66,15 +65,9 @@ script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
 """
 
 
-def script_safe(value: object) -> str:
-    """JSON that can stand inside a script element: ASCII, and nothing that HTML would read."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _data(report: AuditReport) -> str:
     """What the scripts draw: rows as lists, in the order that page.js reads."""
-    return script_safe(
+    return script_json(
         {
             "ref": report.image.ref,
             "total": report.totals.unpacked_bytes,
@@ -123,15 +116,15 @@ def _header(report: AuditReport) -> str:
         ("Findings", str(len(report.findings)), _predicted(report.prediction)),
     )
     tiles = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        f"<div><dt>{html(name)}</dt><dd>{html(value)}<small>{html(note)}</small></dd></div>"
         for name, value, note in figures
     )
     digest = image.digest or f"digest unknown: {image.digest_reason}"
     return f"""<header>
 <p class="eyebrow">Image audit</p>
-<h1><bdi>{escape(image.ref)}</bdi></h1>
-<p class="about">{escape(image.platform)} · torch {escape(report.torch_build)} · \
-<code>{escape(digest)}</code></p>
+<h1><bdi>{html(image.ref)}</bdi></h1>
+<p class="about">{html(image.platform)} · torch {html(report.torch_build)} · \
+<code>{html(digest)}</code></p>
 <dl class="figures">{tiles}{_budget(report)}</dl>
 </header>"""
 
@@ -151,7 +144,7 @@ def _budget(report: AuditReport) -> str:
         if judged.limit_bytes is not None
     ]
     note = "; ".join(lines) or "set one with --budget-unpacked"
-    return f'<div><dt>Budget</dt><dd class="{verdict.value}">{told}<small>{escape(note)}</small></dd></div>'
+    return f'<div><dt>Budget</dt><dd class="{verdict.value}">{told}<small>{html(note)}</small></dd></div>'
 
 
 def _against(name: str, judged: Judgement) -> str:
@@ -162,21 +155,19 @@ def _against(name: str, judged: Judgement) -> str:
 def _baseline(comparison: Comparison) -> str:
     """What is worse than in an earlier report, first of all on the page: it makes the command fail."""
     worse = "".join(_regression(row) for row in comparison.regressions)
-    left_out = "".join(f"<p>Not compared: {escape(what)}.</p>" for what in comparison.not_compared)
-    told = worse or f"<p>Nothing is worse, at a tolerance of {escape(str(comparison.tolerance))}.</p>"
+    left_out = "".join(f"<p>Not compared: {html(what)}.</p>" for what in comparison.not_compared)
+    told = worse or f"<p>Nothing is worse, at a tolerance of {html(str(comparison.tolerance))}.</p>"
     count = f": {len(comparison.regressions)} worse" if comparison.regressions else ""
-    return f"<h2>Since the baseline {escape(comparison.label)}{count}</h2>\n{told}{left_out}"
+    return f"<h2>Since the baseline {html(comparison.label)}{count}</h2>\n{told}{left_out}"
 
 
 def _regression(row: Regression) -> str:
     grown = row.after_bytes - row.before_bytes
     figures = f"{decimal_bytes(row.before_bytes)} before, {decimal_bytes(row.after_bytes)} now"
     size = f'<span class="bytes">+{decimal_bytes(grown)}</span>' if grown > 0 else ""
-    detail = (
-        f'<p class="muted">{escape(" · ".join(filter(None, (figures if grown else "", row.detail))))}</p>'
-    )
+    detail = f'<p class="muted">{html(" · ".join(filter(None, (figures if grown else "", row.detail))))}</p>'
     return f"""<article class="finding error">
-<div class="line"><h3><bdi>{escape(row.title)}</bdi></h3>{size}</div>
+<div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{size}</div>
 {detail}{_places(row.paths)}
 </article>"""
 
@@ -184,7 +175,7 @@ def _regression(row: Regression) -> str:
 def _places(paths: Sequence[str]) -> str:
     if not paths:
         return ""
-    items = "".join(f"<li><bdi>{escape(path)}</bdi></li>" for path in paths)
+    items = "".join(f"<li><bdi>{html(path)}</bdi></li>" for path in paths)
     told = "1 place" if len(paths) == 1 else f"{len(paths)} places"
     return f"<details><summary>{told}</summary><ul>{items}</ul></details>"
 
@@ -221,10 +212,10 @@ def _finding(row: Finding, total: int) -> str:
     bytes_told = f'<span class="bytes">{size}</span>' if row.unpacked_bytes else ""
     after = row.predicted_unpacked_bytes
     after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
-    return f"""<article class="finding {severity}" id="finding-{escape(row.id)}">
-<div class="line"><h3><bdi>{escape(row.title)}</bdi></h3>{bytes_told}</div>
-<p class="muted"><span class="tag {severity}">{severity}</span> <code>{escape(row.id)}</code>{after_told}</p>
-{_places(shown_paths(row))}<div class="remedy"><pre>{escape(row.remedy)}</pre>\
+    return f"""<article class="finding {severity}" id="finding-{html(row.id)}">
+<div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{bytes_told}</div>
+<p class="muted"><span class="tag {severity}">{severity}</span> <code>{html(row.id)}</code>{after_told}</p>
+{_places(shown_paths(row))}<div class="remedy"><pre>{html(row.remedy)}</pre>\
 <button type="button" class="copy">Copy</button></div>
 </article>"""
 
@@ -256,12 +247,12 @@ def _tables(report: AuditReport) -> str:
     total = report.totals.unpacked_bytes
     layers = "".join(
         f'<tr><td class="number">{n}</td>'
-        f"<td>{_base_mark(report, n)}<code>{escape(row.command or 'unknown')}</code></td>"
+        f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
         f"{_bar(row.unpacked_bytes, total)}"
         f'<td class="number">{_bytes(row.stored_bytes)}</td><td class="number">{row.n_entries:,}</td></tr>'
         for n, row in enumerate(report.layers)
     )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+    notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
     gpu_total = sum(report.gpu_code.values())
     return f"""<h2>Layers, bottom first</h2>
 <div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
@@ -279,12 +270,12 @@ def _base_mark(report: AuditReport, layer: int) -> str:
     if layer >= report.image.base_layers:
         return ""
     told = f"base image {report.image.base_name}, told by {report.image.base_told_by}"
-    return f'<span class="tag" title="{escape(told)}">base</span> '
+    return f'<span class="tag" title="{html(told)}">base</span> '
 
 
 def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:
     rows = "".join(
-        f"<tr><td><bdi>{escape(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
+        f"<tr><td><bdi>{html(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
         for name, n_bytes in sorted(parts.items(), key=lambda row: -row[1])
         if n_bytes
     )
@@ -301,7 +292,7 @@ def _bar(n_bytes: int, total: int) -> str:
 
 def _footer(report: AuditReport) -> str:
     return (
-        f"Written by gpu-weir {escape(report.tool_version)}. This file loads nothing from anywhere. "
+        f"Written by gpu-weir {html(report.tool_version)}. This file loads nothing from anywhere. "
         "Sizes are decimal (1 MB = 10<sup>6</sup> bytes) and unpacked where not said otherwise. "
         "Map layout by d3-hierarchy, © Mike Bostock, ISC licence."
     )

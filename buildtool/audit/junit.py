@@ -9,13 +9,13 @@ from buildtool.audit.baseline import Comparison, Regression
 from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.finding import Finding, Severity
 from buildtool.audit.report import AuditReport
-from buildtool.audit.shown import show_text
+from buildtool.quoting import xml
 from probes.units import decimal_bytes
 
 
 def render_junit(report: AuditReport, comparison: Comparison | None = None) -> str:
     """The report as one test suite."""
-    suite = Xml.Element("testsuite", name=_text(report.image.ref))
+    suite = Xml.Element("testsuite", name=xml(report.image.ref))
     for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
         if judged.verdict is not Verdict.NONE:
             _limit(suite, name, judged)
@@ -65,20 +65,15 @@ def _finding(suite: Xml.Element, finding: Finding) -> None:
 
 
 def _case(suite: Xml.Element, group: str, name: str) -> Xml.Element:
-    return Xml.SubElement(suite, "testcase", classname=f"audit.{group}", name=_text(name), time="0")
+    return Xml.SubElement(suite, "testcase", classname=f"audit.{group}", name=xml(name), time="0")
 
 
 def _child(case: Xml.Element, tag: str, message: str, details: str = "") -> None:
     child = Xml.SubElement(case, tag)
     if message:
-        child.set("message", _text(message))
-    child.text = _text(details) or None
+        child.set("message", xml(message))
+    child.text = xml(details) or None
 
 
 def _places(row: Finding | Regression) -> str:
     return "\n".join(row.paths)
-
-
-def _text(text: str) -> str:
-    """XML 1.0 has no way to write most control characters: they become escapes (section 2.2, Char)."""
-    return show_text(text, keep="\n\t")

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from buildtool.audit.spot import Pattern
 from buildtool.gpucode.names import gfx_targets_of_path
 
 
@@ -32,7 +33,7 @@ class Place:
     """A file's kind, and what a remedy would name: a directory of that kind alone, or one and an ending."""
 
     kind: Kind
-    anchor: bytes
+    anchor: bytes | Pattern
     targets: tuple[str, ...] = ()
 
 
@@ -120,7 +121,7 @@ class Classifier:
         if ending == b"pth" and _PATH_FILES.search(directory + b"/" + name):
             kind = Kind.PYTHON
         if kind is not None:
-            return Place(kind, directory + b"/*." + ending)
+            return Place(kind, Pattern(directory, ending))
         if _SONAME.search(name):
             return Place(Kind.LIBRARY, directory)
         return Place(Kind.PROGRAM if programs else Kind.DATA, directory)

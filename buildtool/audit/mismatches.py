@@ -1,12 +1,12 @@
 """Content for other hardware than the image's: CUDA, foreign GPU targets, a torch without GPU kernels."""
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from buildtool.audit.claims import CUDA, FOREIGN_CODE, FOREIGN_FILES, is_foreign, parse_targets, saved_bytes
 from buildtool.audit.facts import Facts, Tally
 from buildtool.audit.finding import SHOWN_PATHS, Finding, Severity, merged_places
-from buildtool.audit.shown import show_path
+from buildtool.audit.spot import shown
+from buildtool.quoting import Unquotable, shell, terminal
 from probes.units import decimal_bytes
 
 
@@ -31,7 +31,7 @@ def cuda_in_cpu_image(facts: Facts) -> Finding | None:
         severity,
         title,
         n_bytes,
-        tuple(show_path(path) for path in facts.cuda.top(SHOWN_PATHS)),
+        tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
         f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
         "# not --extra-index-url: with both in view pip takes the highest version, which is CUDA's",
     )
@@ -45,11 +45,11 @@ def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
     return Finding(
         "torch-without-gpu-kernels",
         Severity.WARNING,
-        f"variant {variant} holds a CPU build of torch: tensors can't be put on a GPU",
+        f"variant {terminal(variant)} holds a CPU build of torch: tensors can't be put on a GPU",
         0,
         (),
-        f"make a GPU build of torch reachable (see `torch:` of {variant} in images/variants.yaml), then:\n"
-        f"python -m buildtool build {variant}",
+        "# make a GPU build of torch reachable: see this variant's `torch:` in images/variants.yaml; then\n"
+        + _command(lambda: f"python -m buildtool build -- {shell(variant)}"),
     )
 
 
@@ -66,18 +66,28 @@ def foreign_code_in_libraries(facts: Facts) -> Finding | None:
 def _prune(facts: Facts) -> str:
     """What to type against foreign code of both forms: one command takes both out."""
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
-    targets = shlex.quote(",".join(facts.wanted_targets))
+    targets = shell(",".join(map(str, parse_targets(facts.wanted_targets))))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
+    command = _command(lambda: f"python -m buildtool prune --targets {targets} -- {shell(facts.ref)}")
     return (
-        f"python -m buildtool prune {shlex.quote(facts.ref)} --targets {targets}\n"
+        f"{command}\n"
         f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
-        f"# or what will be copied into an image: python -m buildtool prune DIRECTORY --targets {targets}"
+        f"# or what will be copied into an image: python -m buildtool prune --targets {targets} DIRECTORY"
     )
+
+
+def _command(made: Callable[[], str]) -> str:
+    """A command that names something of the image, or why there is none."""
+    try:
+        return made()
+    except Unquotable as error:
+        return f"# there is no command to paste, because of the image's own name for it: {error}"
 
 
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
     """A finding of the code that no wanted target can run; None where none is wanted."""
     wanted = parse_targets(facts.wanted_targets)
+    told = ", ".join(map(str, wanted))
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
     n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
     if not n_bytes:
@@ -85,9 +95,9 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
     return Finding(
         name,
         Severity.WARNING,
-        f"{what} GPU code for {', '.join(sorted(foreign))}; wanted is {', '.join(facts.wanted_targets)}",
+        f"{what} GPU code for {', '.join(sorted(foreign))}; wanted is {told}",
         n_bytes,
-        tuple(show_path(place) for place in merged_places(foreign.values())[:SHOWN_PATHS]),
+        tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
         _prune(facts),
     )
 

@@ -16,7 +16,7 @@ from itertools import chain
 from buildtool.audit.layer import LayerIndex, split
 from buildtool.audit.merge import Finder, Merged
 from buildtool.audit.rocmtree import Component, component_of
-from buildtool.audit.shown import show_text
+from buildtool.quoting import terminal
 
 UNOWNED = 0
 _MOST_COMPONENTS = 1000  # of ROCm; names from a path need a bound
@@ -137,7 +137,7 @@ def _claim_rocm(merged: Merged, ownership: Ownership) -> None:
 
 def _readable(package: Package) -> Package:
     """The package with names fit to be shown: they come from the image and may hold anything."""
-    fields = show_text(package.name), show_text(package.version), show_text(package.place)
+    fields = terminal(package.name), terminal(package.version), terminal(package.place)
     return Package(package.manager, *fields)
 
 

@@ -1,5 +1,6 @@
 """An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ from buildtool.audit.baseline import Comparison
 from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.finding import Finding, shown_paths
 from buildtool.audit.report import AuditReport, ImageRow
+from buildtool.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.units import decimal_bytes
 
 MARKDOWN_BYTES = 1_000_000  # GitHub refuses step summaries above 1,024 KiB
 _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
-_FENCE = "\n```"
+_FENCE = re.compile(r"^(`{3,})(.*)$", re.MULTILINE)
 _COMMAND_WIDTH = 60
 _PATHS = 4
 
@@ -59,20 +61,21 @@ def summary_row(report: AuditReport) -> SummaryRow:
 
 def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
     """The report for a terminal, with what got worse since a baseline."""
-    blocks = [*_headline(report)]
+    blocks = [*map(terminal, _headline(report))]
     for section in _sections(report, top):
-        table = tabulate(section.rows, section.headers, tablefmt="simple", disable_numparse=True)
+        cells = [[terminal(cell) for cell in row] for row in section.rows]
+        table = tabulate(cells, section.headers, tablefmt="simple", disable_numparse=True)
         blocks.append(f"\n{section.title}\n{table}")
     for finding in report.findings:
-        paths = "".join(f"\n    {path}" for path in shown_paths(finding)[:_PATHS])
+        paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
-        remedy = finding.remedy.replace("\n", "\n      ")
-        told = f"{finding.id}: {finding.title}{_size_of(finding)}"
+        remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
+        told = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
         blocks.append(f"\n[{finding.severity.value}] {told}{paths}{more}\n    do: {remedy}")
-    blocks += [f"\nnote: {note}" for note in report.notes]
+    blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
     if comparison:
-        blocks += ["", f"baseline {told_comparison(comparison)}"]
-        blocks += [f"  {line}" for line in told_changes(comparison)]
+        blocks += ["", f"baseline {terminal(told_comparison(comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in told_changes(comparison)]
     return "\n".join(blocks) + "\n"
 
 
@@ -91,13 +94,13 @@ def told_changes(comparison: Comparison) -> list[str]:
 
 def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison | None = None) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
-    ref, *headline = map(markdown_cell, _headline(report))
+    ref, *headline = map(markdown, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
     if comparison:
-        lines += ["", f"## Baseline {markdown_cell(told_comparison(comparison))}", ""]
-        lines += [f"- {markdown_cell(line)}" for line in told_changes(comparison)]
+        lines += ["", f"## Baseline {markdown(told_comparison(comparison))}", ""]
+        lines += [f"- {markdown(line)}" for line in told_changes(comparison)]
     for section in _sections(report, top):
-        rows = [[markdown_cell(cell) for cell in row] for row in section.rows]
+        rows = [[markdown(cell) for cell in row] for row in section.rows]
         lines += [
             "",
             f"## {section.title}",
@@ -105,11 +108,11 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
             tabulate(rows, section.headers, "github", disable_numparse=True),
         ]
     for finding in report.findings:
-        title = markdown_cell(f"{finding.title}{_size_of(finding)}")
-        lines += ["", f"## {finding.id} ({finding.severity.value}): {title}", ""]
-        lines += [f"- {markdown_cell(path)}" for path in shown_paths(finding)[:top]]
-        lines += ["", "```sh", finding.remedy.replace("```", ""), "```"]
-    lines += ["", *(f"- note: {markdown_cell(note)}" for note in report.notes)]
+        title = markdown(f"{finding.title}{_size_of(finding)}")
+        lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
+        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[:top]]
+        lines += ["", markdown_block(finding.remedy, "sh")]
+    lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")
 
 
@@ -232,16 +235,8 @@ def _bytes(n_bytes: int | None) -> str:
 
 
 def _short(text: str) -> str:
-    words = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    words = " ".join(text.split())
     return words if len(words) <= _COMMAND_WIDTH else words[: _COMMAND_WIDTH - 3] + "..."
-
-
-def markdown_cell(text: str) -> str:
-    """Text that can't break out of a Markdown table, link or tag."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-    for char in "\\`*_|[]":
-        escaped = escaped.replace(char, f"\\{char}")
-    return " ".join(escaped.split())
 
 
 def capped(text: str) -> str:
@@ -249,10 +244,21 @@ def capped(text: str) -> str:
     raw = text.encode()
     if len(raw) <= MARKDOWN_BYTES:
         return text
-    kept = (
-        raw[: MARKDOWN_BYTES - len(_CUT.encode()) - len(_FENCE)]
-        .rpartition(b"\n")[0]
-        .decode("utf-8", "ignore")
-    )
-    open_fence = kept.startswith("```") + kept.count("\n```")
-    return kept + (_FENCE if open_fence % 2 else "") + _CUT
+    room = MARKDOWN_BYTES - len(_CUT.encode())
+    kept = raw[:room].rpartition(b"\n")[0].decode("utf-8", "ignore")
+    fence = _open_fence(kept)
+    while fence and len(kept.encode()) + 1 + len(fence) > room:
+        kept = kept.rpartition("\n")[0]
+        fence = _open_fence(kept)
+    return kept + (f"\n{fence}" if fence else "") + _CUT
+
+
+def _open_fence(text: str) -> str:
+    """The fence of the block that the text ends within; empty where it ends in none."""
+    fence = ""
+    for found in _FENCE.finditer(text):
+        if not fence:
+            fence = found[1]
+        elif found[1] == fence and not found[2]:
+            fence = ""
+    return fence

@@ -10,9 +10,9 @@ from buildtool.audit.contents import PLAIN_REASON, ImageContents
 from buildtool.audit.facts import Facts, Tally
 from buildtool.audit.findings import Finding, Prediction, find_waste, predict
 from buildtool.audit.secrets import redacted
-from buildtool.audit.shown import show_path, show_text
 from buildtool.audit.tree import NO_TREE, Tree
 from buildtool.model import Budget
+from buildtool.quoting import terminal
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
 _NO_DIGEST = "the archive tells no manifest digest (written by an engine without the containerd store)"
@@ -147,7 +147,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
                 layer.stored_bytes,
                 layer.tar_bytes,
                 layer.index.n_entries if layer.index else 0,
-                None if layer.command is None else show_text(redacted(layer.command), keep="\n\t"),
+                None if layer.command is None else terminal(redacted(layer.command), keep="\n\t"),
             )
             for layer in contents.layers
         ),
@@ -157,16 +157,16 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         gpu_code=_by_target(facts.gpu_files, facts.gpu_in_libraries),
         gpu_in_libraries=_by_target(facts.gpu_in_libraries),
         top_files=tuple(
-            FileRow(show_path(row.path), row.unpacked_bytes, row.layer, row.owner) for row in facts.top_files
+            FileRow(terminal(row.path), row.unpacked_bytes, row.layer, row.owner) for row in facts.top_files
         ),
-        top_directories=tuple((show_path(path), n_bytes) for path, n_bytes in facts.top_directories),
+        top_directories=tuple((terminal(path), n_bytes) for path, n_bytes in facts.top_directories),
         duplicates=tuple(
-            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(show_path, row.paths)), row.cause)
+            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(terminal, row.paths)), row.cause)
             for row in facts.duplicates[:_KEPT_DUPLICATES]
         ),
         findings=findings,
         budget=judged,
-        notes=tuple(map(show_text, contents.notes + _notes(facts))),
+        notes=tuple(map(terminal, contents.notes + _notes(facts))),
         prediction=predict(facts, findings),
         tree=facts.tree,
     )
@@ -216,13 +216,13 @@ def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...] | None]:
 
 def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:
     return ImageRow(
-        ref=show_text(contents.ref),
+        ref=terminal(contents.ref),
         digest=contents.digest,
         digest_reason=None if contents.digest else _NO_DIGEST,
         manifest_digest=contents.manifest_digest,
         config_digest=contents.config_digest,
-        platform=show_text(str(contents.config.platform)),
-        labels=dict(facts.labels),
+        platform=terminal(str(contents.config.platform)),
+        labels={terminal(key): terminal(value) for key, value in facts.labels.items()},
         attestations=contents.attestations.count,
         attestations_stored_bytes=contents.attestations.stored_bytes,
         base_layers=facts.base.n_layers,
@@ -261,5 +261,5 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     if facts.unread:
         path, why = facts.unread[0]
         more = f" (and {len(facts.unread) - 1} more files)" if len(facts.unread) > 1 else ""
-        notes.append(f"couldn't be looked into: /{show_path(path)}: {why}{more}")
+        notes.append(f"couldn't be looked into: /{terminal(path)}: {why}{more}")
     return tuple(notes)

@@ -10,6 +10,7 @@ from buildtool.audit.baseline import Comparison
 from buildtool.audit.budget import Verdict
 from buildtool.audit.finding import Severity
 from buildtool.audit.report import AuditReport
+from buildtool.quoting import sarif, terminal
 from probes.units import decimal_bytes
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
@@ -48,14 +49,16 @@ def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> s
                 "rules": [_rule(rules[name]) for name in names],
             }
         },
-        "originalUriBaseIds": {"IMAGE": {"description": {"text": f"root of {_cut(report.image.ref)}"}}},
+        "originalUriBaseIds": {
+            "IMAGE": {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
+        },
         "columnKind": "unicodeCodePoints",
         "results": [*kept],
     }
     if len(kept) < len(results):
         note = f"{len(results) - len(kept)} results were left out, code scanning takes no more"
         run["invocations"] = [
-            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": note}}]}
+            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
         ]
     document: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document) + "\n"
@@ -78,21 +81,21 @@ def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Re
 def _rule(row: _Result) -> Json:
     rule: dict[str, Json] = {
         "id": row.rule,
-        "shortDescription": {"text": row.rule.replace("-", " ")},
+        "shortDescription": {"text": sarif(row.rule.replace("-", " "))},
         "defaultConfiguration": {"level": row.level},
     }
-    return rule | ({"help": {"text": _cut(row.remedy)}} if row.remedy else {})
+    return rule | ({"help": {"text": sarif(_cut(row.remedy))}} if row.remedy else {})
 
 
 def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
     """One result. Its fingerprint stays when sizes change: builds don't open the same alert anew."""
-    print_of = f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}"
+    told = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
     return {
         "ruleId": row.rule,
         "level": row.level,
-        "message": {"text": _cut(row.text)},
+        "message": {"text": sarif(_cut(row.text))},
         "locations": [*_locations(row.paths or (report.image.ref,), report.image.ref)],
-        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(print_of.encode()).hexdigest()},
+        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(told.encode()).hexdigest()},
     }
 
 
@@ -101,9 +104,9 @@ def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
     for path in paths:
         yield {
             "physicalLocation": {
-                "artifactLocation": {"uri": quote(_cut(path.split(" = ")[0])), "uriBaseId": "IMAGE"}
+                "artifactLocation": {"uri": quote(terminal(_cut(path.split(" = ")[0]))), "uriBaseId": "IMAGE"}
             },
-            "logicalLocations": [{"name": _cut(ref), "kind": "module"}],
+            "logicalLocations": [{"name": terminal(_cut(ref)), "kind": "module"}],
         }
 
 

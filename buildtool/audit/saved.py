@@ -9,8 +9,8 @@ from enum import Enum
 from pathlib import Path
 
 from buildtool.audit.report import SCHEMA_VERSION, AuditReport
-from buildtool.audit.shown import show_text
 from buildtool.errors import DataError
+from buildtool.quoting import terminal
 
 MAX_REPORT_BYTES = 64 << 20
 
@@ -77,7 +77,7 @@ def _decode(hint: object, value: Json, where: str) -> object:
         return tuple(_decode(*pair, f"{where}[{n}]") for n, pair in enumerate(zip(hints, items, strict=True)))
     if origin is Mapping:
         return {
-            show_text(key): _decode(inner[1], item, f"{where}.{show_text(key)}")
+            terminal(key): _decode(inner[1], item, f"{where}.{terminal(key)}")
             for key, item in _object(value, where).items()
         }
     return _decode_class(hint, value, where)
@@ -93,7 +93,7 @@ def _decode_class(hint: object, value: Json, where: str) -> object:
         return hint(value)
     if type(value) is not hint or (isinstance(value, int) and value < 0):
         raise _not_a_report(where, f"{str(value)[:60]!r} where {getattr(hint, '__name__', hint)} belongs")
-    return show_text(value, keep="\n\t") if isinstance(value, str) else value
+    return terminal(value, keep="\n\t") if isinstance(value, str) else value
 
 
 def _decode_dataclass(shape: type, value: dict[str, Json], where: str) -> object:
@@ -121,6 +121,6 @@ def _list(value: Json, where: str) -> list[Json]:
 
 def _not_a_report(where: str, why: str) -> DataError:
     return DataError(
-        show_text(f"{where}: {why}: this is no audit report"),
+        terminal(f"{where}: {why}: this is no audit report"),
         "write one with: python -m buildtool audit IMAGE --json FILE",
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from buildtool.audit.kinds import Kind
-from buildtool.audit.shown import show_path
+from buildtool.quoting import terminal
 
 MAX_ROWS = 8000  # some 2.5 MB of JSON
 MAX_PATH_CHARS = 2_000_000  # of all rows: a path may have 4 KiB
@@ -178,7 +178,7 @@ def _row(coarse: _Coarse, fine: _Fine, sums: _Sums) -> TreeRow:
     path, is_file, layer, group, kind = coarse
     owner, target = fine
     return TreeRow(
-        path=show_path(path),
+        path=terminal(path),
         is_file=is_file,
         layer=layer,
         group=group,

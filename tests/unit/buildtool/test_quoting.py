@@ -11,7 +11,7 @@ from hostile_texts import hostile_texts
 from buildtool import quoting
 from buildtool.quoting import Unquotable, terminal
 
-TEXTS = list(hostile_texts(1500))
+TEXTS = list(hostile_texts(600))
 CODE = {"code"}
 
 
