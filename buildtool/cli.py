@@ -64,7 +64,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted; nothing half-written was left behind", file=sys.stderr)
+        print("interrupted; what is half-written is removed, by the next run at the latest", file=sys.stderr)
         return int(Exit.INTERRUPTED)
 
 
@@ -72,4 +72,6 @@ def entry() -> None:
     """Console entry point."""
     harden()
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminate)
     sys.exit(main(sys.argv[1:]))

@@ -1,15 +1,38 @@
-"""Buildtool's only door to other programs: run one, hear its output, turn its failure into our errors."""
+"""Buildtool's only door to other programs: run one, hear its output, turn its failure into our errors.
 
+Every program gets a session of its own, so that it can be ended with all that it started.
+"""
+
+import contextlib
+import os
+import select
 import shutil
+import signal
 import subprocess
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.errors import BuildFailed, EnvironmentMissing
 
 KEPT_LINES = 25  # of a failed program's output, enough to hold the cause
+GRACE_S = 3.0  # from SIGTERM to SIGKILL
+
+
+class _Children:
+    """The programs that run now, in any thread. Once stopped, no further one starts."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
+        self.stopped = False
+        self.gate = threading.Lock()
+
+
+_children = _Children()
 
 
 class CommandFailed(BuildFailed):
@@ -45,18 +68,15 @@ def run(
 ) -> Completed:
     """Run to the end in silence and return the output.
 
-    Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero.
+    Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero,
+    KeyboardInterrupt when `stop_children` ended it or has been called before.
     """
-    try:
-        done = subprocess.run(
-            args, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
-    tail = "\n".join((done.stdout + done.stderr).splitlines()[-KEPT_LINES:])
-    if done.returncode:
-        raise CommandFailed(args, done.returncode, tail)
-    return Completed(done.stdout, tail)
+    with _child(args, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(stdin)
+    tail = "\n".join((out + err).splitlines()[-KEPT_LINES:])
+    if process.returncode:
+        raise CommandFailed(args, process.returncode, tail)
+    return Completed(out, tail)
 
 
 def run_loud(
@@ -68,36 +88,112 @@ def run_loud(
     stdin: str | None = None,
 ) -> Completed:
     """Run to the end, handing every line (both streams, as it comes) to `say`. Raises as `run` does."""
-    try:
-        process = subprocess.Popen(
-            args,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
     kept: deque[str] = deque(maxlen=KEPT_LINES)
-    try:
+    with _child(args, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
-            process.stdin.write(stdin)
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # its exit code says why it stopped listening
+                process.stdin.write(stdin)
+                process.stdin.close()
         for line in process.stdout or ():
             kept.append(line.rstrip("\n"))
             say(kept[-1])
-        code = process.wait()
+        process.wait()
+    tail = "\n".join(kept)
+    if process.returncode:
+        raise CommandFailed(args, process.returncode, tail)
+    return Completed("", tail)
+
+
+def stop_children() -> None:
+    """End every program that runs now, with all that it started, and let none start afterwards.
+
+    Threads that wait for one, or want to start one, get a KeyboardInterrupt. Returns after GRACE_S at most.
+    """
+    with _children.gate:
+        _children.stopped = True
+        running = list(_children.running)
+    _end(running)
+
+
+@contextmanager
+def _child(
+    args: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdin: str | None,
+    stderr: int,
+) -> Iterator["subprocess.Popen[str]"]:
+    """A program that runs during the block, and ends with it if the block fails."""
+    with _children.gate:
+        if _children.stopped:
+            raise KeyboardInterrupt
+        process = _start(args, cwd=cwd, env=env, stdin=stdin, stderr=stderr)
+        _children.running.add(process)
+    try:
+        yield process
     except BaseException:
-        process.terminate()
+        _end([process])
         process.wait()
         raise
-    tail = "\n".join(kept)
-    if code:
-        raise CommandFailed(args, code, tail)
-    return Completed("", tail)
+    finally:
+        _children.running.discard(process)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+    if _children.stopped:
+        raise KeyboardInterrupt  # its exit code says that we ended it, and nothing about its work
+
+
+def _start(
+    args: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdin: str | None,
+    stderr: int,
+) -> "subprocess.Popen[str]":
+    try:
+        return subprocess.Popen(
+            args,
+            cwd=cwd,
+            env=untranslated(os.environ if env is None else env),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise _missing(args[0]) from error
+
+
+def untranslated(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which programs say what we can parse: English, whatever the user reads. Pure."""
+    kept = {name: value for name, value in env.items() if name != "LANGUAGE"}
+    return kept | {"LC_ALL": "C.UTF-8" if kept.get("LC_ALL") == "C.UTF-8" else "C"}
+
+
+def _end(running: Sequence["subprocess.Popen[str]"]) -> None:
+    """SIGTERM, then after GRACE_S SIGKILL, for programs and whatever shares their sessions."""
+    for process in running:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    for process in running:
+        with contextlib.suppress(OSError):  # it is gone already
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(descriptor)
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
 
 
 def spawn(args: Sequence[str], *, log: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from buildtool.files import sha256_of, sweep_partials
+from buildtool.files import scratch, sha256_of
 from buildtool.gpucode.manifest import IMAGE_PATH
 from buildtool.model import Resolved, Wheel
 from buildtool.plan import group_wheels
@@ -37,12 +37,32 @@ def stage(
     epoch: int,
     pruned: PrunedInputs | None = None,
 ) -> Path:
-    """Make the context anew below `directory` and return it. Files of caches are linked, not copied.
+    """Make the context anew below `directory`, whole or not at all, and return it.
 
-    What was `pruned` takes the place of its original, and the list of what went joins the payload.
+    Files of caches are linked, not copied. What was `pruned` takes the place of its original, and the list
+    of what went joins the payload.
     """
-    context = directory / resolved.variant
-    shutil.rmtree(context, ignore_errors=True)
+    final = directory / resolved.variant
+    with scratch(directory) as folder:
+        context = folder / resolved.variant
+        _fill(context, resolved, cache, tools, epoch=epoch, pruned=pruned)
+        if rootfs:
+            _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
+        shutil.rmtree(final, ignore_errors=True)
+        context.replace(final)
+    return final
+
+
+def _fill(
+    context: Path,
+    resolved: Resolved,
+    cache: WheelCache,
+    tools: tuple[Wheel, ...],
+    *,
+    epoch: int,
+    pruned: PrunedInputs | None,
+) -> None:
+    """Everything of a context but the root file system."""
     groups = group_wheels(resolved.wheels)
     by_folder = {"torch": groups.torch, "heavy": groups.heavy, "small": groups.small}
     for folder, wheels in by_folder.items():
@@ -56,10 +76,6 @@ def stage(
         (context / "payload" / IMAGE_PATH).write_text(pruned.manifest())
     _settle(context / "payload", epoch)
     _settle(context / "tools", epoch, links=False)
-    if rootfs:
-        _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
-    sweep_partials(directory)
-    return context
 
 
 def _link_all(

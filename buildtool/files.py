@@ -1,9 +1,10 @@
 """Buildtool's way to write files (the mechanism is `probes.files`), with its failures as errors of ours."""
 
+import contextlib
 import errno
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from probes.files import sweep_partials, sync_directory
 
 __all__ = [
     "free_bytes",
+    "locked",
     "replacing",
     "scratch",
     "sha256_of",
@@ -40,6 +42,18 @@ def scratch(directory: Path) -> Iterator[Path]:
     """A directory below `directory` for this block alone, removed afterwards. Raises as `replacing` does."""
     with _translated(directory), files.scratch(directory) as path:
         yield path
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a directory or lock file against other threads and processes; `on_wait` is called before a wait.
+
+    Raises DataError when it can't be made.
+    """
+    with contextlib.ExitStack() as held:
+        with _translated(path):
+            held.enter_context(files.locked(path, on_wait))
+        yield
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,12 +5,14 @@ Holds no address: where a wheel came from is told by a source's name, what it is
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from buildtool.errors import ConfigError
-from buildtool.files import write_text
+from buildtool.files import locked, write_text
 from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
 
 SCHEMA_VERSION = 1
@@ -29,7 +31,7 @@ def spec_sha256(variant: Variant) -> str:
 
 @dataclass
 class Lock:
-    """What is pinned. `save` writes it whole or not at all."""
+    """What is pinned. Each change is saved at once, whole or not at all, beside those of other builds."""
 
     path: Path
     entries: dict[str, Resolved] = field(default_factory=dict)
@@ -58,22 +60,33 @@ class Lock:
         return entry if entry and entry.spec_sha256 == spec_sha256(variant) else None
 
     def put(self, entry: Resolved) -> None:
-        """Pin a variant's inputs and save."""
+        """Pin a variant's inputs and save. Raises as `files.write_text` does, ConfigError as `load` does."""
+        with self._newest() as newest:
+            newest.entries[entry.variant] = entry
         self.entries[entry.variant] = entry
-        self._save()
 
     def put_tools(self, tools: tuple[Wheel, ...]) -> None:
-        """Pin the build's own wheels and save."""
+        """Pin the build's own wheels and save. Raises as `put` does."""
+        with self._newest() as newest:
+            newest.tools = tools
         self.tools = tools
-        self._save()
 
-    def _save(self) -> None:
+    @contextmanager
+    def _newest(self) -> Iterator["Lock"]:
+        """What the file holds now, to be changed and saved while no other thread or build does the same."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.parent, lambda: None):
+            newest = Lock.load(self.path)
+            yield newest
+            write_text(self.path, newest._to_text())
+
+    def _to_text(self) -> str:
         data = {
             "schema_version": SCHEMA_VERSION,
             "tools": [asdict(wheel) for wheel in self.tools],
             "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
         }
-        write_text(self.path, json.dumps(data, indent=1) + "\n")
+        return json.dumps(data, indent=1) + "\n"
 
 
 def _to_json(entry: Resolved) -> dict[str, Any]:

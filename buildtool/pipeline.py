@@ -3,20 +3,23 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from buildtool import buildx, context, plan, proof
 from buildtool.audit.audit import audit_image, write_reports
 from buildtool.audit.render import SummaryRow, summary_row
+from buildtool.command import stop_children
 from buildtool.engine import Engine
 from buildtool.errors import EnvironmentMissing
-from buildtool.files import free_bytes, write_text
+from buildtool.files import free_bytes, sha256_of, sweep_partials, write_text
+from buildtool.fingerprint import tool_fingerprint
 from buildtool.gpucode.target import TargetId
 from buildtool.lock import Lock
 from buildtool.model import BuiltImage, Catalog, Resolved, Variant, Wheel
+from buildtool.parallel import at_once
 from buildtool.pruned import PruneCache, PrunedInputs, served_targets
 from buildtool.rootfs import RootfsCache
 from buildtool.sources import Sources, bootstrap_of
@@ -34,9 +37,18 @@ class Workplace:
     lock: Path
     say: Say = field(repr=False)
 
-    def seal(self, kind: str, key: str) -> Path:
-        """Where it is kept that something was seen to hold, by the digest it was seen on."""
-        return self.state / kind / key.replace(":", "-")
+    def seal(self, kind: str, *settings: object) -> Path:
+        """Where it is kept what was seen on an image: one place for each digest, settings and tool.
+
+        `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
+        """
+        key = hashlib.sha256(repr((tool_fingerprint(), *settings)).encode()).hexdigest()
+        return self.state / kind / key
+
+    def sweep(self) -> None:
+        """Remove what killed runs left half-written, in every folder that a build writes into."""
+        for folder in (self.lock.parent, self.state, *self.state.glob("*")):
+            sweep_partials(folder)
 
     @property
     def wheels(self) -> WheelCache:
@@ -67,15 +79,16 @@ def prepare(
 
     With `targets_asked` a GPU target that a variant's stack lacks is an error, else it is left out.
     Raises SourceUnreachable, EnvironmentMissing, DataError, ConfigError for the first variant that fails.
+    What killed runs left half-written is removed first.
     """
+    workplace.sweep()
     epoch = catalog.source_date_epoch
     wheels = workplace.wheels
     lock = Lock.load(workplace.lock)
     sources = Sources(engine, wheels, workplace.rootfs, lock, epoch, workplace.say)
     require_disk(workplace, variants, engine, lock)
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        pending = [pool.submit(sources.resolve, variant, update_lock=update_lock) for variant in variants]
-        resolved = [one.result() for one in pending]
+    tasks = [partial(sources.resolve, variant, update_lock=update_lock) for variant in variants]
+    resolved = at_once(tasks, workers=4, stop=stop_children)
     tools = sources.tools(update_lock=update_lock)
     return [
         _stage(workplace, variant, found, tools=tools, epoch=epoch, asked=targets_asked)
@@ -93,12 +106,13 @@ def build(
 
 
 def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine) -> proof.Proof:
-    """Run the image and hold it to its promises, once for each digest. Raises ProofFailed."""
-    seal = workplace.seal("proved", image.digest)
+    """Run the image and hold it to its promises, once for each digest and promise. Raises ProofFailed."""
+    promised = (target.variant.ref, target.resolved.torch_build, target.resolved.python)
+    seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
     if seal.exists():
         return proof.from_seal(seal.read_text())
     workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
-    ran = engine.run(image.ref, proof.COMMAND)
+    ran = engine.run(image.digest, proof.COMMAND)
     judged = proof.judge(
         target.variant, target.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
     )
@@ -109,24 +123,30 @@ def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: 
 def audited(
     workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine, reports: Path
 ) -> SummaryRow:
-    """Audit the image and write its reports, once for each digest, budget and list of targets.
+    """Audit the image and write its reports, unless the very reports of this audit are there already.
 
     Raises as `buildtool.audit.audit.audit_image` does.
     """
     variant = target.variant
-    key = hashlib.sha256(
-        repr((image.digest, variant.budget, variant.gpu_targets, reports)).encode()
-    ).hexdigest()
-    seal = workplace.seal("audited", key)
-    if seal.exists() and all((reports / f"{variant.name}.{end}").exists() for end in ("json", "md", "html")):
-        return SummaryRow(**json.loads(seal.read_text()))
+    seal = workplace.seal(
+        "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
+    )
+    known = json.loads(seal.read_text()) if seal.exists() else None
+    if known and known["files"] == _digests(reports, known["files"]):
+        return SummaryRow(**known["row"])
     workplace.say(f"{variant.name}: auditing {image.ref}")
     report = audit_image(
-        image.ref, engine=engine, budget=variant.budget, targets=variant.gpu_targets, say=workplace.say
+        image.ref,
+        engine=engine,
+        budget=variant.budget,
+        targets=variant.gpu_targets,
+        say=workplace.say,
+        digest=image.digest,
     )
-    write_reports(report, reports, variant.name)
+    written = write_reports(report, reports, variant.name)
     row = summary_row(report)
-    write_text(seal, json.dumps(asdict(row)))
+    files = _digests(reports, [path.name for path in written])
+    write_text(seal, json.dumps({"row": asdict(row), "files": files}))
     return row
 
 
@@ -136,6 +156,11 @@ def record(target: plan.Target, image: BuiltImage, proved: proof.Proof, reports:
     seen = asdict(proved) | {"torch_build": proved.torch_build.value}
     data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """The SHA-256 of files by name; None for one that isn't there."""
+    return {name: sha256_of(folder / name) if (folder / name).is_file() else None for name in names}
 
 
 def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
@@ -162,9 +187,11 @@ def _stage(
     asked: bool,
 ) -> plan.Target:
     begun = time.monotonic()
-    workplace.wheels.verify(resolved.wheels)
+    workplace.wheels.verify((*resolved.wheels, *tools))
     recipe = bootstrap_of(variant, resolved)
     rootfs = workplace.rootfs.path(recipe, epoch) if recipe else None
+    if rootfs and not variant.prune:
+        workplace.rootfs.verify(rootfs, resolved.base.pin)
     pruned = _prune(workplace, variant, resolved, rootfs=rootfs, asked=asked) if variant.prune else None
     if pruned:
         variant = replace(variant, gpu_targets=tuple(map(str, pruned.targets)))
@@ -190,8 +217,15 @@ def _prune(
     if rootfs:
         archives[resolved.base.pin] = rootfs
     wanted = tuple(sorted(map(TargetId.parse, variant.gpu_targets)))
+
+    def verify(path: Path, sha256: str) -> None:
+        if path == rootfs:  # wheels have been verified
+            workplace.rootfs.verify(path, sha256)
+
     while True:
-        found = {key: workplace.prunes.bring(path, key, wanted) for key, path in archives.items()}
+        found = {
+            key: workplace.prunes.bring(path, key, wanted, verify=verify) for key, path in archives.items()
+        }
         had = [code for one in found.values() for code in one.had]
         left = served_targets(variant.name, wanted, had, asked=asked, say=workplace.say)
         if left == wanted:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.errors import ConfigError
-from buildtool.files import replacing, write_text
+from buildtool.files import replacing, sha256_of, write_text
 from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
 from buildtool.gpucode.manifest import image_manifest
 from buildtool.gpucode.target import TargetId, unserved
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
+Verify = Callable[[Path, str], None]  # raises DataError when a file hasn't this SHA-256
 
 PRUNER = 1  # part of every key: raise it when the same input and targets would give other bytes
 KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
@@ -61,31 +62,53 @@ class PruneCache:
         self._directory = directory
         self._say = say
 
-    def bring(self, original: Path, sha256: str, targets: Sequence[TargetId]) -> PrunedInput:
-        """A root file system's tar or a wheel, pruned; made if it isn't here.
+    def bring(
+        self,
+        original: Path,
+        sha256: str,
+        targets: Sequence[TargetId],
+        *,
+        verify: Verify = lambda _path, _sha256: None,
+    ) -> PrunedInput:
+        """A root file system's tar or a wheel, pruned; made if it isn't here or isn't what was made.
 
-        Raises DataError for an archive that can't be read, EnvironmentMissing when the disk is full.
+        `verify` is called before the original is used. Raises what it raises, DataError for an archive that
+        can't be read, EnvironmentMissing when the disk is full.
         """
         key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
         out = self._directory / f"{key[:24]}{original.suffix}"
         told = out.with_suffix(".json")
-        data = json.loads(told.read_text()) if told.exists() else {}
-        if not data or (data["changed"] and not out.exists()):
+        data = self._read(told, out)
+        if data is None:
+            verify(original, sha256)
             data = self._make(original, out, told, targets=targets)
+        elif not data["changed"]:
+            verify(original, sha256)
         os.utime(told)
         had = tuple(TargetId.parse(name) for name in data["had"])
         return PrunedInput(out if data["changed"] else original, had, data["run"])
+
+    def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
+        """What is known of an archive pruned earlier; None without one that is as it was made."""
+        if not told.exists():
+            return None
+        data: dict[str, Any] = json.loads(told.read_text())
+        if data["changed"] and not (out.exists() and sha256_of(out) == data.get("sha256")):
+            return None
+        return data
 
     def _make(self, original: Path, out: Path, told: Path, *, targets: Sequence[TargetId]) -> dict[str, Any]:
         self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
         prune = prune_wheel if original.suffix == ".whl" else prune_tar
         with replacing(out) as partial:
             result = prune(original, partial, targets)
+            digest = sha256_of(partial) if result.done.changed else ""
         if not result.done.changed:
             out.unlink()
         self._say(_summary(original, result))
         data = {
             "changed": result.done.changed,
+            "sha256": digest,
             "had": sorted(map(str, result.had)),
             "run": run_of(original.name, result),
         }

@@ -3,20 +3,15 @@
 Nothing of the host stays inside: apt sources, resolver, host name and logs are emptied.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Lock
 
 from buildtool.command import CommandFailed, find, run, run_loud
-from buildtool.errors import EnvironmentMissing, SourceUnreachable
-from buildtool.files import replacing, sha256_of, write_text
+from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
+from buildtool.files import locked, replacing, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
 
 Say = Callable[[str], None]
@@ -81,7 +76,6 @@ class RootfsCache:
     def __init__(self, directory: Path, say: Say) -> None:
         self._directory = directory
         self._say = say
-        self._making: defaultdict[Path, Lock] = defaultdict(Lock)  # variants are prepared in parallel
 
     def path(self, base: Bootstrap, epoch: int) -> Path:
         """Where the tar of this recipe lies, or would lie."""
@@ -94,11 +88,22 @@ class RootfsCache:
         """
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
-        with self._making[path]:
+        with locked(path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build makes it")):
             if not (path.exists() and digest.exists()):
+                digest.unlink(missing_ok=True)  # or it would vouch for a file that it was not made from
                 self._make(base, path, epoch)
                 write_text(digest, sha256_of(path))
-        return path, digest.read_text()
+            return path, digest.read_text()
+
+    def verify(self, path: Path, sha256: str) -> None:
+        """Read a root file system once and compare. Raises DataError when it is damaged."""
+        if not path.exists() or sha256_of(path) != sha256:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".sha256").unlink(missing_ok=True)
+            raise DataError(
+                f"the cached root file system {path.name} is corrupt (not {sha256[:12]}...); removed it",
+                "run the same command again to make it anew",
+            )
 
     def _make(self, base: Bootstrap, path: Path, epoch: int) -> None:
         if not find("mmdebstrap"):
@@ -107,7 +112,8 @@ class RootfsCache:
                 "on Debian or Ubuntu: apt-get install mmdebstrap; or make the registry reachable",
             )
         self._say(f"{base.suite}: making a root file system with mmdebstrap")
-        with replacing(path) as partial, _scratch_beside(path) as scratch:
+        with replacing(path) as partial, scratch(path.parent) as folder:
+            folder.chmod(0o755)  # apt's own user works in there
             command = mmdebstrap_command(base, partial, host_mirror())
             command.insert(1, "--format=tar")
             try:
@@ -116,7 +122,7 @@ class RootfsCache:
                     say=lambda line: (
                         self._say(f"{base.suite}: {line}") if line.startswith(("I:", "E:", "W:")) else None
                     ),
-                    env={**environment(os.environ, epoch), "TMPDIR": str(scratch)},
+                    env={**environment(os.environ, epoch), "TMPDIR": str(folder)},
                 )
             except CommandFailed as error:
                 if "No space left" in error.tail:
@@ -126,17 +132,6 @@ class RootfsCache:
                 raise SourceUnreachable(
                     f"mmdebstrap can't make Debian {base.suite}: {_telling(error)}"
                 ) from error
-
-
-@contextlib.contextmanager
-def _scratch_beside(path: Path) -> Iterator[Path]:
-    """A scratch folder of this call alone (two suites are made at a time), readable by apt's own user."""
-    scratch = Path(tempfile.mkdtemp(prefix=".mmdebstrap.", dir=path.parent))
-    scratch.chmod(0o755)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _telling(error: CommandFailed) -> str:

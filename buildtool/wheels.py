@@ -4,19 +4,17 @@ proxy serve and none of them enters an image.
 Kept by content in a cache: <cache>/<sha256>/<file name>.
 """
 
-import contextlib
 import os
 import platform
 import re
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, run, run_loud
-from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
-from buildtool.files import sha256_of
+from buildtool.errors import DataError, SourceUnreachable
+from buildtool.files import scratch, sha256_of, sync_directory
 from buildtool.model import TorchBuild, TorchSource, Wheel
 
 Say = Callable[[str], None]
@@ -48,7 +46,7 @@ class WheelCache:
         return self._directory / wheel.sha256 / wheel.filename
 
     def holds(self, wheel: Wheel) -> bool:
-        """Whether the wheel is here with its full length (its content is checked as it came in)."""
+        """Whether the wheel is here with its full length; `verify` looks at its content before it is used."""
         path = self.path(wheel)
         return path.is_file() and path.stat().st_size == wheel.stored_bytes
 
@@ -60,20 +58,20 @@ class WheelCache:
         """
         if not source.require:
             return self._download(list(requirements), python) if requirements else ()
-        with self._scratch() as scratch:
+        with scratch(self._directory) as folder:
             index = ["--index-url", source.index] if source.index else []
             quick = ["--no-deps", "--retries", "0", "--timeout", str(ANSWER_TIMEOUT_S)]
             try:
                 alone = [text for text in source.require if IS_TORCH.match(text)]
-                self._pip([*quick, *index, *alone], python, scratch, alone=source.index is not None)
+                self._pip([*quick, *index, *alone], python, folder, alone=source.index is not None)
             except CommandFailed as error:
                 raise SourceUnreachable(f"torch source {source.name}: {_telling(error)}") from error
-            torch = next(iter(scratch.glob("torch-*.whl")), None)
+            torch = next(iter(folder.glob("torch-*.whl")), None)
             if torch is None:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
             extra = ["--extra-index-url", source.index] if source.index else []
             pinned = [_pin(text, torch) for text in source.require]
-            found = self._download([*extra, "--find-links", str(scratch), *pinned, *requirements], python)
+            found = self._download([*extra, "--find-links", str(folder), *pinned, *requirements], python)
         strangers = foreign_to(source.build, found)
         if strangers:
             raise SourceUnreachable(
@@ -94,13 +92,13 @@ class WheelCache:
         missing = [wheel for wheel in wheels if not self.holds(wheel)]
         if not missing:
             return
-        with self._scratch() as scratch:
+        with scratch(self._directory) as folder:
             lines = [f"{w.distribution}=={w.version} --hash=sha256:{w.sha256}" for w in missing]
-            listing = scratch / "locked.txt"
+            listing = folder / "locked.txt"
             listing.write_text("\n".join(lines))
             extra = ["--extra-index-url", index] if index else []
             try:
-                self._pip(["--no-deps", "--require-hashes", *extra, "-r", str(listing)], python, scratch)
+                self._pip(["--no-deps", "--require-hashes", *extra, "-r", str(listing)], python, folder)
             except CommandFailed as error:
                 if "DO NOT MATCH" in error.tail:
                     raise DataError(
@@ -108,30 +106,30 @@ class WheelCache:
                         "if the index really changed, resolve afresh: weir build --update-lock",
                     ) from error
                 raise SourceUnreachable(f"locked wheels can't be fetched: {_telling(error)}") from error
-            self._keep(scratch)
+            self._keep(folder)
 
     def verify(self, wheels: Sequence[Wheel]) -> None:
         """Read every wheel once and compare. Raises DataError naming the first that is damaged."""
         for wheel in wheels:
             path = self.path(wheel)
-            if sha256_of(path) != wheel.sha256:
-                path.unlink()
+            if not path.exists() or sha256_of(path) != wheel.sha256:
+                path.unlink(missing_ok=True)
                 raise DataError(
                     f"the cached wheel {wheel.filename} is corrupt (not {wheel.sha256[:12]}...); removed it",
                     "run the same command again to fetch it anew",
                 )
 
     def _download(self, arguments: list[str], python: str) -> tuple[Wheel, ...]:
-        with self._scratch() as scratch:
+        with scratch(self._directory) as folder:
             try:
-                self._pip(["--retries", "1", "--timeout", "30", *arguments], python, scratch)
+                self._pip(["--retries", "1", "--timeout", "30", *arguments], python, folder)
             except CommandFailed as error:
                 wanted = " ".join(word for word in arguments if not word.startswith("-"))
                 raise SourceUnreachable(
                     f"pip can't resolve {wanted}: {_telling(error)}",
                     "check the host's pip configuration: python3 -m pip config list",
                 ) from error
-            return self._keep(scratch)
+            return self._keep(folder)
 
     def _pip(self, arguments: list[str], python: str, into: Path, *, alone: bool = False) -> None:
         """Run `pip download`; `alone` sees no index and no find-links but those in the arguments."""
@@ -146,26 +144,20 @@ class WheelCache:
             env={**(_connection_settings() if alone else os.environ), "PIP_NO_INPUT": "1"},
         )
 
-    def _keep(self, scratch: Path) -> tuple[Wheel, ...]:
+    def _keep(self, folder: Path) -> tuple[Wheel, ...]:
         kept = []
-        for file in sorted(scratch.glob("*.whl")):
+        for file in sorted(folder.glob("*.whl")):
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{file.name} is not a wheel: its ZIP directory is missing or cut short")
             wheel = Wheel(file.name, sha256_of(file), file.stat().st_size)
             target = self.path(wheel)
             target.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
             file.replace(target)
+            sync_directory(target.parent)
             kept.append(wheel)
         return tuple(kept)
-
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".partial-", dir=self._directory) as name:
-                yield Path(name)
-        except OSError as error:
-            raise EnvironmentMissing(f"can't use the wheel cache {self._directory}: {error}") from error
 
 
 def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:

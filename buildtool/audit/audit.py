@@ -55,12 +55,18 @@ def audit_image(
     budget: Budget = NO_BUDGET,
     targets: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda _: None,
+    digest: str | None = None,
 ) -> AuditReport:
     """Audit an image that the engine holds, without extracting it; `say` hears of progress every few seconds.
 
+    With `digest`, that very image is read, and `ref` only says what it is called: tags move.
     Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
     """
-    return audit_engine(ref, engine, wish=Wish(budget=budget, targets=targets), tick=told_ticks(say, ref))
+    wish = Wish(budget=budget, targets=targets)
+    if digest is None:
+        return audit_engine(ref, engine, wish=wish, tick=told_ticks(say, ref))
+    archive = StreamArchive(engine.save(digest), label=ref, limits=wish.limits, tick=told_ticks(say, ref))
+    return _audited(archive, ref, None, wish)
 
 
 def audit_engine(ref: str, engine: Saver, *, wish: Wish, tick: Tick) -> AuditReport:

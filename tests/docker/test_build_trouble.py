@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from standins import ROOT, Index, Shop, make_torch, package_index
 
+from buildtool import command
 from buildtool.errors import Exit
 
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
@@ -157,6 +159,53 @@ def test_a_build_that_is_stopped_leaves_nothing_half_made(shop: Shop, number: si
     assert process.returncode == Exit.INTERRUPTED, said
     assert "Traceback" not in said
     assert shop.leftovers() == []
+
+
+STOPPABLE = """
+import signal
+from functools import partial
+from buildtool import cli, command, parallel
+
+signal.signal(signal.SIGTERM, cli._terminate)
+programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
+parallel.at_once([partial(command.run, words) for words in programs], workers=2, stop=command.stop_children)
+"""
+
+
+def test_a_stop_ends_programs_with_all_that_they_started_and_starts_no_queued_one(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPABLE], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("[0-9]"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    started = list(tmp_path.glob("[0-9]"))
+    assert len(started) == 2
+    sessions = {path.read_text().strip() for path in started}
+    assert not sessions.intersection(sessions_of_living_processes())
+
+
+def sessions_of_living_processes() -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            if state != "Z":  # dead, and nobody has asked for its exit code
+                yield session
+
+
+def test_programs_whose_output_is_parsed_speak_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A German `apt-cache policy` says "Installationskandidat", which read as "no such package"."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de")
+    said = command.run(["sh", "-c", "echo $LC_ALL,$LANGUAGE"]).stdout
+    assert said == "C,\n"
+    lines: list[str] = []
+    command.run_loud(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], say=lines.append, env=dict(os.environ))
+    assert lines == ["C,"]
 
 
 def test_no_engine_at_all_gives_the_next_step(shop: Shop) -> None:

@@ -1,5 +1,6 @@
 """Wheels and root file systems: what is asked of pip and mmdebstrap, and what of their answers is refused."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from buildtool.command import CommandFailed
 from buildtool.errors import DataError
 from buildtool.model import Bootstrap, TorchBuild, Wheel
-from buildtool.rootfs import environment, mmdebstrap_command, recipe_sha256
+from buildtool.rootfs import RootfsCache, environment, mmdebstrap_command, recipe_sha256
 from buildtool.wheels import WheelCache, _pin, _telling, foreign_to, platform_tags
 
 
@@ -60,6 +61,45 @@ def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a-1-py3-none-any\.whl is corrupt"):
         cache.verify([good])
     assert not cache.holds(good)
+
+
+def test_a_cached_root_file_system_that_changed_on_disk_is_not_used(tmp_path: Path) -> None:
+    cache = RootfsCache(tmp_path, lambda _line: None)
+    recipe = Bootstrap("bookworm", ("tini",))
+    path = cache.path(recipe, 1)
+    path.write_bytes(b"whole")
+    path.with_suffix(".sha256").write_text(hashlib.sha256(b"whole").hexdigest())
+    _, pin = cache.bring(recipe, 1)
+    cache.verify(path, pin)
+    path.write_bytes(b"whomp")
+    with pytest.raises(DataError, match="is corrupt"):
+        cache.verify(path, pin)
+    assert not path.exists()
+    assert not path.with_suffix(".sha256").exists()
+
+
+def test_a_root_file_system_made_anew_is_not_vouched_for_by_an_old_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the tar and its digest, the next run must not find yesterday's digest beside it."""
+    cache = RootfsCache(tmp_path, lambda _line: None)
+    recipe = Bootstrap("bookworm", ("tini",))
+    digest = cache.path(recipe, 1).with_suffix(".sha256")
+    digest.write_text("yesterday's")
+
+    def killed(*_args: object) -> None:
+        assert not digest.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "_make", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cache.bring(recipe, 1)
+
+
+def test_a_wheel_that_vanished_is_told_and_no_traceback(tmp_path: Path) -> None:
+    cache = WheelCache(tmp_path, lambda _line: None)
+    with pytest.raises(DataError, match="corrupt"):
+        cache.verify([Wheel("a-1-py3-none-any.whl", "00" * 32, 3)])
 
 
 def test_a_wheel_cut_short_is_not_taken_for_whole(tmp_path: Path) -> None:

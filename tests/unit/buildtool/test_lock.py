@@ -1,5 +1,6 @@
 """The lock file keeps inputs by content and notices when the spec asks for others."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +62,30 @@ def test_a_wheel_file_name_gives_distribution_and_version() -> None:
     assert (WHEEL.distribution, WHEEL.version) == ("torch", "2.13.0+cpu")
     assert ENTRY.torch_version == "2.13.0+cpu"
     assert Wheel("typing_extensions-4.1-py3-none-any.whl", "", 1).distribution == "typing-extensions"
+
+
+def test_parallel_resolvers_lose_no_entry_and_share_no_temporary_name(tmp_path: Path) -> None:
+    """Threads of one build, and two builds at a time: each has its own view of one file."""
+    path = tmp_path / "lock.json"
+    builds = [Lock.load(path), Lock.load(path)]
+    failures: list[BaseException] = []
+
+    def resolve(build: Lock, name: str) -> None:
+        try:
+            for _ in range(10):
+                build.put(replace(ENTRY, variant=name))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=resolve, args=(build, f"{side}-{i}"))
+        for side, build in enumerate(builds)
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(Lock.load(path).entries) == sorted(f"{side}-{i}" for side in (0, 1) for i in range(4))
+    assert [p.name for p in tmp_path.iterdir()] == ["lock.json"]

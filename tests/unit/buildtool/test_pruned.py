@@ -62,6 +62,28 @@ def test_an_archive_that_somebody_deleted_is_made_again(cache: PruneCache, rootf
     assert cache.bring(rootfs, "aa", GFX906).path.exists()
 
 
+def test_a_pruned_archive_that_changed_on_disk_is_not_used(cache: PruneCache, rootfs: Path) -> None:
+    path = cache.bring(rootfs, "aa", GFX906).path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"x")
+    assert cache.bring(rootfs, "aa", GFX906).path.read_bytes() == whole
+
+
+def test_an_original_is_verified_before_it_is_pruned_or_used(cache: PruneCache, rootfs: Path) -> None:
+    asked: list[str] = []
+
+    def verify(_path: Path, sha256: str) -> None:
+        asked.append(sha256)
+
+    cache.bring(rootfs, "aa", GFX906, verify=verify)
+    cache.bring(rootfs, "aa", GFX906, verify=verify)  # pruned already: the original isn't used
+    assert asked == ["aa"]
+    every = parse_targets("gfx803,gfx906")
+    cache.bring(rootfs, "bb", every, verify=verify)
+    cache.bring(rootfs, "bb", every, verify=verify)  # stands for itself, and is used each time
+    assert asked == ["aa", "bb", "bb"]
+
+
 def test_an_input_without_foreign_code_stands_for_itself(cache: PruneCache, rootfs: Path) -> None:
     whole = cache.bring(rootfs, "aa", parse_targets("gfx803,gfx906"))
     assert whole.path == rootfs
