@@ -26,7 +26,7 @@ from buildtool.audit.faults import (
 from buildtool.audit.layer import LayerIndex, index_layer
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
-from buildtool.audit.unpack import Form, Meter, decompressed, peek, sniff
+from buildtool.audit.unpack import LAYERS, Form, Meter, decompressed, peek, sniff
 from buildtool.errors import DataError
 from buildtool.places import Place, place_at
 
@@ -208,7 +208,7 @@ def read_blob(
     if form is Form.JSON:
         kept = [piece for piece in rest if meter.n_bytes <= limits.document_bytes]
         blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= limits.document_bytes else None)
-    elif form is Form.OTHER:
+    elif form not in LAYERS:
         for _ in rest:
             pass
     else:

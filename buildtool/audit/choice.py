@@ -22,13 +22,23 @@ def document(blob: Blob, path: str) -> bytes:
     return blob.document
 
 
+def check_readable(media_type: str, at: int, place: str) -> None:
+    """Raises MalformedStream for a layer whose media type says that it is encrypted."""
+    if media_type.endswith("+encrypted"):
+        raise MalformedStream(
+            f"layer {at} is encrypted, so its files can't be read",
+            place=place,
+            hint="decrypt the image first, for example with `skopeo copy --decryption-key`",
+        )
+
+
 def indexed(layer: Layer, blob: Blob, path: str) -> Layer:
     """The layer with its blob's index, after its diff_id was checked. Raises MalformedStream, Mismatch."""
     if blob.index is None:
         raise MalformedStream(f"a layer that is neither tar, gzip nor zstd but {blob.form.value}", place=path)
     if blob.diff_id != layer.diff_id:
         raise Mismatch(f"uncompressed content is {blob.diff_id}, the config says {layer.diff_id}", place=path)
-    stored = None if blob.form is Form.TAR else blob.stored_bytes
+    stored = None if blob.form in (Form.TAR, Form.EMPTY) else blob.stored_bytes
     return replace(layer, stored_bytes=stored, tar_bytes=blob.tar_bytes, index=blob.index)
 
 

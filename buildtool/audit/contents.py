@@ -51,3 +51,15 @@ class ImageContents:
     layers: tuple[Layer, ...]
     attestations: Attestations
     notes: tuple[str, ...]
+
+    def layer_notes(self) -> tuple[str, ...]:
+        """What was read although it is odd, each with the layers (0 is the lowest) that have it."""
+        found: dict[str, list[int]] = {}
+        for at, layer in enumerate(self.layers):
+            for note in layer.index.notes if layer.index else ():
+                found.setdefault(note, []).append(at)
+        return tuple(
+            f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where[:5]))}"
+            f"{' and more' * (len(where) > 5)}: {note}"
+            for note, where in found.items()
+        )

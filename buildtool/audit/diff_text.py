@@ -72,7 +72,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
         delta = "unknown" if a is None or b is None else _signed(b - a)
         rows.append((name, _bytes(a), _bytes(b), delta))
     for name, a_text, b_text in (
-        ("files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
+        ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
         ("layers", str(len(before.layers)), str(len(after.layers))),
         ("packages", str(len(before.packages)), str(len(after.packages))),
         ("torch", before.torch_build, after.torch_build),

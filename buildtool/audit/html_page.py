@@ -112,7 +112,7 @@ def _header(report: AuditReport) -> str:
             f"{decimal_bytes(hidden)} of it hidden by later layers" if hidden else "all of it visible",
         ),
         ("Compressed", _bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
-        ("Files", f"{totals.n_files:,}", f"in {len(report.layers)} layers"),
+        ("Non-empty files", f"{totals.n_files:,}", f"in {len(report.layers)} layers"),
         ("Findings", str(len(report.findings)), _predicted(report.prediction)),
     )
     tiles = "".join(

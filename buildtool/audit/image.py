@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from platform import machine
 
 from buildtool.audit.archive import Archive, Blob
-from buildtool.audit.choice import document, indexed, same_name
+from buildtool.audit.choice import check_readable, document, indexed, same_name
 from buildtool.audit.contents import Attestations, ImageContents, Layer
 from buildtool.audit.documents import (
     Descriptor,
@@ -185,6 +185,7 @@ def _described_layer(
         index=None,
     )
     path = _path(descriptor)
+    check_readable(descriptor.media_type, at, path)
     if path not in archive.paths():
         if (
             descriptor.urls

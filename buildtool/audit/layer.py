@@ -29,8 +29,7 @@ class LayerIndex:
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
     package databases. `gpu_code` has the bytes by processor inside large files, `debug` those that `strip`
     would take out, `unread` why a file couldn't be looked into, `secrets` the kinds of credentials in a
-    small one. `whiteouts` and `opaque`
-    speak of lower layers only.
+    small one. `whiteouts` and `opaque` are about lower layers only. `notes` says what is odd about the tar.
     """
 
     dirs: list[bytes] = field(default_factory=list)
@@ -46,6 +45,7 @@ class LayerIndex:
     secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
     whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)
     opaque: list[bytes] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     captured_bytes: int = 0  # before compression
     index_bytes: int = 0  # estimated memory
 
@@ -121,7 +121,7 @@ def index_layer(
         elif kind == FILE and size:
             held += _read_content(index, reader, size, directory, limits)
     reader.drain()
-    index.index_bytes = held
+    index.index_bytes, index.notes = held, tuple(reader.notes)
     return index
 
 

@@ -123,7 +123,7 @@ def _headline(report: AuditReport) -> list[str]:
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
         f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {len(report.layers)} layers, "
-        f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} files, {stored}",
+        f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} non-empty files, {stored}",
         _budget(report),
     ]
     if report.prediction and report.prediction.saved_bytes:

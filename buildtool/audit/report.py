@@ -42,7 +42,8 @@ class Totals:
     """`unpacked_bytes` is the files' content in all layers; `visible_bytes` what the final tree still shows.
 
     `stored_bytes` is the compressed layers; None with a reason where the source doesn't tell it.
-    `tar_bytes` are the layers' tars with headers and padding.
+    `tar_bytes` are the layers' tars with headers and padding. `n_files` are visible files; empty files and
+    further names of a file (hard links) don't count.
     """
 
     unpacked_bytes: int
@@ -166,7 +167,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         ),
         findings=findings,
         budget=judged,
-        notes=tuple(map(terminal, contents.notes + _notes(facts))),
+        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
         prediction=predict(facts, findings),
         tree=facts.tree,
     )

@@ -24,6 +24,7 @@ class TreeRow:
     """Bytes of one layer, owner and kind at one place: a file, or what a directory holds in small files.
 
     `owner` is empty where several small ones were added up, `target` where it isn't GPU code for one.
+    `n_files` leaves out empty files and hard links.
     """
 
     path: str

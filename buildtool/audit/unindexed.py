@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from buildtool.audit.archive import FORMS, Archive, Blob
-from buildtool.audit.choice import document, indexed, same_name
+from buildtool.audit.choice import check_readable, document, indexed, same_name
 from buildtool.audit.contents import Attestations, ImageContents, Layer
 from buildtool.audit.documents import (
     ImageConfig,
@@ -100,6 +100,8 @@ def _as_saved(text: bytes, paths: frozenset[str], limits: Limits) -> SavedImage:
     manifest = parse_index_or_manifest(text, place="manifest.json", limits=limits)
     if not isinstance(manifest, Manifest):
         raise MalformedDocument("an index where a manifest must be", place="manifest.json")
+    for at, layer in enumerate(manifest.layers):
+        check_readable(layer.media_type, at, "manifest.json")
     named = [part.digest.removeprefix("sha256:") for part in (manifest.config, *manifest.layers)]
     found = [name if name in paths else f"blobs/sha256/{name}" for name in named]
     return SavedImage(found[0], tuple(found[1:]), ())

@@ -8,6 +8,7 @@ from enum import Enum
 
 from buildtool.audit.faults import LimitExceeded, MalformedStream, Truncated
 from buildtool.audit.limits import LIMITS, Limits
+from buildtool.audit.tarfields import has_right_checksum
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -23,8 +24,22 @@ class Form(Enum):
     GZIP = "gzip"
     ZSTD = "zstd"
     TAR = "tar"
+    EMPTY = "empty"
     JSON = "json"
-    OTHER = "other"
+    SQUASHFS = "squashfs"
+    XZ = "xz"
+    BZIP2 = "bzip2"
+    OTHER = "something else"
+
+
+LAYERS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})  # what a layer may be; an empty tar is one
+_MAGIC = {
+    b"\x1f\x8b": Form.GZIP,
+    b"\x28\xb5\x2f\xfd": Form.ZSTD,
+    b"hsqs": Form.SQUASHFS,
+    b"\xfd7zXZ\0": Form.XZ,
+    b"BZh": Form.BZIP2,
+}
 
 
 class Meter:
@@ -49,10 +64,13 @@ class Meter:
 
 def sniff(head: bytes) -> Form:
     """Tell a blob's form from its first bytes (512 are enough)."""
-    if head.startswith(b"\x1f\x8b"):
-        return Form.GZIP
-    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50"):
-        return Form.ZSTD  # a frame, or a skippable one before it
+    if not head:
+        return Form.EMPTY
+    if head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50":
+        return Form.ZSTD  # a skippable frame comes first
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
     if head[257:262] == b"ustar" or (len(head) >= 512 and not any(head[:512])) or _is_old_tar(head):
         return Form.TAR
     return Form.JSON if head.lstrip()[:1] in (b"{", b"[") else Form.OTHER
@@ -139,13 +157,8 @@ def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[by
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """A header from before `ustar`: told by its checksum alone."""
-    if len(head) < 512:
-        return False
-    try:
-        return int(head[148:156].strip(b" \0"), 8) == sum(head[:148]) + 256 + sum(head[156:512])
-    except ValueError:
-        return False
+    """Is this a header from before `ustar`, which only its checksum tells?"""
+    return len(head) >= 512 and has_right_checksum(head[:512])
 
 
 def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:

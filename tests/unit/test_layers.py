@@ -84,6 +84,7 @@ THOUGHT = {
     "buildtool/audit/packages.py",
     "buildtool/audit/render.py",
     "buildtool/audit/report.py",
+    "buildtool/audit/tarfields.py",
     "buildtool/audit/tarwalk.py",
     "buildtool/audit/unpack.py",
     "buildtool/audit/tree.py",

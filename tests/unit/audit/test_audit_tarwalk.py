@@ -1,14 +1,18 @@
 """The header walker against hand-made headers and against the standard library's reader."""
 
 import io
+import re
 import tarfile
 
+import mutated
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_maker import chunks, file, folder, gnu_long, hardlink, header, padded, pax, symlink, tar
 
-from buildtool.audit.faults import LimitExceeded, MalformedTar, Truncated
+from buildtool.audit import tarwalk
+from buildtool.audit.faults import ImageFault, LimitExceeded, MalformedTar, Truncated
+from buildtool.audit.tarfields import octal
 from buildtool.audit.tarwalk import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, TarReader
 
 
@@ -90,7 +94,8 @@ def test_old_gnu_sparse_maps_are_passed_over() -> None:
 
 
 def test_pax_sparse_counts_stored_bytes_and_not_the_announced_ones() -> None:
-    records = {"GNU.sparse.major": "1", "GNU.sparse.name": "real", "GNU.sparse.realsize": str(2**63 - 1)}
+    records = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "real"}
+    records["GNU.sparse.realsize"] = str(2**63 - 1)
     content = tar(pax(records) + header(b"GNUSparseFile.1/real", 4) + padded(b"0\n\0\0"))
     assert walk(content) == [(b"real", FILE, 4, b"")]
 
@@ -126,7 +131,9 @@ BROKEN = {
     "a NUL in a PAX path": (pax({"path": b"a\0b"}) + file("a"), MalformedTar),
     "an unknown type": (header(b"a", flag=b"Z"), MalformedTar),
     "a lone zero block": (bytes(512) + file("a"), MalformedTar),
-    "a PAX header without a member": (pax({"path": "x"}), MalformedTar),
+    "a PAX time that is no time": (pax({"mtime": "noon"}) + file("a"), MalformedTar),
+    "a NUL in a PAX key": (pax({"a\0b": "c"}) + file("a"), MalformedTar),
+    "a global PAX header that can't be read": (header(b"x", 8, b"g") + padded(b"99 a=bc\n"), MalformedTar),
     "a PAX header of 1 GiB": (header(b"x", 1 << 30, b"x"), LimitExceeded),
     "a GNU name of 1 GiB": (header(b"x", 1 << 30, b"L"), LimitExceeded),
     "5,000 chained PAX headers": (pax({"comment": "x"}) * 5000 + file("a"), LimitExceeded),
@@ -147,15 +154,160 @@ def test_malformed_headers_are_named_with_their_place(case: str) -> None:
 
 
 def test_every_truncation_inside_a_member_is_detected() -> None:
-    whole = b"".join((gnu_long(b"n" * 600), file("a", b"x" * 700), pax({"path": "b"}), file("b", b"y")))
-    clean = {0, len(whole), 1024 + 512 + 512 + 1024}  # between two members: no fault, but no end marker
+    long, first, short = gnu_long(b"n" * 600), file("a", b"x" * 700), pax({"path": "b"})
+    whole = b"".join((long, first, short, file("b", b"y")))
+    starts = {0, len(long), len(long + first), len(long + first + short), len(whole)}
     for cut in range(0, len(whole), 64):
-        if cut not in clean:
+        is_padding = any(not whole[cut:end].strip(b"\0") and cut % 512 for end in starts if cut < end)
+        if cut not in starts and not is_padding:
             with pytest.raises(Truncated):
                 walk(whole[:cut])
-    reader = TarReader(chunks(whole), place="t")
-    assert len(list(reader)) == 2
-    assert not reader.ended
+        else:
+            reader = TarReader(chunks(whole[:cut]), place="t")
+            assert len(list(reader)) <= 2
+            assert not reader.ended
+            assert reader.notes
+
+
+# What engines read and readers that are too strict refuse: it is read, and the report has a note.
+
+
+def noted(content: bytes) -> tuple[list[Member], list[str]]:
+    """The members, and what is odd about the tar, whether it comes whole or in small chunks."""
+    whole = TarReader(chunks(content), place="test.tar")
+    members = list(whole)
+    assert walk(content, 7) == members
+    return members, list(whole.notes)
+
+
+@pytest.mark.parametrize("size", ["0003", "+3", "+03", "0" * 60 + "3"])
+def test_pax_sizes_with_leading_zeros_or_a_plus_are_read(size: str) -> None:
+    content = tar(pax({"size": size}) + header(b"a", 0) + padded(b"abc"), file("b"))
+    assert noted(content) == ([(b"a", FILE, 3, b""), (b"b", FILE, 0, b"")], [tarwalk.LOOSE_SIZE])
+
+
+def test_junk_after_the_nul_of_a_size_or_checksum_is_ignored() -> None:
+    odd = header(b"a", b"0000003\0junk") + padded(b"abc")
+    checked = header(b"b")
+    checked = checked[:155] + b"x" + checked[156:]
+    assert noted(tar(odd, checked)) == ([(b"a", FILE, 3, b""), (b"b", FILE, 0, b"")], [tarwalk.JUNK])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100])
+def test_a_member_without_its_final_padding_is_read(kept: int) -> None:
+    content = file("a", b"abc")[: 512 + 3 + kept]
+    members = [(b"a", FILE, 3, b"")]
+    assert noted(content) == (members, [tarwalk.NO_PADDING, tarwalk.NO_END])
+
+
+def test_the_padding_of_a_leapt_member_may_be_missing_but_none_of_its_content() -> None:
+    for length, notes in ((2048, [tarwalk.NO_END]), (2020, [tarwalk.NO_PADDING, tarwalk.NO_END])):
+        source = io.BytesIO((header(b"a", 1500) + padded(b"x" * 1500))[:length])
+
+        def leap(n_bytes: int, source: io.BytesIO = source) -> int:
+            here = source.tell()
+            return source.seek(min(here + n_bytes, len(source.getvalue()))) - here
+
+        reader = TarReader(iter(lambda source=source: source.read(512), b""), place="t", leap=leap)
+        assert [size for _, _, size, _ in reader] == [1500]
+        assert (list(reader.notes), reader.offset) == (notes, length)
+
+
+@pytest.mark.parametrize("flag", [b"x", b"L", b"K"])
+def test_an_extension_header_without_its_member_is_dropped(flag: bytes) -> None:
+    dangling = pax({"path": "b"}) if flag == b"x" else gnu_long(b"b", flag)
+    assert noted(file("a") + dangling) == ([(b"a", FILE, 0, b"")], [tarwalk.DANGLING, tarwalk.NO_END])
+    assert noted(tar(file("a"), dangling)) == ([(b"a", FILE, 0, b"")], [tarwalk.DANGLING])
+
+
+def test_a_size_that_nobody_reads_does_not_matter() -> None:
+    negative = b"\xff" * 12
+    content = tar(header(b"d/", negative, b"5"), header(b"l", negative, b"2", link=b"d"))
+    assert noted(content) == ([(b"d/", DIRECTORY, 0, b""), (b"l", SYMLINK, 0, b"d")], [])
+
+
+# Names: what Go's reader, and so the engines, take for a member's name.
+
+
+def test_the_prefix_that_go_before_1_8_wrote_into_gnu_headers_is_kept() -> None:
+    assert walk(tar(header(b"foo", prefix=b"a" * 100, magic=b"ustar  \0")))[0][0] == b"a" * 100 + b"/foo"
+
+
+def test_the_times_of_gnu_headers_are_no_prefix() -> None:
+    for times in (b"14000000000\0" * 2, b"\x80" + bytes(11), b"14000000000\0" + b"\x80" + bytes(11)):
+        assert walk(tar(header(b"foo", prefix=times, magic=b"ustar  \0")))[0][0] == b"foo"
+    assert walk(tar(header(b"foo", prefix=b"\xe4" * 9, magic=b"ustar  \0")))[0][0] == b"foo"
+
+
+def test_the_prefix_of_star_ends_where_its_times_begin() -> None:
+    tail = b"p" * 131 + b"14000000000\0" * 2 + bytes(8) + b"tar\0"
+    assert walk(tar(header(b"foo", tail=tail)))[0][0] == b"p" * 131 + b"/foo"
+
+
+def test_names_that_wait_are_lost_to_a_global_header() -> None:
+    poison = pax({"comment": "x"}, b"g")
+    content = tar(pax({"path": "lost"}), poison, file("a"), gnu_long(b"lost"), poison, file("b"))
+    assert [name for name, *_ in walk(content)] == [b"a", b"b"]
+
+
+def test_global_headers_in_a_row_are_no_chain() -> None:
+    assert len(walk(tar(*[pax({"comment": "x"}, b"g")] * 30, file("a")))) == 1
+
+
+def test_sparse_names_of_pax_count_for_known_versions_only_and_last() -> None:
+    def name_of(**records: str) -> bytes:
+        named = {f"GNU.sparse.{key}": value for key, value in {"name": "real", **records}.items()}
+        return walk(tar(pax({"path": "p", **named}) + gnu_long(b"gnu") + file("raw")))[0][0]
+
+    assert name_of(major="1", minor="0") == name_of(major="0", minor="1") == name_of(map="0,1") == b"real"
+    assert name_of() == name_of(major="1") == name_of(major="2", minor="0") == b"gnu"
+
+
+# Numbers: one function reads them, on the quick path and on the careful one.
+
+
+@pytest.mark.parametrize(
+    "digits", [b"00000000018", b"9", b"0000000000 8", b"-1", b"+1", b"1_0", b"0o17", b"\t7"]
+)
+def test_a_size_with_an_8_or_a_9_neither_hangs_nor_counts_as_minus_one(digits: bytes) -> None:
+    reader = TarReader(chunks(tar(header(b"a", digits.ljust(12, b"\0")), file("b"))), place="t")
+    with pytest.raises(MalformedTar, match="not an octal number"):
+        sum(len(piece) for _ in reader for piece in reader.content())
+
+
+def test_a_walker_that_would_not_advance_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarwalk, "octal", lambda field: -512 if len(field) == 12 else octal(field))
+    with pytest.raises(MalformedTar, match="doesn't advance"):
+        walk(tar(file("a")) + file("b"))
+
+
+@pytest.mark.parametrize("name", mutated.NAMES)
+def test_whatever_a_number_says_the_walker_advances(name: str) -> None:
+    for member in mutated.mutated(name, 120):  # the bench has 2,000 of each
+        content = mutated.archive_of(member)
+        reader, behind, pieces = TarReader(chunks(content, 600), place="t"), 0, 0
+        try:
+            for _ in reader:
+                assert behind < reader.offset <= len(content)
+                behind = reader.offset
+                for piece in reader.content():
+                    pieces += 1
+                    assert piece
+        except ImageFault:
+            continue
+        finally:
+            assert pieces <= len(content) // 100
+
+
+@given(st.text("01234567 \0" * 4 + "89+-_xo\t", min_size=8, max_size=12))
+def test_octal_fields_hold_digits_and_padding_alone(text: str) -> None:
+    field = text.encode()
+    found = re.fullmatch(rb"[ \0]*([0-7]*)[ \0]*", field)
+    if found:
+        assert octal(field) == sum((digit - 48) * 8**at for at, digit in enumerate(found[1][::-1]))
+    else:
+        with pytest.raises(ValueError, match="not an octal number"):
+            octal(field)
 
 
 NAMES = st.text(
