@@ -4,6 +4,8 @@ The only module that imports the docker package.
 """
 
 import os
+import posixpath
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +14,19 @@ from typing import Any
 import docker
 import docker.errors
 import requests.exceptions
+from docker.models.containers import Container
+from docker.types import LogConfig, Mount
 
-from buildtool.errors import BuildFailed, ConfigError, DataError, EngineUnavailable, SourceUnreachable
+from buildtool.errors import (
+    BuildFailed,
+    ConfigError,
+    DataError,
+    EngineUnavailable,
+    EnvironmentMissing,
+    ProofFailed,
+    SourceUnreachable,
+)
+from buildtool.reference import Reference
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
@@ -37,6 +50,25 @@ class RunResult:
     exit_code: int
     stdout: str
     stderr: str
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """What a container may take of the host.
+
+    The defaults are a multiple of what a proof of ROCm's torch takes: 1 GB, 50 threads, 30 s, 1 kB.
+    """
+
+    memory_bytes: int = 4 << 30  # with the scratch space, without swap
+    scratch_bytes: int = 1 << 30  # of /tmp, which is memory
+    processes: int = 1024  # and threads; torch starts one for each core
+    seconds: int = 600
+    log_bytes: int = 4 << 20
+
+
+RUN_LIMITS = RunLimits()
+_SCRATCH = "/tmp"
+_NO_HEALTHCHECK = {"test": ["NONE"]}
 
 
 class Engine:
@@ -91,26 +123,48 @@ class Engine:
                     f"the engine has no image {ref}", f"build or pull it first: docker pull {ref}"
                 ) from error
 
+    def unpacked_bytes(self, ref: str) -> int:
+        """How much an image's files take on disk, as the engine counts them; an upper bound.
+
+        With containerd's store the engine adds the compressed layers. Raises DataError for an unknown image.
+        """
+        record = self.inspect(ref)
+        if record is None:
+            raise _unknown(ref)
+        with _translated():
+            rows = self._client.api.images()
+        listed = [int(row.get("Size") or 0) for row in rows if row.get("Id") == record["Id"]]
+        return max(int(record.get("Size") or 0), *listed, 0)
+
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
         with _translated():
-            try:
-                container = self._client.containers.create(ref, ["true"], entrypoint=[], network_mode="none")
-            except docker.errors.ImageNotFound as error:
-                raise DataError(
-                    f"the engine has no image {ref}", "see which there are: docker images"
-                ) from error
+            container = self._created(ref, ["true"], {"healthcheck": _NO_HEALTHCHECK})
             try:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
             finally:
                 container.remove(force=True, v=True)
 
-    def rename(self, old: str, new: str) -> None:
-        """Give the image `old` the tag `new` instead of its own. Raises BuildFailed."""
-        repository, _, tag = new.rpartition(":")
+    def load(self, chunks: Iterator[bytes]) -> None:
+        """Take in an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
         with _translated():
-            self._client.images.get(old).tag(repository, tag)
-            self._client.images.remove(old)
+            for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
+                if "errorDetail" in row:
+                    reason = str(row["errorDetail"].get("message"))
+                    if "no space left" in reason.lower():
+                        raise EnvironmentMissing(
+                            f"the disk filled up while the engine took in an image: {reason}",
+                            "docker system df; docker builder prune",
+                        )
+                    raise BuildFailed(f"the engine refused the image: {reason}")
+
+    def tag(self, image_id: str, name: Reference) -> None:
+        """Give an image one more name, which must hold a tag. Raises BuildFailed unless it has it then."""
+        with _translated():
+            done = self._client.api.tag(image_id, name.repository, name.tag)
+        record = self.inspect(str(name)) if done else None
+        if record is None or record["Id"] != image_id:
+            raise BuildFailed(f"the engine didn't give the image {image_id[:19]} the name {name}")
 
     def forget(self, ref: str) -> None:
         """Take a tag away, and with its last one the image; nothing where there is no such tag."""
@@ -120,31 +174,100 @@ class Engine:
             except docker.errors.ImageNotFound:
                 return
 
-    def run(self, ref: str, command: list[str], *, env: Mapping[str, str] | None = None) -> RunResult:
-        """Run a command in a fresh, unprivileged, offline container and remove it. Raises BuildFailed."""
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """The names `repository:tag` of this repository that the engine holds."""
         with _translated():
-            try:
-                container = self._client.containers.create(
-                    ref,
-                    command,
-                    entrypoint=[],
-                    environment=dict(env or {}),
-                    network_mode="none",
-                    read_only=True,
-                    cap_drop=["ALL"],
-                    security_opt=["no-new-privileges"],
-                    tmpfs={"/tmp": "mode=1777"},
-                )
-            except docker.errors.ImageNotFound as error:
-                raise DataError(f"the engine has no image {ref}", "build it first: make images") from error
+            rows = self._client.api.images(name=repository)
+        return tuple(str(name) for row in rows for name in row.get("RepoTags") or ())
+
+    def run(
+        self,
+        ref: str,
+        command: list[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        limits: RunLimits = RUN_LIMITS,
+    ) -> RunResult:
+        """Run a command in a fresh, unprivileged, offline container within limits, and remove it.
+
+        The image's own entry point and health check don't run, and all but /tmp is read-only. Of what the
+        command says the last `limits.log_bytes` are kept. Raises ProofFailed when it takes too long,
+        BuildFailed when the engine can't run it.
+        """
+        with _translated():
+            container = self._created(
+                ref,
+                command,
+                {
+                    "environment": dict(env or {}),
+                    "healthcheck": _NO_HEALTHCHECK,
+                    "read_only": True,
+                    "mounts": self._read_only_volumes(ref),
+                    "cap_drop": ["ALL"],
+                    "security_opt": ["no-new-privileges"],
+                    **_limited(limits),
+                },
+            )
             try:
                 container.start()
-                code = int(container.wait()["StatusCode"])
-                out = container.logs(stdout=True, stderr=False).decode(errors="replace")
-                err = container.logs(stdout=False, stderr=True).decode(errors="replace")
+                code = _awaited(container, ref, limits)
+                out, err = (_said(container, stream, limits) for stream in ("stdout", "stderr"))
             finally:
                 container.remove(force=True, v=True)
         return RunResult(code, out, err)
+
+    def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Container:
+        try:
+            return self._client.containers.create(
+                ref, command, entrypoint=[], network_mode="none", **settings
+            )
+        except docker.errors.ImageNotFound as error:
+            raise _unknown(ref) from error
+
+    def _read_only_volumes(self, ref: str) -> list[Mount]:
+        """What an image declares as volumes would be writable, and on the host's disk without a limit."""
+        record = self.inspect(ref) or {"Config": None}
+        declared = {posixpath.normpath(path) for path in (record["Config"] or {}).get("Volumes") or ()}
+        return [Mount(path, None, read_only=True) for path in sorted(declared - {_SCRATCH})]
+
+
+def _limited(limits: RunLimits) -> dict[str, Any]:
+    """Limits as settings of a container; its log is kept in one file that starts anew when full."""
+    log = LogConfig(type=LogConfig.types.JSON, config={"max-size": str(limits.log_bytes), "max-file": "1"})
+    return {
+        "tmpfs": {_SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,
+        "pids_limit": limits.processes,
+        "log_config": log,
+    }
+
+
+def _awaited(container: Container, ref: str, limits: RunLimits) -> int:
+    """The exit code. Raises ProofFailed when the container still runs at the end of its time."""
+    begun = time.monotonic()
+    try:
+        return int(container.wait(timeout=limits.seconds)["StatusCode"])
+    except requests.exceptions.RequestException as error:
+        if time.monotonic() - begun < limits.seconds:
+            raise
+        raise ProofFailed(f"{ref} was stopped: its command took more than {limits.seconds} s") from error
+
+
+def _said(container: Container, stream: str, limits: RunLimits) -> str:
+    """A stream's output. The engine's log file is bounded; so is this, were the engine to keep more."""
+    kept, left = [], limits.log_bytes
+    wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
+    for chunk in container.logs(stream=True, follow=False, **wanted):
+        kept.append(chunk[:left])
+        left -= len(kept[-1])
+        if not left:
+            break
+    return b"".join(kept).decode(errors="replace")
+
+
+def _unknown(ref: str) -> DataError:
+    return DataError(f"the engine has no image {ref}", "see which there are: docker images")
 
 
 _NO_NAME = ("invalid reference format", "repository name must")  # the engine's words for a malformed name

@@ -158,18 +158,17 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     if args.dry_run:
         return _foretell_image(str(args.path), targets)
     ref = str(args.path)
-    tag = args.tag or imageprune.default_tag(ref, targets)
     with Progress() as progress:
         say = progress.say
         state = workplace(say).state
-        made = imageprune.prune_image(ref, targets, tag, engine=Engine(), state=state, say=say)
+        made = imageprune.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
     if made is None:
         print(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result.done
     print("\n".join(_by_target(done)))
     print(
-        f"{made.ref} ({made.digest[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
+        f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
         f" {_counts(done)}; {made.proof}"
     )
     return Exit.FINDINGS if done.refused else Exit.OK

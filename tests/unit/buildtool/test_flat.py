@@ -1,89 +1,169 @@
-"""A flattened image says in its Dockerfile all that the original's configuration said."""
+"""An image remade from its files: its configuration is data that passes unchanged, whatever it holds."""
+
+import hashlib
+import io
+import json
+import tarfile
+from typing import Any
 
 import pytest
 
-from buildtool.errors import DataError
-from buildtool.flat import created, flat_plan
+from buildtool.audit.documents import Platform
+from buildtool.errors import ConfigError, DataError
+from buildtool.flat import LayerFile, archive, created, flat_image
 from buildtool.gpucode.target import parse_targets
-from buildtool.imageprune import default_tag
+from buildtool.imageconfig import config_of
+from buildtool.imageprune import name_of_copy
 
-CONFIG = {
-    "Env": ["PATH=/bin", 'ODD=a "b" \\ $HOME', "EMPTY="],
-    "User": "10001:10001",
-    "WorkingDir": "/srv/app",
-    "ExposedPorts": {"8000/tcp": {}},
-    "Volumes": {"/data": {}},
-    "Labels": {"io.weir.variant": "rocm", "io.weir.pruned": "no"},
-    "Healthcheck": {"Test": ["CMD", "python3", "-m", "x"], "Interval": 10**10, "Retries": 3},
-    "Entrypoint": ["tini", "--"],
-    "Cmd": ["python3", "-m", "service"],
-    "StopSignal": "SIGINT",
-    "Shell": None,
-    "OnBuild": None,
+LAYER_BYTES = b"layer" * 300
+LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES), zstd=True)
+HOSTILE = "a\nRUN x\r\n${FOO:-x} $BAR \\ \" ' \x1b[2J \u2028 é \ud800"
+RUN: dict[str, Any] = {
+    "Env": ["PATH=/bin", "EMPTY=", f"A\nB={HOSTILE}", "NOEQUALS"],
+    "User": HOSTILE,
+    "WorkingDir": HOSTILE,
+    "ExposedPorts": {f"1/tcp\nCOPY --from=x / /{HOSTILE}": {}},
+    "Volumes": {HOSTILE: {}},
+    "StopSignal": HOSTILE,
+    "Shell": ["/bin/sh", HOSTILE],
+    "Healthcheck": {"Test": ["CMD-SHELL", HOSTILE], "Interval": 1, "Retries": 0, "StartInterval": 10**18},
+    "Entrypoint": [],
+    "Cmd": ["${FOO:-x}", HOSTILE, ""],
+    "OnBuild": [HOSTILE],
+    "ArgsEscaped": True,
+    "Labels": {"${FOO:-x}": HOSTILE, HOSTILE: "", "io.weir.pruned": "no"},
+    "not yet invented": [None, 1.5, {"x": -1}],
 }
-RECORD = {"Config": CONFIG, "Os": "linux", "Architecture": "amd64", "Created": "2026-01-01T00:00:00.5Z"}
+CONFIG: dict[str, Any] = {
+    "architecture": "arm64",
+    "os": "linux",
+    "variant": "v8",
+    "os.features": ["x"],
+    "author": HOSTILE,
+    "created": "2026-01-01T00:00:00.5Z",
+    "config": RUN,
+    "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "c" * 64] * 2},
+    "history": [{"created_by": "one"}, {"created_by": "two"}],
+    "unknown": {"kept": True},
+}
 
 
-def lines(**changes: object) -> list[str]:
-    record = {**RECORD, "Config": CONFIG | changes}
-    plan = flat_plan(record, "ctx", "weir/rocm:x", targets="gfx906", zstd=True)
-    return str(plan["target"]["pruned"]["dockerfile-inline"]).splitlines()
+def remade(config: object) -> dict[str, Any]:
+    """The config as an engine finds it in the archive: by the digests of index and manifest."""
+    image = flat_image(packed(config), LAYER, name="docker.io/library/x:t", targets="gfx906,sm_90")
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive(image, iter([LAYER_BYTES]))))) as tar:
+        files = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
+    assert files[f"blobs/sha256/{'b' * 64}"] == LAYER_BYTES
+    [row] = json.loads(files["index.json"])["manifests"]
+    manifest = json.loads(files[f"blobs/sha256/{row['digest'][7:]}"])
+    config_path = f"blobs/sha256/{manifest['config']['digest'][7:]}"
+    assert image.ids == (row["digest"], manifest["config"]["digest"])
+    for path in (f"blobs/sha256/{row['digest'][7:]}", config_path):
+        assert hashlib.sha256(files[path]).hexdigest() == path[-64:]
+    [saved] = json.loads(files["manifest.json"])
+    assert saved == {
+        "Config": config_path, "RepoTags": ["docker.io/library/x:t"], "Layers": [f"blobs/sha256/{'b' * 64}"],
+    }  # fmt: skip
+    assert row["annotations"]["io.containerd.image.name"] == "docker.io/library/x:t"
+    assert [layer["digest"] for layer in manifest["layers"]] == [LAYER.digest]
+    return dict(json.loads(files[config_path]))
 
 
-def test_every_instruction_is_there() -> None:
-    assert lines() == [
-        "FROM scratch",
-        "ADD rootfs.tar /",
-        'ENV PATH="/bin"',
-        'ENV ODD="a \\"b\\" \\\\ \\$HOME"',
-        'ENV EMPTY=""',
-        'WORKDIR "/srv/app"',
-        "USER 10001:10001",
-        "EXPOSE 8000/tcp",
-        'VOLUME ["/data"]',
-        "STOPSIGNAL SIGINT",
-        'HEALTHCHECK --interval=10000ms --retries=3 CMD ["python3", "-m", "x"]',
-        'ENTRYPOINT ["tini", "--"]',
-        'CMD ["python3", "-m", "service"]',
-    ]
+def packed(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_no_value_of_a_configuration_changes_and_none_is_interpreted() -> None:
+    found = remade(CONFIG)
+    assert found["rootfs"] == {"type": "layers", "diff_ids": [LAYER.diff_id]}
+    assert [step["created_by"] for step in found["history"]] == ["weir prune --targets gfx906,sm_90"]
+    labels = {**RUN["Labels"], "io.weir.pruned": "yes", "io.weir.gpu-targets": "gfx906,sm_90"}
+    rest = {key: value for key, value in CONFIG.items() if key not in ("rootfs", "history", "config")}
+    assert found == {
+        **rest, "config": {**RUN, "Labels": labels}, "rootfs": found["rootfs"], "history": found["history"],
+    }  # fmt: skip
+    assert list(found["config"]) == list(RUN)
+
+
+@pytest.mark.parametrize("run", [{}, None, {"Labels": None, "Cmd": None}])
+def test_an_empty_configuration_gets_only_our_labels(run: dict[str, None] | None) -> None:
+    labels = {"io.weir.gpu-targets": "gfx906,sm_90", "io.weir.pruned": "yes"}
+    assert remade({"config": run})["config"] == {**(run or {}), "Labels": labels}
+
+
+def test_bytes_that_are_no_utf8_are_read_as_the_engine_reads_them() -> None:
+    text = b'{"config": {"User": "\xff"}}'
+    image = flat_image(text, LAYER, name="x:t", targets="gfx906")
+    config = json.loads(image.documents[f"blobs/sha256/{image.ids[1][7:]}"])
+    assert config["config"]["User"] == "\ufffd"
 
 
 @pytest.mark.parametrize(
-    ("test", "said"),
-    [
-        (["NONE"], "HEALTHCHECK NONE"),
-        (["CMD-SHELL", "curl -f x || exit 1"], "HEALTHCHECK CMD curl -f x || exit 1"),
-    ],
-)
-def test_other_health_checks(test: list[str], said: str) -> None:
-    assert said in lines(Healthcheck={"Test": test})
+    "text",
+    [b"", b"x", b"[]", b'{"config": 1}', b'{"config": {"Labels": []}}', b'{"x": NaN}', b"[" * 100_000,
+     b'{"x": ' + b"1" * 5000 + b"}"],
+)  # fmt: skip
+def test_a_configuration_that_is_none_is_an_error_without_a_traceback(text: bytes) -> None:
+    with pytest.raises(DataError, match="config"):
+        flat_image(text, LAYER, name="x:t", targets="gfx906")
 
 
-def test_an_empty_configuration_gives_only_the_files() -> None:
-    assert lines(**dict.fromkeys(CONFIG)) == ["FROM scratch", "ADD rootfs.tar /"]
+def test_a_plain_layer_is_described_as_one() -> None:
+    image = flat_image(b"{}", LayerFile(LAYER.diff_id, LAYER.diff_id, 5, zstd=False), name="x:t", targets="g")
+    [layer] = json.loads(image.documents[f"blobs/sha256/{image.ids[0][7:]}"])["layers"]
+    assert layer["mediaType"] == "application/vnd.oci.image.layer.v1.tar"
 
 
-def test_labels_stay_and_the_targets_are_told() -> None:
-    image = flat_plan(RECORD, "ctx", "weir/rocm:x", targets="gfx906", zstd=False)["target"]["pruned"]
-    assert image["labels"] == {
-        "io.weir.variant": "rocm",
-        "io.weir.pruned": "yes",
-        "io.weir.gpu-targets": "gfx906",
-    }
-    assert image["args"] == {"SOURCE_DATE_EPOCH": str(created(RECORD))}
-    assert image["tags"] == ["weir/rocm:x"]
-    assert image["platforms"] == ["linux/amd64"]
+def saved(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text))
+    return out.getvalue()
 
 
-def test_a_line_break_in_a_variable_is_refused() -> None:
-    with pytest.raises(DataError, match="BROKEN holds a line break"):
-        lines(Env=["BROKEN=a\nRUN x"])
+def digest(text: bytes) -> str:
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def row(text: bytes, **more: object) -> dict[str, object]:
+    return {"mediaType": "application/x", "digest": digest(text), "size": len(text), **more}
+
+
+def test_the_config_is_found_through_an_index_of_several_platforms() -> None:
+    configs = {arch: packed({"architecture": arch, "rootfs": {}}) for arch in ("amd64", "arm64")}
+    manifests = {arch: packed({"config": row(text), "layers": []}) for arch, text in configs.items()}
+    attestation = packed({"config": row(b"{}"), "layers": []})
+    rows = [row(text, platform={"os": "linux", "architecture": arch}) for arch, text in manifests.items()]
+    rows.append(row(attestation, annotations={"vnd.docker.reference.type": "attestation-manifest"}))
+    index = packed({"schemaVersion": 2, "manifests": rows})
+    texts = [index, *configs.values(), *manifests.values(), attestation]
+    chunks = saved({f"blobs/sha256/{digest(text)[7:]}": text for text in texts})
+    for arch, text in configs.items():
+        for image_id in (digest(index), digest(manifests[arch]), digest(text)):
+            assert config_of(iter([chunks]), image_id, platform=Platform("linux", arch)) == text
+    with pytest.raises(DataError, match="no image for linux/riscv64"):
+        config_of(iter([chunks]), digest(index), platform=Platform("linux", "riscv64"))
+
+
+def test_a_config_under_another_digest_is_refused() -> None:
+    text = packed({"rootfs": {}})
+    chunks = saved({f"blobs/sha256/{digest(b'other')[7:]}": text})
+    with pytest.raises(DataError, match="lacks"):
+        config_of(iter([chunks]), digest(b"other"), platform=Platform("linux", "amd64"))
+    old = saved({f"{digest(text)[7:]}.json": text})
+    assert config_of(iter([old]), digest(text), platform=Platform("linux", "amd64")) == text
 
 
 def test_when_an_image_was_made() -> None:
-    assert created(RECORD) == 1767225600
+    assert created({"Created": "2026-01-01T00:00:00.123456789Z"}) == 1767225600
     assert created({"Created": None}) == 0
     assert created({"Created": "0001-01-01T00:00:00Z"}) == 0
+
+
+IMAGE_ID = "sha256:" + "0123456789ab" + "0" * 52
 
 
 @pytest.mark.parametrize(
@@ -92,8 +172,16 @@ def test_when_an_image_was_made() -> None:
         ("weir/rocm:latest", "gfx906", "weir/rocm:gfx906"),
         ("weir/rocm", "gfx906,gfx1100", "weir/rocm:gfx1100-gfx906"),
         ("registry:5000/a/b", "gfx906", "registry:5000/a/b:gfx906"),
-        ("a/b@sha256:00", "gfx90a:xnack+", "a/b:gfx90axnack-on"),
+        (f"a/b@{IMAGE_ID}", "gfx90a:xnack+", "a/b:gfx90axnack-on"),
+        (IMAGE_ID, "gfx906", "weir/rocm:gfx906"),
+        ("0123456789ab", "gfx906", "weir/rocm:gfx906"),
     ],
 )
 def test_the_copys_own_name(ref: str, targets: str, tag: str) -> None:
-    assert default_tag(ref, parse_targets(targets)) == tag
+    record = {"Id": IMAGE_ID, "RepoTags": ["weir/rocm:latest"]}
+    assert str(name_of_copy(ref, record, parse_targets(targets))) == tag
+
+
+def test_an_image_without_a_name_needs_one_for_its_copy() -> None:
+    with pytest.raises(ConfigError, match="no name"):
+        name_of_copy("0123456789ab", {"Id": IMAGE_ID, "RepoTags": []}, parse_targets("gfx906"))

@@ -82,3 +82,36 @@ def test_rocminfo_is_told_with_its_exit_code() -> None:
 def test_a_seal_gives_the_same_proof_back() -> None:
     found = judge(smoke("2.13.0+cpu"))
     assert proof.from_seal(proof.to_seal(found)) == found
+
+
+GOOD = json.loads(smoke("2.13.0+cpu").splitlines()[1].removeprefix("SMOKE "))
+ODD = ["{}", "[1]", "x", "", "null", "[" * 50_000, "1" * 5000, '{"torch": 1, "rocminfo": {}}', "{" * 70_000]
+
+
+@pytest.mark.parametrize("answer", ODD)
+def test_a_malformed_answer_is_a_failed_proof_and_no_traceback(answer: str) -> None:
+    with pytest.raises(ProofFailed, match="smoke test"):
+        judge(f"SMOKE {answer}\n")
+
+
+@pytest.mark.parametrize("key", sorted(GOOD))
+@pytest.mark.parametrize("value", [None, 1.5, [], {}, {"present": 1}, "x" * 2000])
+def test_an_answer_with_one_odd_value_is_a_failed_proof(key: str, value: object) -> None:
+    with pytest.raises(ProofFailed):
+        judge("SMOKE " + json.dumps({**GOOD, key: value}))
+    with pytest.raises(ProofFailed):
+        judge("SMOKE " + json.dumps({name: GOOD[name] for name in GOOD if name != key}))
+
+
+def test_what_an_image_says_of_itself_brings_no_escape_sequence_to_the_terminal() -> None:
+    facts = proof.facts_of(smoke("\x1b[2J", rocminfo={"present": True, "exit_code": 1, "said": "\x1b[2J"}))
+    assert facts
+    assert "\x1b" not in proof.told(facts)
+    assert "\x1b" not in proof.last_words("\x1b[2J\n" * 3)
+    for answer in ("\x1b[2J", json.dumps({"x": "\x1b[2J"})):
+        with pytest.raises(ProofFailed) as caught:
+            judge(f"SMOKE {answer}")
+        assert "\x1b" not in str(caught.value)
+    with pytest.raises(ProofFailed) as caught:
+        judge("\x1b[2J", code=1)
+    assert "\x1b" not in str(caught.value)

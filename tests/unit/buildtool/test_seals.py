@@ -92,8 +92,8 @@ def test_the_tool_is_told_apart_by_its_sources_not_by_its_version(tmp_path: Path
 
 def test_an_image_is_proved_by_digest_and_for_each_promise(place: pipeline.Workplace) -> None:
     said = (
-        'SMOKE {"python": "3.11.2", "torch": {"version": "2", "hip": null, "cuda": null, "product_ok": true},'
-        ' "service": true, "probes": true, "rocminfo": {"present": false}}'
+        'SMOKE {"python": "3.11.2", "uid": 0, "torch": {"version": "2", "hip": null, "cuda": null,'
+        ' "product_ok": true}, "service": true, "probes": true, "rocminfo": {"present": false}}'
     )
     ran: list[str] = []
 
