@@ -55,8 +55,9 @@ class Bundle:
 
     @property
     def n_bytes(self) -> int:
-        """From the magic to the end of the last payload."""
-        return max(self.table_bytes, *(entry.offset + entry.n_bytes for entry in self.entries))
+        """From the magic to the end of the last payload; where an empty entry claims to be doesn't count."""
+        ends = (entry.offset + entry.n_bytes for entry in self.entries if entry.n_bytes)
+        return max(ends, default=self.table_bytes)
 
 
 def parse_bundle(head: bytes, limit: int, *, place: int = 0) -> Bundle:

@@ -157,7 +157,8 @@ class Unpacking:
         left = self.header.unpacked_bytes
         while not unpacker.eof:
             packed = b""
-            if unpacker.needs_input:
+            hungry = unpacker.needs_input
+            if hungry:
                 length = min(CHUNK_BYTES, self._end - position)
                 packed = self._source.exactly(position, length, "a compressed bundle")
                 position += length
@@ -168,7 +169,7 @@ class Unpacking:
             left -= len(piece)
             if left < 0:
                 raise BadBundle("a compressed bundle unpacks to more than it says", place=self._start)
-            if not packed and not piece and not unpacker.eof:
+            if hungry and not packed and not piece and not unpacker.eof:
                 raise BadBundle("a compressed bundle is cut off", place=self._start)
             yield piece
         if self.stored_bytes is None:

@@ -42,25 +42,21 @@ from mutate import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 TESTS = ("audit", "buildtool", "gpucode", "probereport", "probes")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
-# Decisions about users' files, about what is read from outside, and statistics. Pages, charts, tables and
-# command lines, and whatever talks to engines and GPUs, are judged by tests of other kinds.
-GPUCODE = """amdelf archive bundle ccob container cut edit elf layout manifest names nvcut nvfatbin pointers
-    prune rewrite scan source target tree verify"""
-AUDIT = """ahead archive base baseline budget choice claims contents copies debugprobe diff documents exposure
-    facts faults finding findings gpuprobe image junit kinds largest layer limits merge mismatches packages
-    report rocmtree sarif saved secrets shown tarwalk tree unindexed unpack"""
-BUILD = "errors files flat lock model plan proof"
-PROBES = """answers breakeven codec expectation facts fit headline held journal noise pattern pressure rereads
-    report residency sampling spill stats transfer units"""
-MODULES = tuple(
-    f"{folder}/{name}.py"
-    for folder, names in (
-        ("buildtool/gpucode", GPUCODE),
-        ("buildtool/audit", AUDIT),
-        ("buildtool", BUILD),
-        ("probes", PROBES),
-    )
-    for name in names.split()
+# Decisions about users' files, about what is read from outside, and statistics. Pages, tables and command
+# lines, and whatever talks to engines and GPUs, are judged by tests of other kinds.
+SHOWN = {"diff_text.py", "html_page.py", "render.py"}
+BUILD = "errors files flat lock model places plan proof quoting"
+PROBES = """answers breakeven codec expectation facts files fit headline held journal noise pattern pressure
+    readable rereads report residency sampling spill stats transfer units"""
+MODULES = (
+    *(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("gpucode", "audit")
+        for path in sorted((ROOT / "buildtool" / folder).glob("*.py"))
+        if path.name not in SHOWN
+    ),
+    *(f"buildtool/{name}.py" for name in BUILD.split()),
+    *(f"probes/{name}.py" for name in PROBES.split()),
 )
 SAMPLE = 1500
 MEMORY_BYTES = 2 << 30  # beyond what the process has mapped when it is forked
