@@ -7,7 +7,7 @@ READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check types unit test bench-audit bench-build bench-prune bench-probes mutants
+.PHONY: help images engine probe check types unit test bench-audit bench-build bench-images bench-prune bench-probes readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,11 +46,17 @@ bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; 
 bench-prune: $(READY) ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
 	@$(PY) tests/bench/bench_prune.py
 
-bench-build: images ## our build of `cpu` against the naive one, and rebuilds
+bench-build: images ## our build of `cpu` against two others, rebuilds, and the start of a container
 	@$(PY) tests/bench/bench_build.py
+
+bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
+	@$(PY) tests/bench/bench_images.py
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py
 
 mutants: .venv/.ready ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
 	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)
+
+readme-figures: $(READY) ## README's and the docs' figures from the last results of the benches
+	@$(PY) tests/bench/figures.py

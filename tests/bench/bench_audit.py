@@ -56,8 +56,7 @@ def main() -> int:
     args = parser.parse_args()
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    board = Board()
-    board.line({"machine": f"{os.cpu_count()} cores", "load before": round(os.getloadavg()[0], 2)})
+    board = Board(whole=args == parser.parse_args([]))
     try:
         with tempfile.TemporaryDirectory(dir=ROOT / ".weir", prefix="bench-audit.") as name:
             for group in args.only:
@@ -66,9 +65,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; scratch files of the bench are gone", file=sys.stderr)
         return 130
-    board.line({"load after": round(os.getloadavg()[0], 2)})
-    tell("done; " + ("a bar was missed" if board.missed else "all bars hold"))
-    return int(board.missed)
+    return board.finish()
 
 
 def real_images(board: Board, work: Path, args: argparse.Namespace) -> None:

@@ -1,13 +1,17 @@
-"""How long builds of the `cpu` image take, against the naive way with the same base and the same wheels.
+"""How long builds of the `cpu` image take, against two ways to write a Dockerfile with the same inputs.
 
-Run by `make bench-build`. Before each timed build the image and BuildKit's whole cache go, so that both
-sides transfer, install, compress and unpack everything. Ends with one JSON line a bar.
+Run by `make bench-build`. `naive` is what most people write (pip compiles bytecode, the exporter's default
+compression); `fair` is the same Dockerfile without bytecode and with the compression that ours uses, so that
+what is left is the way of installing and unpacking. Before each timed build the image and BuildKit's whole
+cache go, so every side transfers, installs, compresses and unpacks everything. Then: what a rebuild takes,
+and how long a container takes from its start to ready with and without bytecode: what leaving it out costs.
 """
 
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,15 +20,29 @@ from pathlib import Path
 from board import Board, tell
 
 from buildtool import buildx, catalog, pipeline, plan
+from buildtool.audit.audit import audit_image
 from buildtool.engine import Engine
 
 ROUNDS = 3
+STARTS = 7  # of a container, each way, by turns
+READY_LIMIT_S = 120
 ROOT = Path(__file__).parents[2]
 BUILD = [sys.executable, "-m", "buildtool", "build", "cpu", "--no-audit"]
+OURS, COMPILED = "weir/cpu:latest", "weir/bench-compiled:latest"
+COMPILE = f"""FROM {OURS}
+USER 0:0
+RUN python3 -m compileall -q /opt/weir
+USER 10001:10001
+"""
+COUNT_BYTECODE = (
+    "import pathlib; print(sum(p.stat().st_size for p in pathlib.Path('/opt/weir').rglob('*.pyc')))"
+)
 
 
-def quiet(*args: str) -> None:
-    subprocess.run(args, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+def quiet(*args: str, stdin: str | None = None) -> str:
+    return subprocess.run(
+        args, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True, input=stdin
+    ).stdout
 
 
 def forget(*refs: str) -> None:
@@ -34,25 +52,29 @@ def forget(*refs: str) -> None:
     quiet("docker", "builder", "prune", "-af")
 
 
-def timed(action: Callable[[], None]) -> float:
+def timed(action: Callable[[], object]) -> float:
     begun = time.monotonic()
     action()
     return time.monotonic() - begun
 
 
-def naive_target() -> plan.Target:
-    """The cpu variant's very inputs, built as most people would: one pip install, the default exporter."""
+def others_target(name: str) -> plan.Target:
+    """The cpu variant's very inputs, for the Dockerfile that most people would write."""
     chosen = catalog.load()
     cpu = chosen.select(("cpu",))[0]
-    state = ROOT / ".weir"
-    place = pipeline.Workplace(state, ROOT / "images" / "variants.lock.json", lambda _line: None)
+    place = pipeline.Workplace(ROOT / ".weir", ROOT / "images" / "variants.lock.json", lambda _line: None)
     [target] = pipeline.prepare(place, chosen, [cpu], engine=Engine(), update_lock=False)
-    naive = replace(cpu, name="bench-naive", dockerfile=catalog.IMAGES / "naive" / "Dockerfile")
-    return plan.Target(naive, target.resolved, target.context)
+    variant = replace(cpu, name=name, dockerfile=catalog.IMAGES / "naive" / "Dockerfile")
+    return plan.Target(variant, target.resolved, target.context)
 
 
-def build_naive(target: plan.Target, engine: Engine) -> None:
+def build_theirs(target: plan.Target, engine: Engine, *, fair: bool) -> None:
     baked = plan.plan_bake([target], epoch=1, zstd=True)
+    asked = baked["target"][target.variant.name]
+    asked.pop("output", None)
+    if fair:
+        asked["args"]["PIP_OPTIONS"] = "--no-compile"
+        asked["output"] = [plan.image_output()]
     buildx.bake(baked, [target], engine=engine, say=lambda _line: None, no_cache=True)
 
 
@@ -62,47 +84,122 @@ def digest_of(engine: Engine, ref: str) -> str:
     return str(found["Id"])
 
 
-def change_service(work: Path) -> Path:
-    """A file of the service, changed for the length of a build; returns its backup."""
+def build_bars(board: Board, engine: Engine) -> None:
+    """Whole builds by turns, each from nothing."""
+    others = {name: others_target(f"bench-{name}") for name in ("naive", "fair")}
+    refs = [OURS, *(target.variant.ref for target in others.values())]
+    took: dict[str, list[float]] = {"naive": [], "fair": [], "ours": []}
+    digests = set()
+    for _ in range(ROUNDS):
+        for name, target in others.items():
+            forget(*refs)
+            took[name].append(
+                timed(lambda name=name, target=target: build_theirs(target, engine, fair=name == "fair"))
+            )
+            if len(took[name]) == 1:
+                sizes(board, target.variant.ref, name, engine)
+        forget(*refs)
+        took["ours"].append(timed(lambda: quiet(*BUILD, "--no-cache")))
+        digests.add(digest_of(engine, OURS))
+        tell(", ".join(f"{name} {seconds[-1]:.1f} s" for name, seconds in took.items()))
+    sizes(board, OURS, "ours", engine)
+    for name, seconds in took.items():
+        board.figure(f"{name}: build", statistics.median(seconds), "s", each=[round(s, 1) for s in seconds])
+    for name in others:
+        ratio = statistics.median(a / b for a, b in zip(took["ours"], took[name], strict=True))
+        if name == "naive":
+            board.bar("build-ratio", ratio, 0.40, "of the naive build's time")
+        else:
+            board.figure("build-ratio-fair", ratio, "of the fair build's time")
+    board.bar("same-digest-without-cache", len(digests), 1, "digests", builds=ROUNDS)
+
+
+def sizes(board: Board, ref: str, name: str, engine: Engine) -> None:
+    totals = audit_image(ref, engine=engine, say=lambda _line: None).totals
+    board.figure(f"{name}: unpacked", totals.unpacked_bytes, "bytes")
+    if isinstance(totals.stored_bytes, int):
+        board.figure(f"{name}: stored", totals.stored_bytes, "bytes")
+
+
+def rebuild_bars(board: Board) -> None:
+    """Nothing changed; one file of the service changed."""
+    quiet(*BUILD)
+    unchanged = [timed(lambda: quiet(*BUILD)) for _ in range(ROUNDS)]
     file = ROOT / "images" / "service" / "__init__.py"
-    backup = work / "service-init.py"
+    backup = ROOT / ".weir" / "service-init.py"
     shutil.copy2(file, backup)
-    file.write_text(file.read_text() + f"\n# changed at {time.time()}\n")
-    return backup
+    changed = []
+    try:
+        for number in range(ROUNDS):
+            file.write_text(backup.read_text() + f"\n# changed, {number}, {time.time()}\n")
+            changed.append(timed(lambda: quiet(*BUILD)))
+    finally:
+        shutil.copy2(backup, file)
+        backup.unlink()
+    quiet(*BUILD)
+    board.bar("rebuild-unchanged", statistics.median(unchanged), 3, "s")
+    board.bar("rebuild-service-changed", statistics.median(changed), 8, "s")
+
+
+def start_figures(board: Board) -> None:
+    """From `docker run` to the service's word that it is ready, with and without bytecode, by turns."""
+    quiet("docker", "build", "-q", "-t", COMPILED, "-", stdin=COMPILE)
+    took: dict[str, list[float]] = {OURS: [], COMPILED: []}
+    try:
+        for image in took:
+            start_s(image)  # its files into the page cache
+        for _ in range(STARTS):
+            for image, seconds in took.items():
+                seconds.append(start_s(image))
+        counted = quiet("docker", "run", "--rm", "--network=none", COMPILED, "python3", "-c", COUNT_BYTECODE)
+    finally:
+        subprocess.run(["docker", "image", "rm", "-f", COMPILED], check=False, capture_output=True)
+    cost = [ours - compiled for ours, compiled in zip(took[OURS], took[COMPILED], strict=True)]
+    for name, seconds in (("without bytecode", took[OURS]), ("with bytecode", took[COMPILED])):
+        board.figure(
+            f"start to ready, {name}", statistics.median(seconds), "s", each=[round(s, 2) for s in seconds]
+        )
+    board.figure(
+        "start cost of no bytecode",
+        statistics.median(cost),
+        "s",
+        least=round(min(cost), 2),
+        most=round(max(cost), 2),
+    )
+    board.figure("bytecode left out", int(counted), "bytes")
+
+
+def start_s(image: str) -> float:
+    """Seconds from `docker run` to the service's line that it is ready. Raises RuntimeError without one."""
+    begun = time.monotonic()
+    name = f"weir-bench-{time.monotonic_ns()}"
+    words = ["docker", "run", "--rm", "--name", name, "--network=none", image]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    guard = threading.Timer(READY_LIMIT_S, process.kill)
+    guard.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if " ready weights=" in line:
+                return time.monotonic() - begun
+        raise RuntimeError(f"{image} didn't become ready:\n{''.join(said[-5:])}")
+    finally:
+        guard.cancel()
+        subprocess.run(["docker", "kill", name], check=False, capture_output=True)
+        process.communicate()
 
 
 def main() -> int:
     engine = Engine()
-    target = naive_target()
-    ours, naive, digests = [], [], []
-    for _ in range(ROUNDS):
-        forget(target.variant.ref, "weir/cpu:latest")
-        naive.append(timed(lambda: build_naive(target, engine)))
-        forget(target.variant.ref, "weir/cpu:latest")
-        ours.append(timed(lambda: quiet(*BUILD, "--no-cache")))
-        digests.append(digest_of(engine, "weir/cpu:latest"))
-        tell(f"naive {naive[-1]:.1f} s, ours {ours[-1]:.1f} s")
-    forget(target.variant.ref)
-    quiet(*BUILD)
-    unchanged = [timed(lambda: quiet(*BUILD)) for _ in range(ROUNDS)]
-    work = ROOT / ".weir"
-    changed = []
-    for _ in range(ROUNDS):
-        backup = change_service(work)
-        try:
-            changed.append(timed(lambda: quiet(*BUILD)))
-        finally:
-            shutil.copy2(backup, ROOT / "images" / "service" / "__init__.py")
-            backup.unlink()
-    quiet(*BUILD)
-    ratios = [a / b for a, b in zip(ours, naive, strict=True)]
     board = Board()
-    board.line({"naive_s": statistics.median(naive), "ours_s": statistics.median(ours), "rounds": ROUNDS})
-    board.bar("build-ratio", statistics.median(ratios), 0.40, "ratio")
-    board.bar("rebuild-unchanged", statistics.median(unchanged), 3, "s")
-    board.bar("rebuild-service-changed", statistics.median(changed), 8, "s")
-    board.bar("same-digest-without-cache", len(set(digests)), 1, "digests")
-    return int(board.missed)
+    build_bars(board, engine)
+    rebuild_bars(board)
+    start_figures(board)
+    forget(*(f"weir/bench-{name}:latest" for name in ("naive", "fair")))
+    quiet(*BUILD)
+    return board.finish()
 
 
 sys.exit(main())

@@ -530,7 +530,7 @@ def say(
     chosen: Sequence[Mutant], verdicts: Mapping[str, str], *, population: int, listed: int, seed: int
 ) -> int:
     """The survivors, a table by module, and the bar."""
-    board = Board()
+    board = Board("mutants", command="make mutants")
     by_module: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in sorted(chosen, key=lambda one: (one.path, one.line)):
         verdict = verdicts[key_of(mutant)]
@@ -557,7 +557,7 @@ def say(
         listed_as_equivalent=listed,
         over_their_limits=sum(verdict == "over its limits" for verdict in verdicts.values()),
     )
-    return board.missed or "broken" in verdicts.values()
+    return board.finish() or int("broken" in verdicts.values())
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def _look(draw: random.Random, at_s: float, seen: dict[str, object]) -> Look:
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else KILLS
     began_s = time.monotonic()
-    board = Board()
+    board = Board("probes", whole=kills == KILLS)
     misbehave(board, "hanging workers", HANGING, count=HANGS, limit_s=LIMIT_S)
     misbehave(board, "crashing and babbling workers", CRASHING, count=CRASHES, limit_s=CRASH_LIMIT_S)
     with tempfile.TemporaryDirectory() as top:
@@ -304,7 +304,7 @@ def main() -> int:
     noise(board)
     took_s = time.monotonic() - began_s
     board.bar("the whole bench", took_s, 900, unit="s")
-    return int(board.missed)
+    return board.finish()
 
 
 if __name__ == "__main__":

@@ -128,8 +128,7 @@ def main() -> int:
     parser.add_argument("--library", default="", help="only libraries with this in their names")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    board = Board()
-    board.line({"machine": f"{os.cpu_count()} cores", "load before": round(os.getloadavg()[0], 2)})
+    board = Board(whole=args == parser.parse_args([]))
     try:
         if "fuzz" in args.only:
             fuzz_bars(board, args.fuzz)
@@ -145,8 +144,7 @@ def main() -> int:
         return 130
     board.waive("a pruned HIP library launches", "needs an AMD GPU: load-checked, not launched")
     board.waive("a pruned CUDA library launches", "needs a GPU: tests/device/test_prune_launch.py")
-    tell("done; " + ("a bar was missed" if board.missed else "all bars hold"))
-    return int(board.missed)
+    return board.finish()
 
 
 def library_bars(board: Board, targets: Sequence[str], wanted: str) -> None:
