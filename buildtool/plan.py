@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.model import Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
+from buildtool.quoting import bake_text
 
 HEAVY_BYTES = 20_000_000  # wheels from here on get a layer apart from the small ones
 LABEL = "io.weir"
@@ -14,6 +15,8 @@ LABEL = "io.weir"
 ZSTD_LEVEL = 1
 DISK_FLOOR = 2_000_000_000  # bytes; below that no build is begun at all
 UNPACKED_PER_STORED = 4  # wheels; a generous guess for the disk check alone
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,21 @@ def unresolved(variant: Variant) -> Resolved:
 
 
 def render_plan(plan: dict[str, Any]) -> str:
-    """The plan as the JSON that bake reads."""
-    return json.dumps(plan, indent=2, sort_keys=True)
+    """The plan as the JSON that bake reads, in which no text is a template."""
+    return json.dumps(_literal(plan), indent=2, sort_keys=True)
+
+
+def _literal(value: Json) -> Json:
+    """The value with all its texts, keys too, quoted against bake's interpolation."""
+    match value:
+        case dict():
+            return {bake_text(key): _literal(item) for key, item in value.items()}
+        case list():
+            return [_literal(item) for item in value]
+        case str():
+            return bake_text(value)
+        case _:
+            return value
 
 
 def disk_needed(variant: Variant, resolved: Resolved | None) -> int:

@@ -3,10 +3,12 @@
 Nothing of the host stays inside: apt sources, resolver, host name and logs are emptied.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, run, run_loud
@@ -28,6 +30,33 @@ FROM_HOST = ("PATH", "APT_CONFIG", "SSL_CERT_DIR", "SSL_CERT_FILE")
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")  # in either case
 
 
+# Runs in a shell on the host, so it holds no text of a catalog: names and patterns come in variables.
+# It works from within the tree, because `find -path` would read a sign such as `[` in the way there as a
+# pattern, and takes the variables out of the sight of packages' scripts.
+CUSTOMIZE = f"""set -eu
+cd "$1"
+remove=$WEIR_REMOVE cut=$WEIR_CUT
+unset WEIR_REMOVE WEIR_CUT
+set --
+while IFS= read -r name; do
+    [ -z "$name" ] || set -- "$@" "$name"
+done <<END
+$remove
+END
+[ $# -eq 0 ] || chroot . dpkg --purge --force-depends -- "$@"
+find {" ".join(CUT)} -mindepth 1 -delete 2>/dev/null || true
+set --
+while IFS= read -r pattern; do
+    [ -z "$pattern" ] || set -- "$@" -o -path "./$pattern"
+done <<END
+$cut
+END
+[ $# -eq 0 ] || {{ shift; find . -xdev \\( "$@" \\) -prune -exec rm -rf {{}} +; }}
+find usr/lib -name "*.a" -delete
+for file in {" ".join(EMPTIED)}; do : > "$file"; done
+"""
+
+
 def recipe_sha256(base: Bootstrap, epoch: int) -> str:
     """Name of the result in the cache: same recipe, same file."""
     asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 3]
@@ -36,38 +65,34 @@ def recipe_sha256(base: Bootstrap, epoch: int) -> str:
 
 
 def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> list[str]:
-    """The command line that makes a root file system. Pure."""
+    """The command line that makes a root file system, in the `environment` of its recipe. Pure."""
     doc = [f"--dpkgopt=path-exclude={p}" for p in DPKG_EXCLUDES] + [
         f"--dpkgopt=path-include={p}" for p in DPKG_INCLUDES
     ]
-    purge = f'chroot "$1" dpkg --purge --force-depends {" ".join(base.remove)}; ' if base.remove else ""
-    cut = " ".join(f'"$1/{path}"' for path in CUT)
-    named = " -o ".join(f'-path "$1/{pattern}"' for pattern in base.cut)
-    named = f'find "$1" -xdev \\( {named} \\) -prune -exec rm -rf {{}} +; ' if named else ""
-    emptied = " ".join(EMPTIED)
-    hook = (
-        f"set -eu; {purge}find {cut} -mindepth 1 -delete 2>/dev/null || true; "
-        f'{named}find "$1/usr/lib" -name "*.a" -delete; '
-        f'for f in {emptied}; do : > "$1/$f"; done'
-    )
     return [
         "mmdebstrap",
+        "--format=tar",
         "--variant=essential",
         f"--include={','.join(base.packages)}",
         *doc,
-        f"--customize-hook={hook}",
+        f"--customize-hook={CUSTOMIZE}",
+        "--",
         base.suite,
         str(target),
         *([mirror] if mirror else []),
     ]
 
 
-def environment(host: Mapping[str, str], epoch: int) -> dict[str, str]:
-    """What a bootstrap runs in, or the host's locale and Python settings get into the tree. Pure."""
+def environment(base: Bootstrap, host: Mapping[str, str], epoch: int) -> dict[str, str]:
+    """What a bootstrap runs in: CUSTOMIZE's data, and of the host's settings those that the tree can't show.
+
+    Pure.
+    """
     kept = {key: value for key, value in host.items() if key in FROM_HOST or key.lower() in PROXIES}
     # scripts of packages run Python: whichever modules they happen to load would leave bytecode
     fixed = {"HOME": "/root", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**kept, **fixed, "SOURCE_DATE_EPOCH": str(epoch)}
+    recipe = {"WEIR_REMOVE": "\n".join(base.remove), "WEIR_CUT": "\n".join(base.cut)}
+    return {**kept, **fixed, **recipe, "SOURCE_DATE_EPOCH": str(epoch)}
 
 
 class RootfsCache:
@@ -112,17 +137,16 @@ class RootfsCache:
                 "on Debian or Ubuntu: apt-get install mmdebstrap; or make the registry reachable",
             )
         self._say(f"{base.suite}: making a root file system with mmdebstrap")
-        with replacing(path) as partial, scratch(path.parent) as folder:
+        with replacing(path) as partial, scratch(path.parent) as folder, _alias(folder) as named:
             folder.chmod(0o755)  # apt's own user works in there
             command = mmdebstrap_command(base, partial, host_mirror())
-            command.insert(1, "--format=tar")
             try:
                 run_loud(
                     command,
                     say=lambda line: (
                         self._say(f"{base.suite}: {line}") if line.startswith(("I:", "E:", "W:")) else None
                     ),
-                    env={**environment(os.environ, epoch), "TMPDIR": str(folder)},
+                    env={**environment(base, os.environ, epoch), "TMPDIR": str(named)},
                 )
             except CommandFailed as error:
                 if "No space left" in error.tail:
@@ -132,6 +156,16 @@ class RootfsCache:
                 raise SourceUnreachable(
                     f"mmdebstrap can't make Debian {base.suite}: {_telling(error)}"
                 ) from error
+
+
+@contextlib.contextmanager
+def _alias(folder: Path) -> Iterator[Path]:
+    """Another name for a directory, without signs of its path that apt can't handle: quotation marks."""
+    with tempfile.TemporaryDirectory(prefix="weir-") as name:
+        Path(name).chmod(0o755)  # apt's own user goes through it
+        alias = Path(name, "rootfs")
+        alias.symlink_to(folder, target_is_directory=True)
+        yield alias
 
 
 def _telling(error: CommandFailed) -> str:

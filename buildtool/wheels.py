@@ -57,21 +57,21 @@ class WheelCache:
         newer or other build in its place. Raises SourceUnreachable when the source doesn't have it.
         """
         if not source.require:
-            return self._download(list(requirements), python) if requirements else ()
+            return self._download(["--", *requirements], python) if requirements else ()
         with scratch(self._directory) as folder:
-            index = ["--index-url", source.index] if source.index else []
+            index = [f"--index-url={source.index}"] if source.index else []
             quick = ["--no-deps", "--retries", "0", "--timeout", str(ANSWER_TIMEOUT_S)]
             try:
                 alone = [text for text in source.require if IS_TORCH.match(text)]
-                self._pip([*quick, *index, *alone], python, folder, alone=source.index is not None)
+                self._pip([*quick, *index, "--", *alone], python, folder, alone=source.index is not None)
             except CommandFailed as error:
                 raise SourceUnreachable(f"torch source {source.name}: {_telling(error)}") from error
             torch = next(iter(folder.glob("torch-*.whl")), None)
             if torch is None:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
-            extra = ["--extra-index-url", source.index] if source.index else []
+            extra = [f"--extra-index-url={source.index}"] if source.index else []
             pinned = [_pin(text, torch) for text in source.require]
-            found = self._download([*extra, "--find-links", str(folder), *pinned, *requirements], python)
+            found = self._download([*extra, f"--find-links={folder}", "--", *pinned, *requirements], python)
         strangers = foreign_to(source.build, found)
         if strangers:
             raise SourceUnreachable(
@@ -82,7 +82,7 @@ class WheelCache:
 
     def tools(self) -> tuple[Wheel, ...]:
         """The wheels that run inside the build but stay out of the image."""
-        return self._download([*TOOLS, "--no-deps"], TOOLS_PYTHON)
+        return self._download(["--no-deps", "--", *TOOLS], TOOLS_PYTHON)
 
     def fetch(self, wheels: Sequence[Wheel], python: str, *, index: str | None) -> None:
         """Bring locked wheels that aren't here, checked against their hashes.
@@ -96,7 +96,7 @@ class WheelCache:
             lines = [f"{w.distribution}=={w.version} --hash=sha256:{w.sha256}" for w in missing]
             listing = folder / "locked.txt"
             listing.write_text("\n".join(lines))
-            extra = ["--extra-index-url", index] if index else []
+            extra = [f"--extra-index-url={index}"] if index else []
             try:
                 self._pip(["--no-deps", "--require-hashes", *extra, "-r", str(listing)], python, folder)
             except CommandFailed as error:

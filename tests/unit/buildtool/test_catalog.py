@@ -73,6 +73,38 @@ def test_a_mutated_file_is_refused_with_its_place(tmp_path: Path, old: str, new:
     assert expected in complaint(tmp_path, MINIMAL.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'base: [{bootstrap: {suite: "--setup-hook=touch x", packages: []}}]',
+        'base: [{bootstrap: {suite: "bookworm; touch x", packages: []}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["--x"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["./evil.deb"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["a,b"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["perl-"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], remove: ["x; touch y"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], remove: ["x\\n"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], cut: ["$(touch x)"]}}]',
+        'base: [{registry: "--x"}]',
+        'base: [{registry: "a b"}]',
+        'torch: [{name: "t\\x1b[2J", build: cpu}]',
+        'torch: [{name: t, build: cpu, require: ["--index-url=http://evil"]}]',
+        'torch: [{name: t, build: cpu, require: [torch], index: "--pre"}]',
+        'wheels: ["-r/etc/passwd"]',
+        'system_packages: ["-o=Dir::Etc=x"]',
+        'system_packages: ["*"]',
+        'dockerfile: "../../etc"',
+        'python: "3.11\\n"',
+        'gpu_targets: ["gfx906\\n"]',
+        'labels: {"a b": c}',
+    ],
+)
+def test_what_would_reach_a_shell_or_an_option_is_refused(tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    kept = [old for old in MINIMAL.splitlines() if not old.strip().startswith(f"{key}:")]
+    assert "does not match" in complaint(tmp_path, "\n".join([*kept, f"    {line}", ""]))
+
+
 def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
     assert "did you mean `budget`?" in complaint(tmp_path, MINIMAL + "    buget: {}\n")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from buildtool.command import CommandFailed
-from buildtool.errors import DataError
-from buildtool.model import Bootstrap, TorchBuild, Wheel
-from buildtool.rootfs import RootfsCache, environment, mmdebstrap_command, recipe_sha256
+from buildtool.errors import DataError, SourceUnreachable
+from buildtool.model import Bootstrap, TorchBuild, TorchSource, Wheel
+from buildtool.rootfs import CUSTOMIZE, RootfsCache, environment, mmdebstrap_command, recipe_sha256
 from buildtool.wheels import WheelCache, _pin, _telling, foreign_to, platform_tags
 
 
@@ -115,17 +115,52 @@ def test_mmdebstrap_is_told_packages_mirror_and_what_to_empty() -> None:
     command = mmdebstrap_command(base, Path("out.tar"), "mirror")
     assert "--include=python3,tini" in command
     assert command[-3:] == ["bookworm", "out.tar", "mirror"]
-    hook = next(word for word in command if word.startswith("--customize-hook="))
-    assert "dpkg --purge --force-depends perl" in hook
-    assert "etc/apt/sources.list" in hook
+    assert "etc/apt/sources.list" in hook_of(command)
+    assert environment(base, {}, 7)["WEIR_REMOVE"] == "perl"
     assert mmdebstrap_command(base, Path("out.tar"), None)[-1] == "out.tar"
+
+
+def hook_of(command: list[str]) -> str:
+    return next(word for word in command if word.startswith("--customize-hook="))
+
+
+def test_what_a_catalog_names_is_neither_an_option_nor_part_of_the_hooks_script() -> None:
+    """`remove: ["x; touch y"]` ran on the host, and `suite: --setup-hook=touch y` was an option."""
+    plain = mmdebstrap_command(Bootstrap("bookworm", ("tini",)), Path("out.tar"), "mirror")
+    evil = Bootstrap("--setup-hook=touch y", ("tini",), ("x; touch y", "$(touch y)"), ("'; touch y; '",))
+    command = mmdebstrap_command(evil, Path("out.tar"), "mirror")
+    assert hook_of(command) == hook_of(plain) == f"--customize-hook={CUSTOMIZE}"
+    assert command[-4:] == ["--", "--setup-hook=touch y", "out.tar", "mirror"]
+    told = environment(evil, {}, 7)
+    assert (told["WEIR_REMOVE"], told["WEIR_CUT"]) == ("x; touch y\n$(touch y)", "'; touch y; '")
+
+
+def test_a_requirement_is_no_option_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def record(args: list[str], **_: object) -> None:
+        ran.append(args)
+        raise CommandFailed(args, 1, "")
+
+    monkeypatch.setattr("buildtool.wheels.run_loud", record)
+    monkeypatch.setattr("buildtool.wheels._connection_settings", dict)
+    cache = WheelCache(tmp_path, lambda _line: None)
+    index = "http://example.invalid/simple"
+    for source in (TorchSource("t", TorchBuild.CPU), TorchSource("t", TorchBuild.CPU, ("torch",), index)):
+        with pytest.raises(SourceUnreachable):
+            cache.resolve(source, "3.11", ["--index-url=evil"])
+    for args in ran:
+        options = args[: args.index("--")]
+        assert "--index-url=evil" not in options
+    assert f"--index-url={index}" in ran[1]
 
 
 def test_hosts_of_other_tastes_bootstrap_in_the_same_environment() -> None:
     way_out = {"PATH": "/usr/bin", "HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
     tastes = {"PYTHONPATH": "/x", "LANG": "de_DE.UTF-8", "HOME": "/home/me", "PERL5LIB": "/y", "DEBUG": "1"}
-    plain = environment(way_out, 7)
-    assert plain == environment(way_out | tastes, 7)
+    base = Bootstrap("bookworm", ("tini",))
+    plain = environment(base, way_out, 7)
+    assert plain == environment(base, way_out | tastes, 7)
     assert way_out.items() <= plain.items()
     assert plain["SOURCE_DATE_EPOCH"] == "7"
     assert plain["PYTHONDONTWRITEBYTECODE"] == "1"

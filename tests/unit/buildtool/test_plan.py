@@ -86,3 +86,12 @@ def test_the_disk_check_asks_for_more_where_rocm_may_be_bootstrapped() -> None:
     loaded = catalog.load()
     need = {v.name: plan.disk_needed(v, None) for v in loaded.variants}
     assert need["rocm"] > need["cpu"] >= 10**9
+
+
+def test_no_text_of_a_plan_is_a_template_of_bake(cpu: Variant) -> None:
+    target = plan.Target(
+        replace(cpu, labels=(("k${A}", "v${FOO:-x} %{ if true }"),)), resolved(), Path("c ${HOME}'\"")
+    )
+    rendered = json.loads(plan.render_plan(plan.plan_bake([target], epoch=7, zstd=True)))["target"]["cpu"]
+    assert rendered["labels"]["k$${A}"] == "v$${FOO:-x} %%{ if true }"
+    assert rendered["context"] == "c $${HOME}'\""
