@@ -9,22 +9,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import docker
 import docker.errors
-import docker.tls
 import requests.exceptions
 from docker.models.containers import Container
 from docker.types import LogConfig, Mount
 
-from buildtool.endpoint import Endpoint, current_endpoint
 from buildtool.errors import (
     BuildFailed,
     ConfigError,
     DataError,
-    EngineForbidden,
     EngineUnavailable,
     EnvironmentMissing,
     ProofFailed,
@@ -80,7 +76,7 @@ class Engine:
 
     def __init__(self, timeout_s: float = 600) -> None:
         with _translated():
-            self._client = _client(timeout_s)
+            self._client: docker.DockerClient = docker.from_env(timeout=int(timeout_s))
             self._client.ping()
 
     def info(self) -> EngineInfo:
@@ -110,7 +106,8 @@ class Engine:
         Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable.
         """
         try:
-            return str(_client(ANSWER_TIMEOUT_S).images.get_registry_data(ref).id)
+            client = docker.from_env(timeout=ANSWER_TIMEOUT_S)
+            return str(client.images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
         except requests.exceptions.RequestException as error:
@@ -289,50 +286,7 @@ def _translated() -> Iterator[None]:
             ) from error
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
-        raise _unavailable(error, endpoint_here()) from error
-
-
-def endpoint_here() -> Endpoint:
-    """The engine that this process's environment names. Raises EngineUnavailable."""
-    return current_endpoint(os.environ, Path.home())
-
-
-def _client(timeout_s: float) -> docker.DockerClient:
-    """A connection to the engine that the Docker CLI uses; the package alone may find another one."""
-    endpoint = endpoint_here()
-    tls: docker.tls.TLSConfig | bool = False
-    if found := endpoint.tls:
-        client = (str(found.client[0]), str(found.client[1])) if found.client else None
-        ca = str(found.ca) if found.ca else None
-        tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=found.verify)
-    return docker.DockerClient(
-        base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
-    )
-
-
-def _unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
-    """Why an engine doesn't answer, and what to type. Pure."""
-    if any(isinstance(cause, PermissionError) for cause in _causes(error)):
-        return EngineForbidden(
-            f"permission denied on {endpoint.host}: an engine is there, and you may not use it",
-            "run this as root; or as root: `usermod -aG docker USER`, and log in again",
-        )
-    if endpoint.named_by:
-        return EngineUnavailable(
-            f"no Docker engine answers at {endpoint.host}, which {endpoint.named_by} names",
-            f"start the engine there, or use this host's own: {endpoint.way_back}",
-        )
-    return EngineUnavailable("no Docker engine answers", NEXT_STEP)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that led to it; urllib3 keeps some of them among the arguments."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [
-                e for e in (one.__cause__, one.__context__, *one.args) if isinstance(e, BaseException)
-            ]
+        asked = os.environ.get("DOCKER_HOST")
+        at = f" at {asked}, where DOCKER_HOST says" if asked else ""
+        step = "unset DOCKER_HOST, or start the engine there" if asked else NEXT_STEP
+        raise EngineUnavailable(f"no Docker engine answers{at}", step) from error

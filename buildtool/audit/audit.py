@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
-from buildtool.audit.archive import Archive, StreamArchive, Tick, open_archive
+from buildtool.audit.archive import StreamArchive, Tick, open_archive
+from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
 from buildtool.audit.facts import gather
 from buildtool.audit.html_page import HTML_FILES, render_html
@@ -63,22 +64,27 @@ def audit_image(
     Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
     """
     wish = Wish(budget=budget, targets=targets)
-    if digest is None:
-        return audit_engine(ref, engine, wish=wish, tick=told_ticks(say, ref))
-    archive = StreamArchive(engine.save(digest), label=ref, limits=wish.limits, tick=told_ticks(say, ref))
-    return _audited(archive, ref, None, wish)
+    return audit_engine(ref, engine, wish=wish, tick=told_ticks(say, ref), digest=digest)
 
 
-def audit_engine(ref: str, engine: Saver, *, wish: Wish, tick: Tick) -> AuditReport:
+def audit_engine(
+    ref: str, engine: Saver, *, wish: Wish, tick: Tick, digest: str | None = None
+) -> AuditReport:
     """Audit an image that the engine holds. Raises as `audit_image` does."""
-    archive = StreamArchive(engine.save(ref), label=ref, limits=wish.limits, tick=tick)
-    return _audited(archive, ref, ref, wish)
+    archive = StreamArchive(engine.save(digest or ref), label=ref, limits=wish.limits, tick=tick)
+    contents = read_image(
+        archive, label=ref, ref=ref, is_answer=True, platform=wish.platform, limits=wish.limits
+    )
+    return _audited(contents, wish)
 
 
 def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
     """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageFault."""
     archive = open_archive(path, limits=wish.limits, tick=tick)
-    return _audited(archive, str(path), wish.image, wish)
+    contents = read_image(
+        archive, label=str(path), ref=wish.image, platform=wish.platform, limits=wish.limits
+    )
+    return _audited(contents, wish)
 
 
 def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, Path, Path]:
@@ -105,8 +111,7 @@ def told_ticks(say: Callable[[str], None], label: str) -> Tick:
     return tick
 
 
-def _audited(archive: Archive, label: str, ref: str | None, wish: Wish) -> AuditReport:
-    contents = read_image(archive, label=label, ref=ref, platform=wish.platform, limits=wish.limits)
+def _audited(contents: ImageContents, wish: Wish) -> AuditReport:
     facts = gather(contents, targets=wish.targets, top=wish.top)
     return make_report(contents, facts, wish.budget, _tool_version())
 

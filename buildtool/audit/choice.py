@@ -1,11 +1,63 @@
-"""What the readers of every dialect share: names compared, documents taken from blobs, layers checked."""
+"""What the readers of every dialect share: images chosen by name, documents taken from blobs, layers."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from buildtool.audit.archive import Blob
 from buildtool.audit.contents import Layer
-from buildtool.audit.faults import LimitExceeded, MalformedDocument, MalformedStream, Mismatch
+from buildtool.audit.documents import Platform
+from buildtool.audit.faults import LimitExceeded, MalformedDocument, MalformedStream, Mismatch, NoSuchImage
 from buildtool.audit.unpack import Form
+
+_OFFERED = 40  # names in a hint
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which image of an archive is meant; without a `ref` the only one.
+
+    `is_answer`: an engine made the archive for `ref`, which needn't be written in it (it may be an id).
+    """
+
+    label: str  # what messages call the archive
+    ref: str | None = None
+    is_answer: bool = False
+    platform: Platform | None = None
+
+
+@dataclass(frozen=True)
+class Called:
+    """What one image of an archive is called. The first digest tells it from all others."""
+
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+
+    def answers(self, ref: str) -> bool:
+        """Does `--image ref` mean this image: by a name, by a digest, or by `name@digest`?"""
+        return ref.rpartition("@")[2] in self.digests or any(same_name(ref, name) for name in self.names)
+
+
+def choose(wanted: Wanted, images: Sequence[Called]) -> tuple[int, ...]:
+    """Positions of the images that are meant; several only where they are one image on several platforms.
+
+    Raises NoSuchImage, whose hint names what `--image` accepts.
+    """
+    meant = [at for at, image in enumerate(images) if wanted.ref and image.answers(wanted.ref)]
+    if not meant:
+        if wanted.ref and not wanted.is_answer:
+            raise NoSuchImage(f"{wanted.label} holds no image {wanted.ref}", _offered(images))
+        meant = list(range(len(images)))
+    if len({images[at].digests[0] for at in meant}) > 1:
+        raise NoSuchImage(f"{wanted.label} holds several images", _offered([images[at] for at in meant]))
+    return tuple(meant)
+
+
+def shown_name(wanted: Wanted, image: Called) -> str:
+    """What a report calls the chosen image: as asked for by name, else as the archive does."""
+    if wanted.ref and (wanted.is_answer or not image.names or "sha256:" not in wanted.ref):
+        return wanted.ref
+    return next(iter(image.names), wanted.label)
 
 
 def same_name(wanted: str, name: str) -> bool:
@@ -40,6 +92,19 @@ def indexed(layer: Layer, blob: Blob, path: str) -> Layer:
         raise Mismatch(f"uncompressed content is {blob.diff_id}, the config says {layer.diff_id}", place=path)
     stored = None if blob.form in (Form.TAR, Form.EMPTY) else blob.stored_bytes
     return replace(layer, stored_bytes=stored, tar_bytes=blob.tar_bytes, index=blob.index)
+
+
+def _offered(images: Sequence[Called]) -> str:
+    """A hint with a word for each image: a name that no other one has, else its digest."""
+    holders: dict[str, set[str]] = {}
+    for image in images:
+        for name in image.names:
+            holders.setdefault(name, set()).add(image.digests[0])
+    words = (
+        next((name for name in image.names if len(holders[name]) == 1), image.digests[0]) for image in images
+    )
+    offered = ", ".join(islice(dict.fromkeys(word for word in words if word), _OFFERED))
+    return f"choose one with --image: {offered}" if offered else ""
 
 
 def _full_name(name: str) -> str:

@@ -1,14 +1,19 @@
-"""The JSON documents of an image (index, manifest, config, manifest.json): text to values, strictly."""
+"""The JSON documents of an image (index, manifest, config, manifest.json): text to values.
 
-import json
+Lists that say which content is meant are read strictly. A config is read as the engines read it, with
+a note for what a strict reader would refuse (docs/decisions/0010).
+"""
+
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from buildtool.audit.faults import LimitExceeded, MalformedDocument
 from buildtool.audit.limits import LIMITS, Limits
+from buildtool.jsontext import Json, load, load_as_engines_do
 
-Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+T = TypeVar("T")
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTESTATION = "vnd.docker.reference.type"
@@ -75,6 +80,7 @@ class ImageConfig:
     env: tuple[str, ...]
     user: str
     history: tuple[Step, ...]
+    notes: tuple[str, ...] = ()  # what a strict reader would have refused
 
 
 @dataclass(frozen=True)
@@ -87,25 +93,8 @@ class SavedImage:
 
 
 def parse_json(text: bytes, *, place: str, limits: Limits = LIMITS) -> Json:
-    """A JSON value, without NaN, doubled keys or deep nesting. Raises MalformedDocument."""
-
-    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("an object has the same key twice")
-        return found
-
-    def refuse(word: str) -> Json:
-        raise ValueError(f"{word} is no JSON")
-
-    if len(text) > limits.document_bytes:
-        raise LimitExceeded(f"a JSON document of {len(text):,} bytes", place=place)
-    try:
-        value: Json = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-        _check_depth(value, limits.json_depth)
-    except (ValueError, RecursionError) as error:
-        raise MalformedDocument(f"not a usable JSON document ({_brief(error)})", place=place) from error
-    return value
+    """A JSON value, read strictly. Raises MalformedDocument, LimitExceeded."""
+    return _bounded(text, load, place=place, limits=limits)
 
 
 def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS) -> Index | Manifest:
@@ -114,30 +103,32 @@ def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS)
     Raises MalformedDocument, also for a document that could be read as either (CVE-2021-41190).
     """
     top = _Node(parse_json(text, place=place, limits=limits), place)
-    if top.has("manifests") == top.has("layers"):
-        raise MalformedDocument("neither an image index nor an image manifest, or both", place=place)
-    if top.has("manifests"):
-        rows = top.items("manifests")
-        if len(rows) > limits.manifests:
-            raise LimitExceeded(f"an index of {len(rows):,} manifests", place=place)
-        return Index(tuple(_descriptor(row) for row in rows))
-    layers = tuple(_descriptor(row) for row in top.items("layers"))
-    if len(layers) > limits.layers:
-        raise LimitExceeded(f"a manifest of {len(layers):,} layers", place=place)
-    artifact = top.text("artifactType", "")
-    return Manifest(_descriptor(top.child("config")), layers, artifact == _ATTESTATION_ARTIFACT)
+    if top.has("manifests") and top.has("layers"):
+        raise MalformedDocument("an image index and an image manifest in one", place=place)
+    if top.has("layers") or (top.has("config") and not top.has("manifests")):
+        return _manifest(top, limits)
+    if not top.names("manifests"):
+        raise MalformedDocument("neither an image index nor an image manifest", place=place)
+    rows = top.items("manifests")  # null from Docker 25.0, for an image without a tag
+    if len(rows) > limits.manifests:
+        raise LimitExceeded(f"an index of {len(rows):,} manifests", place=place)
+    return Index(tuple(_descriptor(row) for row in rows))
 
 
 def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageConfig:
-    """An image's config. Raises MalformedDocument."""
-    top = _Node(parse_json(text, place=place, limits=limits), place)
+    """An image's config, as the engines read it. Raises MalformedDocument, LimitExceeded."""
+    loaded = _bounded(text, load_as_engines_do, place=place, limits=limits)
+    top = _Node(loaded.value, place)
     rootfs = top.child("rootfs")
     diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
     if len(diff_ids) > limits.layers:
         raise LimitExceeded(f"a config of {len(diff_ids):,} layers", place=place)
+    rows = top.items_or_null("history")
     history = tuple(
-        Step(row.text("created_by", ""), not row.flag("empty_layer")) for row in top.items("history")
+        Step(row.text("created_by", ""), not row.flag("empty_layer")) if row else Step("", has_layer=True)
+        for row in rows
     )
+    null = ("a row of its history is null",) if None in rows else ()
     commands = tuple(step.command for step in history if step.has_layer)
     run = top.child("config")
     return ImageConfig(
@@ -148,6 +139,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
         env=run.texts("Env"),
         user=run.text("User", ""),
         history=history,
+        notes=tuple(f"{place}: {note}; the engines read it all the same" for note in loaded.notes + null),
     )
 
 
@@ -176,6 +168,13 @@ class _Node:
 
     def child(self, key: str) -> "_Node":
         return _Node(self._value.get(key) or {}, f"{self.place}, `{key}`")
+
+    def names(self, key: str) -> bool:
+        return key in self._value
+
+    def items_or_null(self, key: str) -> "tuple[_Node | None, ...]":
+        rows = enumerate(self._list(key))
+        return tuple(None if row is None else _Node(row, f"{self.place}, `{key}[{at}]`") for at, row in rows)
 
     def items(self, key: str) -> tuple["_Node", ...]:
         return tuple(_Node(row, f"{self.place}, `{key}[{at}]`") for at, row in enumerate(self._list(key)))
@@ -213,6 +212,14 @@ class _Node:
         raise MalformedDocument(f"`{key}` is missing or no text", place=self.place)
 
 
+def _manifest(top: _Node, limits: Limits) -> Manifest:
+    layers = tuple(_descriptor(row) for row in top.items("layers"))
+    if len(layers) > limits.layers:
+        raise LimitExceeded(f"a manifest of {len(layers):,} layers", place=top.place)
+    artifact = top.text("artifactType", "")
+    return Manifest(_descriptor(top.child("config")), layers, artifact == _ATTESTATION_ARTIFACT)
+
+
 def _descriptor(row: _Node) -> Descriptor:
     notes = row.child("annotations").string_map()
     platform = _platform(row.child("platform")) if row.has("platform") else None
@@ -238,20 +245,11 @@ def _platform(row: _Node) -> Platform:
     return Platform(row.text("os", "unknown"), row.text("architecture", "unknown"), row.text("variant", ""))
 
 
-def _check_depth(value: Json, allowed: int) -> None:
-    level: list[Json] = [value]
-    while level:
-        if not allowed:
-            raise ValueError("nested too deeply")
-        allowed -= 1
-        below: list[Json] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-        level = below
-
-
-def _brief(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
+def _bounded(text: bytes, parse: Callable[[bytes], T], *, place: str, limits: Limits) -> T:
+    if len(text) > limits.document_bytes:
+        raise LimitExceeded(f"a JSON document of {len(text):,} bytes", place=place)
+    try:
+        return parse(text)
+    except ValueError as error:
+        message = f"not a usable JSON document ({str(error)[:120]})"
+        raise MalformedDocument(message, place=place) from error

@@ -1,11 +1,11 @@
 """From blobs to one image: which manifest is meant, its layers in its order, every digest checked."""
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from platform import machine
 
-from buildtool.audit.archive import Archive, Blob
-from buildtool.audit.choice import check_readable, document, indexed, same_name
+from buildtool.audit.archive import FORMS, Archive, Blob
+from buildtool.audit.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
 from buildtool.audit.contents import Attestations, ImageContents, Layer
 from buildtool.audit.documents import (
     Descriptor,
@@ -26,9 +26,12 @@ from buildtool.audit.faults import (
     NoSuchImage,
 )
 from buildtool.audit.limits import LIMITS, Limits
-from buildtool.audit.unindexed import from_config, from_saved
+from buildtool.audit.unindexed import calls, from_config, from_saved
 from buildtool.audit.unpack import Form
 
+_EMPTY_INDEX = (
+    "index.json names no image, as Docker 25.0 writes it for one without a tag; manifest.json was read"
+)
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
@@ -41,6 +44,11 @@ class _Leaf:
     manifest: Manifest
     config: ImageConfig
 
+    @property
+    def called(self) -> Called:
+        """By what `--image` can choose it."""
+        return Called(self.top.names, (self.top.digest, self.descriptor.digest, self.manifest.config.digest))
+
 
 def host_platform() -> Platform:
     """The platform whose images run here."""
@@ -52,31 +60,37 @@ def read_image(
     *,
     label: str,
     ref: str | None = None,
+    is_answer: bool = False,
     platform: Platform | None = None,
     limits: Limits = LIMITS,
 ) -> ImageContents:
     """The image in an archive: the one that `ref` names, for `platform` (else this host's).
 
+    `is_answer`: an engine made the archive for `ref`, so that its only image is meant whatever it is called.
     Raises NoSuchImage where the choice isn't clear, and the faults of what can't be read or trusted.
     """
+    wanted = Wanted(label, ref, is_answer, platform)
     paths = archive.paths()
-    if "index.json" in paths:
-        contents = _from_layout(archive, label, ref, platform, limits)
-        if "manifest.json" in paths:
-            saved = parse_saved(_text(archive, "manifest.json"), place="manifest.json", limits=limits)
-            _check_agreement(contents, saved)
-        return contents
+    if "index.json" not in paths:
+        read = from_saved if "manifest.json" in paths else from_config
+        return read(archive, wanted, limits)
+    root = parse_index_or_manifest(_text(archive, "index.json"), place="index.json", limits=limits)
+    if isinstance(root, Manifest):
+        raise MalformedDocument("a manifest where an index must be", place="index.json")
+    if not root.manifests and "manifest.json" in paths:
+        contents = from_saved(archive, wanted, limits)
+        return replace(contents, notes=(_EMPTY_INDEX, *contents.notes))
+    contents = _from_layout(archive, root, wanted, limits)
     if "manifest.json" in paths:
-        return from_saved(archive, label, ref, limits)
-    return from_config(archive, label, limits)
+        saved = parse_saved(_text(archive, "manifest.json"), place="manifest.json", limits=limits)
+        _check_agreement(archive, contents, saved)
+    return contents
 
 
-def _from_layout(
-    archive: Archive, label: str, ref: str | None, platform: Platform | None, limits: Limits
-) -> ImageContents:
+def _from_layout(archive: Archive, root: Index, wanted: Wanted, limits: Limits) -> ImageContents:
     notes: list[str] = []
-    leaves, attestations = _leaves(archive, notes, limits)
-    leaf = _chosen(leaves, ref, platform, label, notes)
+    leaves, attestations = _leaves(archive, root, notes, limits)
+    leaf = _chosen(leaves, wanted, notes)
     manifest, config = leaf.manifest, leaf.config
     if len(manifest.layers) != len(config.diff_ids):
         raise MalformedDocument(
@@ -88,22 +102,21 @@ def _from_layout(
         for at in range(len(manifest.layers))
     )
     return ImageContents(
-        ref=ref or next(iter(leaf.top.names), label),
+        ref=shown_name(wanted, leaf.called),
         digest=leaf.top.digest,
         manifest_digest=leaf.descriptor.digest,
         config_digest=manifest.config.digest,
         config=config,
         layers=layers,
         attestations=attestations,
-        notes=tuple(notes),
+        notes=(*notes, *config.notes),
     )
 
 
-def _leaves(archive: Archive, notes: list[str], limits: Limits) -> tuple[list[_Leaf], Attestations]:
+def _leaves(
+    archive: Archive, root: Index, notes: list[str], limits: Limits
+) -> tuple[list[_Leaf], Attestations]:
     """Every image manifest that index.json leads to and the archive holds; attestations are counted apart."""
-    root = parse_index_or_manifest(_text(archive, "index.json"), place="index.json", limits=limits)
-    if isinstance(root, Manifest):
-        raise MalformedDocument("a manifest where an index must be", place="index.json")
     leaves: list[_Leaf] = []
     attested: dict[str, int] = {}
     attestations: list[bytes] = []
@@ -139,20 +152,13 @@ def _leaves(archive: Archive, notes: list[str], limits: Limits) -> tuple[list[_L
     return leaves, Attestations(len(attested), sum(attested.values()), tuple(attestations))
 
 
-def _chosen(
-    leaves: list[_Leaf], ref: str | None, asked: Platform | None, label: str, notes: list[str]
-) -> _Leaf:
-    """The manifest that is meant. Raises NoSuchImage when that can't be told."""
+def _chosen(leaves: list[_Leaf], wanted: Wanted, notes: list[str]) -> _Leaf:
+    """The manifest that is meant. Raises NoSuchImage when that can't be told, MissingContent for none."""
     if not leaves:
-        raise NoSuchImage(f"{label} holds no image manifest with its config", "; ".join(notes))
-    named = [leaf for leaf in leaves if ref and any(same_name(ref, name) for name in leaf.top.names)]
-    meant = named or leaves
-    if len({leaf.top.digest for leaf in meant}) > 1:
-        names = sorted(
-            {name for leaf in meant for name in leaf.top.names} or {leaf.top.digest for leaf in meant}
-        )
-        raise NoSuchImage(f"{label} holds several images", f"choose one with --image: {', '.join(names)}")
-    platform = asked or host_platform()
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise MissingContent(f"no image manifest with its config{why}", place=wanted.label, hint=FORMS)
+    meant = [leaves[at] for at in choose(wanted, [leaf.called for leaf in leaves])]
+    platform = wanted.platform or host_platform()
     fitting = [
         leaf
         for leaf in meant
@@ -160,9 +166,9 @@ def _chosen(
         == (platform.os, platform.architecture)
     ]
     exact = [leaf for leaf in fitting if leaf.config.platform.variant == platform.variant] or fitting
-    if not exact and (asked or len(meant) > 1):
+    if not exact and (wanted.platform or len(meant) > 1):
         there = ", ".join(str(leaf.config.platform) for leaf in meant)
-        raise NoSuchImage(f"{label} has no image for {platform}", f"choose with --platform: {there}")
+        raise NoSuchImage(f"{wanted.label} has no image for {platform}", f"choose with --platform: {there}")
     choice = (exact or meant)[0]
     if len(meant) > 1:
         notes.append(f"of {len(meant)} platforms, {choice.config.platform} was read")
@@ -225,10 +231,10 @@ def _path(descriptor: Descriptor) -> str:
     return "blobs/" + descriptor.digest.replace(":", "/", 1)
 
 
-def _check_agreement(contents: ImageContents, saved: tuple[SavedImage, ...]) -> None:
+def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[SavedImage, ...]) -> None:
     """index.json and manifest.json in one archive must mean the same config and the same layers."""
-    for row in saved:
-        if row.config.endswith(contents.config_digest.removeprefix("sha256:")):
+    for row, called in zip(saved, calls(archive, saved), strict=True):
+        if contents.config_digest in called.digests:
             told = [posixpath.basename(path) for path in row.layers]
             ours = [str(layer.digest).removeprefix("sha256:") for layer in contents.layers]
             if told == ours or not all(path.startswith("blobs/") for path in row.layers):

@@ -16,7 +16,6 @@ class Limits:
     index_bytes: int = 200 * MIB  # of memory for the index of all layers: some 600,000 entries
     document_bytes: int = 4 * MIB  # one JSON document; containers/image has the same bound
     documents_bytes: int = 32 * MIB  # all JSON documents of one archive
-    json_depth: int = 64
     captured_bytes: int = 128 * MIB  # package databases kept, compressed, while streaming; conda's are large
     captured_file_bytes: int = 16 * MIB
     unpacked_bytes: int = 1 << 40  # of one blob after decompression

@@ -5,11 +5,10 @@ that nothing is left to guess. What names no config can't be read, and is told s
 """
 
 import posixpath
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from buildtool.audit.archive import FORMS, Archive, Blob
-from buildtool.audit.choice import check_readable, document, indexed, same_name
+from buildtool.audit.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
 from buildtool.audit.contents import Attestations, ImageContents, Layer
 from buildtool.audit.documents import (
     ImageConfig,
@@ -20,53 +19,73 @@ from buildtool.audit.documents import (
     parse_index_or_manifest,
     parse_saved,
 )
-from buildtool.audit.faults import MalformedDocument, Mismatch, MissingContent, NoSuchImage
+from buildtool.audit.faults import MalformedDocument, MissingContent
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.unpack import Form
 
 _NO_LISTS = "index.json and manifest.json are missing: the layers were found by the digests in the config"
 
 
-def from_saved(archive: Archive, label: str, ref: str | None, limits: Limits = LIMITS) -> ImageContents:
+def from_saved(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> ImageContents:
     """The image of a manifest.json: docker's list of paths, or skopeo's `dir:`, which is one manifest."""
     text = document(archive.blob("manifest.json"), "manifest.json")
     if is_saved_list(text, place="manifest.json", limits=limits):
-        row = _meant(parse_saved(text, place="manifest.json", limits=limits), ref, label)
+        rows = parse_saved(text, place="manifest.json", limits=limits)
     else:
-        row = _as_saved(text, archive.paths(), limits)
+        rows = (_as_saved(text, archive.paths(), limits),)
+    if not rows:
+        raise MissingContent("it names no image", place="manifest.json", hint=FORMS)
+    images = calls(archive, rows)
+    at = choose(wanted, images)[0]
+    row = rows[at]
     blob = _member(archive, row.config)
-    _check_name(row.config, blob)
     config = parse_config(document(blob, row.config), place=row.config, limits=limits)
     if len(row.layers) != len(config.diff_ids):
         message = f"manifest.json has {len(row.layers)} layers, the config {len(config.diff_ids)}"
         raise MalformedDocument(message, place=row.config)
     layers = tuple(_layer(_member(archive, path), path, config, at) for at, path in enumerate(row.layers))
-    return _contents(ref or next(iter(row.tags), label), config, blob, layers)
+    notes = (*_name_notes(row.config, blob), *config.notes)
+    return _contents(shown_name(wanted, images[at]), config, blob, layers, notes=notes)
 
 
-def from_config(archive: Archive, label: str, limits: Limits = LIMITS) -> ImageContents:
-    """The image of the archive's only config. Raises NoSuchImage for none and for several."""
+def calls(archive: Archive, rows: Sequence[SavedImage]) -> list[Called]:
+    """By what `--image` can choose each image of manifest.json: a tag, or its config's digest."""
+    digests: dict[str, str] = {}  # rows may share a config, which is read once
+    for row in rows:
+        if row.config not in digests:
+            try:
+                digests[row.config] = archive.blob(_inside(row.config)).digest or row.config
+            except KeyError:
+                digests[row.config] = row.config
+    return [Called(row.tags, (digests[row.config],)) for row in rows]
+
+
+def from_config(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> ImageContents:
+    """The image of the archive's only config, or of the one whose digest is wanted.
+
+    Raises MissingContent where there is none, NoSuchImage where it isn't clear which one is meant.
+    """
     by_diff_id: dict[str, tuple[str, Blob]] = {}
-    configs: list[tuple[str, Blob, ImageConfig]] = []
+    configs: dict[str, tuple[str, Blob, ImageConfig]] = {}
     for path in sorted(archive.paths()):
         blob = _member(archive, path, trusted=False)
         if blob.diff_id:
             by_diff_id[blob.diff_id] = path, blob
-        configs += [(path, blob, config) for config in _configs(path, blob, limits)]
-    if len({blob.digest for _, blob, _ in configs}) != 1:
-        raise NoSuchImage(
-            f"{label} has neither index.json nor manifest.json, and {len(configs) or 'no'} image configs",
-            FORMS,
-        )
-    path, config_blob, config = configs[0]
-    _check_name(path, config_blob)
+        configs |= {str(blob.digest): (path, blob, config) for config in _configs(path, blob, limits)}
+    if not configs:
+        message = "neither index.json nor manifest.json, and no image config"
+        raise MissingContent(message, place=wanted.label, hint=FORMS)
+    images = [Called((), (digest,)) for digest in configs]
+    chosen = images[choose(wanted, images)[0]]
+    path, config_blob, config = configs[chosen.digests[0]]
     layers = []
     for at, diff_id in enumerate(config.diff_ids):
         if diff_id not in by_diff_id:
             raise MissingContent(f"layer {at} with content {diff_id} is missing or damaged", place=path)
         where, blob = by_diff_id[diff_id]
         layers.append(_layer(blob, where, config, at))
-    return replace(_contents(label, config, config_blob, tuple(layers)), notes=(_NO_LISTS,))
+    notes = (_NO_LISTS, *_name_notes(path, config_blob), *config.notes)
+    return _contents(shown_name(wanted, chosen), config, config_blob, tuple(layers), notes=notes)
 
 
 def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
@@ -79,20 +98,12 @@ def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
             yield config
 
 
-def _check_name(path: str, blob: Blob) -> None:
-    """A config's name is its digest, in all dialects but hand-made ones."""
+def _name_notes(path: str, blob: Blob) -> tuple[str, ...]:
+    """A config's name is its digest where docker wrote it; engines don't check that, but it may be damage."""
     stem = posixpath.basename(path).removesuffix(".json").removeprefix("sha256:")
-    if len(stem) == 64 and blob.digest != f"sha256:{stem}":
-        raise Mismatch(f"content is {blob.digest}, its name says {stem}", place=path)
-
-
-def _meant(rows: tuple[SavedImage, ...], ref: str | None, label: str) -> SavedImage:
-    named = [row for row in rows if ref and any(same_name(ref, tag) for tag in row.tags)]
-    meant = named or rows
-    if len(meant) != 1:
-        tags = sorted(tag for row in meant for tag in row.tags)
-        raise NoSuchImage(f"{label} holds {len(meant)} images", f"choose one with --image: {', '.join(tags)}")
-    return meant[0]
+    if len(stem) != 64 or blob.digest == f"sha256:{stem}":
+        return ()
+    return (f"{path}: the config's digest is {blob.digest}, not its name; it was renamed or changed",)
 
 
 def _as_saved(text: bytes, paths: frozenset[str], limits: Limits) -> SavedImage:
@@ -107,7 +118,9 @@ def _as_saved(text: bytes, paths: frozenset[str], limits: Limits) -> SavedImage:
     return SavedImage(found[0], tuple(found[1:]), ())
 
 
-def _contents(ref: str, config: ImageConfig, blob: Blob, layers: tuple[Layer, ...]) -> ImageContents:
+def _contents(
+    ref: str, config: ImageConfig, blob: Blob, layers: tuple[Layer, ...], *, notes: tuple[str, ...]
+) -> ImageContents:
     return ImageContents(
         ref=ref,
         digest=None,
@@ -116,7 +129,7 @@ def _contents(ref: str, config: ImageConfig, blob: Blob, layers: tuple[Layer, ..
         config=config,
         layers=layers,
         attestations=Attestations(),
-        notes=(),
+        notes=notes,
     )
 
 
@@ -127,9 +140,14 @@ def _layer(blob: Blob, path: str, config: ImageConfig, at: int) -> Layer:
 
 def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
     try:
-        blob = archive.blob(posixpath.normpath("/" + path).lstrip("/"))
+        blob = archive.blob(_inside(path))
     except KeyError as error:
         raise MissingContent("manifest.json names it, the archive lacks it", place=path) from error
     if blob.fault and trusted:
         raise blob.fault
     return blob
+
+
+def _inside(path: str) -> str:
+    """A path of manifest.json as the archive's members are called."""
+    return posixpath.normpath("/" + path).lstrip("/")

@@ -73,7 +73,8 @@ def sniff(head: bytes) -> Form:
             return form
     if head[257:262] == b"ustar" or (len(head) >= 512 and not any(head[:512])) or _is_old_tar(head):
         return Form.TAR
-    return Form.JSON if head.lstrip()[:1] in (b"{", b"[") else Form.OTHER
+    begun = head.lstrip()[:1]
+    return Form.JSON if begun in (b"{", b"[") or (head and not begun) else Form.OTHER
 
 
 def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[bytes]]:

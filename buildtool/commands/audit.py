@@ -100,6 +100,8 @@ def report_of(source: str, wish: Wish) -> AuditReport:
     try:
         if there is not Place.NOTHING or _means_file(source):
             return audit_path(path, wish=wish, tick=progress.tick)
+        if wish.image:
+            raise ConfigError(f"--image chooses in an archive, {source} is an image", "leave --image out")
         from buildtool.engine import Engine  # its client takes 0.1 s to import
 
         return audit_engine(source, Engine(), wish=wish, tick=progress.tick)

@@ -184,7 +184,9 @@ def main() -> None:
     parser.add_argument("--record", metavar="WORDS", required=True, help="what was built, and when")
     made = parser.parse_args().record
     naive, slim = (
-        python_layer(read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref))
+        python_layer(
+            read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref, is_answer=True)
+        )
         for ref in (NAIVE, SLIM)
     )
     RECORDED.write_bytes(dump(Recorded(made, without_wheels(naive, WHEELS), naive, slim)))

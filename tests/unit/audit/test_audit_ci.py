@@ -213,6 +213,24 @@ def test_junit_skips_what_is_unknown() -> None:
     assert failures(found) == []
 
 
+JENKINS = {  # the attributes that the schema of Jenkins' xUnit plugin (junit-10.xsd) knows
+    "testsuites": {"name", "time", "tests", "failures", "disabled", "errors"},
+    "testsuite": {"name", "tests", "failures", "errors", "time", "disabled", "skipped", "id"},
+    "testcase": {"name", "assertions", "time", "classname", "status"},
+    "failure": {"message", "type"},
+    "skipped": {"message", "type"},
+    "system-out": set(),
+}
+
+
+def test_junit_has_no_attribute_that_jenkins_schema_refuses() -> None:
+    report = replace(
+        with_findings(a_finding("x", severity=Severity.INFO)), budget=small_report(Budget(1, 1)).budget
+    )
+    for element in ElementTree.fromstring(render_junit(report, WORSE)).iter():
+        assert set(element.attrib) <= JENKINS[element.tag], element.tag
+
+
 def test_junit_passes_where_nothing_is_worse() -> None:
     found = suite(with_findings(), Comparison("old.json", Tolerance(), ()))
     assert [case.get("name") for case in found] == ["nothing is worse than in old.json"]

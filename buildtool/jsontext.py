@@ -1,0 +1,144 @@
+"""JSON text from outside, read within bounds: depth, numbers, encoding. Every fault is a ValueError.
+
+`load` is strict. `load_as_engines_do` accepts what Go's encoding/json accepts and says what was unusual.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+DEPTH = 64  # levels; no document that is read here needs more than eight
+ENGINE_DEPTH = 10_000  # levels that Go's encoding/json reads
+_NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, but for their last digits, beyond a double
+_TOKEN = re.compile(r'[{}\[\]"]')
+_STRING_END = re.compile(r'["\\]')
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A value, and a sentence for each thing that a strict reader would refuse."""
+
+    value: Json
+    notes: tuple[str, ...]
+
+
+def load(text: bytes | str) -> Json:
+    """A JSON value, without NaN, keys given twice or deep nesting. Raises ValueError."""
+    doubled: list[str] = []
+    value = _parsed(text if isinstance(text, str) else text.decode("utf-8"), doubled)
+    if doubled:
+        raise ValueError(f"an object has the key {doubled[0][:40]!r} twice")
+    return value
+
+
+def load_as_engines_do(text: bytes) -> Loaded:
+    """A JSON value as Docker and containerd read it.
+
+    The last of several equal keys counts, bytes that aren't UTF-8 become U+FFFD, and what is nested below
+    `DEPTH` levels is left out (as null). Raises ValueError for what the engines refuse, too.
+    """
+    notes: list[str] = []
+    doubled: list[str] = []
+    words = text.decode("utf-8", "replace")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        notes.append(f"it isn't UTF-8 from byte {error.start:,} on")
+    try:
+        value = _parsed(words, doubled)
+    except _TooDeep:
+        notes.append(f"it is nested more than {DEPTH} levels deep; what lies deeper was left out")
+        doubled.clear()
+        value = _parsed(_cut_below(words, DEPTH), doubled)
+    if doubled:
+        notes.append(f"it has the key {doubled[0][:40]!r} twice in one object; the last one counts")
+    return Loaded(value, tuple(notes))
+
+
+class _TooDeep(ValueError):
+    """More levels than `DEPTH`."""
+
+
+def _parsed(text: str, doubled: list[str]) -> Json:
+    def joined(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        found = dict(pairs)
+        if len(found) != len(pairs) and not doubled:
+            counted = Counter(key for key, _ in pairs)
+            doubled.append(next(key for key, times in counted.items() if times > 1))
+        return found
+
+    try:
+        value: Json = json.loads(
+            text, object_pairs_hook=joined, parse_constant=_refuse, parse_int=_integer, parse_float=_float
+        )
+    except RecursionError as error:
+        raise _TooDeep(f"nested more than {DEPTH} levels deep") from error
+    _check_depth(value)
+    return value
+
+
+def _refuse(word: str) -> Json:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _integer(digits: str) -> int | float:
+    """A long integer becomes infinite: Python's own conversion takes quadratic time, and nothing needs it."""
+    if len(digits) <= _NUMBER_CHARS:
+        return int(digits)
+    return -math.inf if digits.startswith("-") else math.inf
+
+
+def _float(digits: str) -> float:
+    return float(digits) if len(digits) <= _NUMBER_CHARS else math.nan
+
+
+def _check_depth(value: Json) -> None:
+    level: list[Json] = [value]
+    for _ in range(DEPTH):
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
+            return
+        level = below
+    raise _TooDeep(f"nested more than {DEPTH} levels deep")
+
+
+def _cut_below(text: str, depth: int) -> str:
+    """The text with every object and array below `depth` levels replaced by null."""
+    kept: list[str] = []
+    level = at = 0  # `at`: end of what is kept or was cut
+    position = 0
+    while found := _TOKEN.search(text, position):
+        position = found.end()
+        if found[0] == '"':
+            position = _after_string(text, position)
+        elif found[0] in "{[":
+            level += 1
+            if level == depth:
+                kept += text[at : position - 1], "null"
+            if level > ENGINE_DEPTH:
+                raise ValueError(f"nested more than {ENGINE_DEPTH:,} levels deep")
+        else:
+            if level == depth:
+                at = position
+            level -= 1
+    if level:
+        raise ValueError("an object or array has no end")
+    return "".join([*kept, text[at:]])
+
+
+def _after_string(text: str, position: int) -> int:
+    while found := _STRING_END.search(text, position):
+        if found[0] == '"':
+            return found.end()
+        position = found.end() + 1
+    return len(text)

@@ -1,0 +1,31 @@
+"""Configs that the audit reads with a note: the engine loads each of them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "audit"))
+
+from image_maker import archive
+from odd_configs import ODD, odd_archive
+
+REF = "t-docs/odd:1"
+
+
+@pytest.fixture(autouse=True)
+def clean_engine() -> Iterator[None]:
+    yield
+    subprocess.run(["docker", "image", "rm", "-f", REF], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("case", [*ODD, "another name than its digest"])
+def test_the_engine_loads_what_the_audit_reads_with_a_note(case: str) -> None:
+    if case in ODD:
+        members = odd_archive(ODD[case][0])
+    else:
+        members = odd_archive(lambda config: config, config_name="0" * 64 + ".json")
+    done = subprocess.run(["docker", "load"], input=archive(members), check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
