@@ -259,9 +259,8 @@ def dialects(board: Board, work: Path, args: argparse.Namespace) -> None:
             right[name] += sizes == [[900], [70_000]]
     good = sum(count == len(lost_lists) for count in right.values())
     board.bar(
-        "dialects read alike, shuffled and with lists lost", good, 12, f"of {len(right)}", at_least=True
+        "dialects read wrong, shuffled or with lists lost", len(right) - good, 0, "dialects", of=len(right)
     )
-    board.bar("dialects that failed", len(right) - good, 0, "dialects")
 
 
 def secrets(board: Board, work: Path, args: argparse.Namespace) -> None:
@@ -273,7 +272,8 @@ def secrets(board: Board, work: Path, args: argparse.Namespace) -> None:
         report = planting.audited(row)
         found += any(finding.id == "secrets" for finding in report.findings)
         told += row.secret in planting.to_json(report) and row.secret != "x"
-    board.bar("planted secrets found", found, 60, f"of {len(planted.planted())}", at_least=True)
+    count = len(planted.planted())
+    board.bar("planted secrets missed", count - found, 0, "secrets", of=count)
     board.bar("planted secrets told in the report", told, 0, "secrets")
 
 

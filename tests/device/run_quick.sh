@@ -1,18 +1,22 @@
 #!/bin/bash
 # Run from the repository root on a machine with a GPU: every probe in quick mode, the report as text, then the
 # relations that must hold on any GPU, each bar as a line of JSON. Needs python3 with torch and pytest.
-# OUT: where the report goes. PYTHON: which python. FULL=1: full mode, then only the relations of its report.
+# OUT: where the report goes, and bars/bench-device-quick.json (-full.json) for docs/results. PYTHON: which python.
+# FULL=1: full mode, then only the relations of its report.
 set -uo pipefail
 out=${OUT:-reports/probes}
 python=${PYTHON:-python3}
 status=0
 mode=--quick
+bars=bars/bench-device-quick.json
 tests=(tests/device/test_probe_*.py)
 if [ -n "${FULL:-}" ]; then
     mode=
+    bars=bars/bench-device-full.json
     tests=(tests/device/test_probe_report_of_this_machine.py)
 fi
 
+mkdir -p "$out/bars"
 "$python" -m probes list || status=1
 began=$(date +%s.%N)
 log=$(mktemp)
@@ -24,7 +28,7 @@ echo "probes run: exit code $code, $took s"
 
 report=$(ls -t "$out"/*.json 2>/dev/null | head -n 1)
 [ -n "$report" ] && { "$python" -m probes show "$report" || status=1; }
-WEIR_REPORT=$report WEIR_QUICK_S=$took WEIR_LOG=$log \
+WEIR_BARS=$out/$bars WEIR_REPORT=$report WEIR_QUICK_S=$took WEIR_LOG=$log \
     "$python" -m pytest -q -s -W default -p no:cacheprovider "${tests[@]}" || status=1
 rm -f "$log"
 exit $status

@@ -145,8 +145,9 @@ def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench
             spill._add(run, "zero_copy", control=index < 2)
             spill._add(run, "vram", control=index < 2)
         placed = residency.place([spill._reread(bench, held) for held in run.held])
-    right = [p for p in placed if p.by_timing == ("vram" if p.block.asked == "vram" else "host")]
-    bar("known blocks labelled right", len(right), limit=2 * half, unit="blocks", at_least=True)
+    judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against
+    wrong = [p for p in judged if p.by_timing != ("vram" if p.block.asked == "vram" else "host")]
+    bar("known blocks labelled wrong", len(wrong), limit=0, unit="blocks", blocks=len(judged))
 
 
 def test_a_cap_makes_the_card_small(bench: TorchWorkbench) -> None:
@@ -206,13 +207,21 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
             found.append(request)
     finally:
         bench.cap_vram(torch.cuda.get_device_properties(0).total_memory)
-    typed = [r for r in found if r.granted or r.message]
-    bar("forced requests with a typed record", len(typed), limit=count, unit="records", at_least=True)
-    refused = [r for r in found if not r.granted and not r.declined]
-    bar("VRAM requests beyond the cap refused", len(refused), limit=1, unit="requests", at_least=True)
-    granted = [r for r in found if r.granted]
-    declined = sum(r.declined for r in found)
-    bar("requests granted", len(granted), limit=1, unit="requests", at_least=True, declined=declined)
+    assert [r for r in found if not r.granted and not r.message] == []
+    vram = [r for r in found if r.kind == "vram"]
+    beyond = [r for r in vram if r.asked_bytes > cap]
+    bar(
+        "VRAM requests beyond the cap that were granted",
+        sum(r.granted for r in beyond),
+        limit=0,
+        of=len(beyond),
+    )
+    within = [r for r in vram if r.asked_bytes < 0.98 * cap]  # torch keeps a little for itself
+    refused = sum(not r.granted for r in within)
+    bar("VRAM requests within the cap that were refused", refused, limit=0, of=len(within))
+    host = [r for r in found if r.kind != "vram" and r.granted]
+    assert [r for r in host if r.asked_bytes > spend] == []
+    assert host
     bar("MemAvailable over the floor", (least - floor) / 2**30, limit=0.0, unit="GiB", at_least=True)
 
 

@@ -93,17 +93,11 @@ def test_break_even_is_as_predicted(bar: Bar, report: ProbeReport) -> None:
         )
 
 
-def test_pinned_copies_follow_a_fit(bar: Bar, report: ProbeReport) -> None:
+def test_pinned_copies_follow_a_fit(report: ProbeReport) -> None:
+    """A fit that misses a point by more than 20 % is refused, with the reason in its place."""
     for name in ("h2d_pinned", "d2h_pinned", "zero_copy_write"):
         found = fit.fit(fit.points_of(pick(all_records(report), Measurement), name))
         assert isinstance(found, fit.Fit), (name, found)
-        bar(
-            f"{name}: largest residual of the fit",
-            found.residual,
-            limit=0.2,
-            unit="1",
-            pieces=len(found.pieces),
-        )
 
 
 def test_nothing_else_was_seen_on_this_machine(bar: Bar, report: ProbeReport) -> None:
@@ -164,15 +158,9 @@ def test_every_block_is_labelled_as_it_was_placed(bar: Bar, report: ProbeReport)
     placed = residency.place(pick(all_records(report), Block))
     if pick(all_records(report), Expectation)[0].behaviour != "refuses":
         pytest.skip("where a driver spills, the place of a block isn't known beforehand")
-    right = [p for p in placed if p.by_timing == ("vram" if p.block.asked == "vram" else "host")]
-    bar(
-        "blocks labelled right",
-        len(right) / len(placed),
-        limit=1.0,
-        unit="1",
-        at_least=True,
-        blocks=len(placed),
-    )
+    judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against
+    wrong = [p for p in judged if p.by_timing != ("vram" if p.block.asked == "vram" else "host")]
+    bar("blocks labelled wrong", len(wrong), limit=0, unit="blocks", blocks=len(judged))
     assert not [p for p in placed if p.disagree]
 
 
