@@ -26,7 +26,7 @@ from buildtool.audit.faults import (
 from buildtool.audit.layer import LayerIndex, index_layer
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
-from buildtool.audit.unpack import LAYERS, Form, Meter, decompressed, peek, sniff
+from buildtool.audit.unpack import LAYERS, Allowance, Form, Meter, decompressed, peek, sniff
 from buildtool.errors import DataError
 from buildtool.places import Place, place_at
 
@@ -74,14 +74,19 @@ class StreamArchive:
         self._blobs: dict[str, Blob] = {}
         self._aliases: dict[str, str] = {}
         index_room, document_room = limits.index_bytes, limits.documents_bytes
-        reader = _outer_reader(_ticking(chunks, tick), label, limits)
+        allowance = Allowance(limits)
+        reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
         for raw, kind, _, link in reader:
             path = member_path(raw)
             if kind in (SYMLINK, HARDLINK):
                 self._aliases[path] = _link_target(path, kind, link)
             elif kind == FILE:
                 _refuse_doubled(path, self._blobs, label)
-                blob = read_blob(reader.content(), path, limits=limits, room_bytes=index_room)
+                outer: list[ImageFault] = []
+                bounds = Bounds(limits, index_room, allowance)
+                blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
+                if outer:  # a fault of the archive, not of the blob
+                    raise outer[0]
                 index_room -= blob.index.index_bytes if blob.index else 0
                 document_room -= len(blob.document or b"")
                 if document_room < 0:
@@ -104,10 +109,11 @@ class _SeekableArchive:
     def __init__(self, limits: Limits, tick: Tick) -> None:
         self._limits, self._tick = limits, tick
         self._room_bytes = limits.index_bytes
+        self._allowance = Allowance(limits)
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
         chunks = _ticking(_span(handle, start, length), self._tick)
-        blob = read_blob(chunks, path, limits=self._limits, room_bytes=self._room_bytes)
+        blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob
 
@@ -122,6 +128,7 @@ class FileArchive(_SeekableArchive):
         self._aliases: dict[str, str] = {}
         with _opened(file) as handle:
             size = os.fstat(handle).st_size
+            self._allowance = Allowance(limits, size)
             chunks = iter(partial(os.read, handle, 64 << 10), b"")
             leap = partial(_leap, handle=handle, size=size)
             reader = TarReader(chunks, place=str(file), limits=limits, leap=leap)
@@ -197,35 +204,43 @@ def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: 
 FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
 
 
-def read_blob(
-    chunks: Iterator[bytes], path: str, *, limits: Limits = LIMITS, room_bytes: int | None = None
-) -> Blob:
+@dataclass(frozen=True)
+class Bounds:
+    """What one blob may take: `room_bytes` of memory for its index, a share of the archive's allowance."""
+
+    limits: Limits = LIMITS
+    room_bytes: int | None = None
+    allowance: Allowance | None = None
+
+
+def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
     """Read a blob once: hash it, keep it if it is JSON, index it if it is a layer."""
     meter = Meter()
     head, rest = peek(meter.through(chunks))
     form = sniff(head)
     blob = Blob(form)
     if form is Form.JSON:
-        kept = [piece for piece in rest if meter.n_bytes <= limits.document_bytes]
-        blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= limits.document_bytes else None)
+        most = bounds.limits.document_bytes
+        kept = [piece for piece in rest if meter.n_bytes <= most]
+        blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
     elif form not in LAYERS:
         for _ in rest:
             pass
     else:
         try:
-            blob = _read_layer(rest, blob, meter, path, (limits, room_bytes))
+            blob = _read_layer(rest, blob, meter, path, bounds)
         except ImageFault as fault:
             return replace(blob, fault=fault)
     return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
 
 
-def _read_layer(
-    rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: tuple[Limits, int | None]
-) -> Blob:
-    limits, room_bytes = bounds
+def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
+    limits = bounds.limits
     plain = meter if blob.form is Form.TAR else Meter()
     first = list(islice(rest, _SMALL_CHUNKS))
-    pieces = decompressed(chain(first, rest), blob.form, place=path, limits=limits)
+    pieces = decompressed(
+        chain(first, rest), blob.form, place=path, limits=limits, allowance=bounds.allowance
+    )
     with ExitStack() as stages:  # a thread each: read, hash and decompress; hash again. Walking is ours
         if len(first) == _SMALL_CHUNKS:
             pieces = iter(stages.enter_context(Ahead(pieces)))
@@ -234,7 +249,7 @@ def _read_layer(
             if len(first) == _SMALL_CHUNKS:
                 pieces = iter(stages.enter_context(Ahead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
-        index = index_layer(reader, place=path, limits=limits, room_bytes=room_bytes)
+        index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
 
@@ -271,14 +286,22 @@ def _check_ended(reader: TarReader, label: str) -> None:
     reader.drain()
 
 
-def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits) -> TarReader:
+def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
     head, rest = peek(chunks)
     form = sniff(head)
     if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
         raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
     if form is not Form.TAR:
-        rest = decompressed(rest, form, place=label, limits=limits)
+        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
     return TarReader(rest, place=label, limits=limits)
+
+
+def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
+    try:
+        yield from chunks
+    except ImageFault as fault:
+        faults.append(fault)
+        raise
 
 
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:

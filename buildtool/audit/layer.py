@@ -17,6 +17,7 @@ from buildtool.gpucode.errors import GpuCodeError
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
 ENTRY_BYTES = 270  # of memory for one entry with its place in the merged tree, beside its name (measured)
 _DIGEST_BYTES = 200
+_DIRECTORY_BYTES = 300  # of a dictionary in the merged tree with one name
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 
@@ -89,6 +90,7 @@ def index_layer(
     index = LayerIndex()
     room = limits.index_bytes if room_bytes is None else room_bytes
     known: dict[bytes, _Directory] = {}
+    counted = {b""}
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
     held = 0
@@ -99,7 +101,7 @@ def index_layer(
         directory = known.get(head)
         if directory is None:
             clean = join(*split(head))
-            held += len(clean) + len(head) + _DIGEST_BYTES
+            held += len(head) + _DIGEST_BYTES + _memory_of_new(clean, counted)
             directory = known[head] = clean, capture_rule(clean), care_for(clean)
         held += ENTRY_BYTES + len(name)
         if held > room:
@@ -123,6 +125,16 @@ def index_layer(
     reader.drain()
     index.index_bytes, index.notes = held, tuple(reader.notes)
     return index
+
+
+def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
+    """The memory that a directory and those above it take in the merged tree, unless they were counted."""
+    held = 0
+    while directory not in counted:
+        counted.add(directory)
+        held += len(directory) + _DIRECTORY_BYTES
+        directory = directory.rpartition(b"/")[0]
+    return held
 
 
 MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"

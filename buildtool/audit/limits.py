@@ -18,10 +18,13 @@ class Limits:
     documents_bytes: int = 32 * MIB  # all JSON documents of one archive
     captured_bytes: int = 128 * MIB  # package databases kept, compressed, while streaming; conda's are large
     captured_file_bytes: int = 16 * MIB
-    unpacked_bytes: int = 1 << 40  # of one blob after decompression
+    unpacked_bytes: int = 1 << 38  # of all blobs together after decompression
+    unpacked_ratio: int = 200  # times the archive's own bytes; honest layers have 2 to 20, text up to 50
+    unpacked_free_bytes: int = 1 << 30  # whatever the ratio: honest layers may hold a file of zeros
     window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window
     index_depth: int = 4  # indexes within indexes
     manifests: int = 1024  # of one index
+    link_steps: int = 4_000_000  # names in targets of symbolic links that all paths together lead through
     layers: int = 512  # overlayfs stops at 128 in practice, containerd's importer doesn't
 
 

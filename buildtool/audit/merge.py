@@ -2,7 +2,8 @@
 
 Whiteouts speak of lower layers only, wherever they stand in the tar; a non-directory replaces a
 directory and the other way round; parents are resolved through symbolic links inside the image, as
-engines do (containerd's fs.RootPath).
+engines do (containerd's fs.RootPath). Time is linear in the layers' bytes: a path costs its own names,
+and the names that symbolic links add to paths are bounded for the whole image.
 """
 
 from bisect import bisect_right
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from buildtool.audit.faults import MalformedTar
-from buildtool.audit.layer import LayerIndex, join, split
+from buildtool.audit.faults import LimitExceeded, MalformedTar
+from buildtool.audit.layer import LayerIndex, split
+from buildtool.audit.limits import LIMITS
 from buildtool.audit.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
-_HOPS = 40  # Linux follows at most 40 symbolic links in one path
+_HOPS = 255  # as many links as containerd follows in one path
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Finder:
     """Looks up paths in a merged tree, each directory resolved once."""
 
     def __init__(self, merged: Merged) -> None:
-        self._walker = _Walker(merged.layers, merged.starts, merged.tree)
+        self._walker = _Walker(merged.layers, merged.starts, merged.tree, merged.links)
         self._known: dict[bytes, Tree | None] = {}
 
     def row(self, path: bytes) -> int | None:
@@ -100,59 +102,69 @@ def merge(layers: Sequence[LayerIndex]) -> Merged:
 class _Walker:
     """Finds the directory that a path means in a tree."""
 
-    def __init__(self, layers: Sequence[LayerIndex], starts: Sequence[int], tree: Tree) -> None:
-        self._layers, self._starts, self.tree = layers, starts, tree
+    def __init__(
+        self, layers: Sequence[LayerIndex], starts: Sequence[int], tree: Tree, links: dict[int, int]
+    ) -> None:
+        self._layers, self._starts, self.tree, self.links = layers, starts, tree, links
+        self._link_steps = 0
 
     def holder(self, directory: bytes) -> Tree | None:
         """What a directory holds, links in its path followed; None when it isn't there."""
-        return self._descend(directory, make=False)
+        return self._descend(directory)[1][-1]
 
     def link(self, row: int) -> bytes | None:
-        """A symbolic link's target, None for other members."""
+        """A symbolic link's target, None for other members. A hard link to one is one, too."""
+        row = self.links.get(row, row)
         position = bisect_right(self._starts, row) - 1
         index, at = self._layers[position], row - self._starts[position]
         return index.links[at] if index.kinds[at] == SYMLINK else None
 
-    def removed(self, row: "int | Tree") -> None:
-        """Hear of what a made directory replaces. Nothing, for a finished tree."""
+    def _descend(self, directory: bytes) -> tuple[list[bytes], list[Tree | None]]:
+        """The names of the directory's real path, and what is there at the root and at each of them.
 
-    def _descend(self, directory: bytes, *, make: bool) -> Tree | None:
-        trail: list[Tree] = [self.tree]
+        Engines let `..` leave what isn't there, or no directory: its place is None. Raises MalformedTar for
+        links in a circle, and LimitExceeded.
+        """
+        names: list[bytes] = []
+        trail: list[Tree | None] = [self.tree]
         waiting = directory.split(b"/")[::-1]
         hops = _HOPS
         while waiting:
             part = waiting.pop()
             if part in (b"", b".", b".."):
-                if part == b".." and len(trail) > 1:
+                if part == b".." and names:
+                    names.pop()
                     trail.pop()
                 continue
-            child = trail[-1].get(part)
+            above = trail[-1]
+            child = above.get(part) if above is not None else None
             target = self.link(child) if isinstance(child, int) else None
-            if target is not None:
-                hops -= 1
-                if hops < 0:
-                    raise MalformedTar("symbolic links in a circle", place=repr(directory))
-                if target[:1] == b"/":
-                    del trail[1:]
-                waiting += target.split(b"/")[::-1]
+            if target is None:
+                names.append(part)
+                trail.append(child if isinstance(child, dict) else None)
                 continue
-            if not isinstance(child, dict):
-                if not make:
-                    return None
-                if child is not None:
-                    self.removed(child)
-                child = trail[-1][part] = {}
-            trail.append(child)
-        return trail[-1]
+            hops -= 1
+            if hops < 0:
+                raise MalformedTar("symbolic links in a circle", place=repr(directory))
+            if target[:1] == b"/":
+                del names[:], trail[1:]
+            waiting += target.split(b"/")[::-1]
+            self._count_steps(target.count(b"/") + 1, directory)
+        return names, trail
+
+    def _count_steps(self, steps: int, directory: bytes) -> None:
+        self._link_steps += steps
+        if self._link_steps > LIMITS.link_steps:
+            message = f"symbolic links lead through more than {LIMITS.link_steps:,} names"
+            raise LimitExceeded(message, place=repr(directory))
 
 
 class _Merger(_Walker):
     """The tree while layers are put onto it."""
 
     def __init__(self, layers: Sequence[LayerIndex], starts: Sequence[int], total: int) -> None:
-        super().__init__(layers, starts, {})
+        super().__init__(layers, starts, {}, {})
         self.visible = bytearray(total)
-        self.links: dict[int, int] = {}
         self.dangling: list[int] = []
         self._known: dict[bytes, Tree] = {}
         self._gone: dict[tuple[bytes, bytes], int] = {}
@@ -194,49 +206,64 @@ class _Merger(_Walker):
                     self._known = {}
 
     def _holder_for(self, directory: bytes) -> Tree:
+        """What a directory holds; it and those above it are made where something else or nothing is there."""
         holder = self._known.get(directory)
         if holder is None:
-            holder = self._descend(directory, make=True)
-            assert holder is not None  # because it was made
+            names, trail = self._descend(directory)
+            holder = self.tree
+            for name, there in zip(names, trail[1:], strict=True):
+                holder = self._made(holder, name) if there is None else there
             self._known[directory] = holder
         return holder
+
+    def _made(self, holder: Tree, name: bytes) -> Tree:
+        """A new directory, in the place of whatever else is there."""
+        old = holder.get(name)
+        if old is not None:
+            self.removed(old)
+        made: Tree = {}
+        holder[name] = made
+        return made
 
     def _take_away(self, index: LayerIndex) -> None:
         if not (index.opaque or index.whiteouts):
             return
-        own = {index.path(at) for at, kind in enumerate(index.kinds) if kind == DIRECTORY}
+        rows = zip(index.dirs, index.names, index.kinds, strict=True)
+        own = {(directory, name) for directory, name, kind in rows if kind == DIRECTORY}
         for directory in index.opaque:
             holder = self._below(directory, own)
             if holder:
                 self.removed(dict(holder))
                 holder.clear()
+        known, holder = None, None
         for directory, name in index.whiteouts:
-            holder = self._below(directory, own)
+            if directory is not known:
+                known, holder = directory, self._below(directory, own)
             if holder is not None and name in holder:
                 gone = holder.pop(name)
                 self.removed(gone)
                 if isinstance(gone, int):
                     self._gone[directory, name] = gone
 
-    def _below(self, directory: bytes, own: set[bytes]) -> Tree | None:
+    def _below(self, directory: bytes, own: set[tuple[bytes, bytes]]) -> Tree | None:
         """What a directory held in lower layers. A link there that the layer's `own` directory replaces
         isn't followed: what it leads to is another directory's.
         """
-        holder, path = self.tree, b""
-        for part in directory.split(b"/") if directory else ():
-            path = join(path, part)
+        holder, parts = self.tree, directory.split(b"/") if directory else []
+        for at, part in enumerate(parts):
             child = holder.get(part)
             if not isinstance(child, dict):
-                return None if path in own else self.holder(directory)
+                return None if (b"/".join(parts[:at]), part) in own else self.holder(directory)
             holder = child
         return holder
 
     def _link(self, row: int, target: bytes) -> None:
-        directory, name = split(target)
+        """Find a hard link's content, as engines do: links on the way are followed, but not the last name."""
+        directory, _, name = target.rstrip(b"/").rpartition(b"/")
         holder = self.holder(directory)
         found = holder.get(name) if holder is not None else None
         if found is None:  # a lower layer's file may be linked to and removed in one layer
-            found = self._gone.get((directory, name))
+            found = self._gone.get(split(target))
         if isinstance(found, int):
             self.links[row] = self.links.get(found, found)
         else:

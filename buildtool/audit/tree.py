@@ -118,12 +118,12 @@ class TreeCounter:
             least *= 2
 
     def _rows(self, name_of: NameOf, least: int) -> list[TreeRow]:
-        kept, large = self._kept_directories(least), self._large_files(least)
+        nearest, large = _Nearest(self._kept_directories(least)), self._large_files(least)
         cells: defaultdict[_Coarse, defaultdict[_Fine, _Sums]] = defaultdict(lambda: defaultdict(_Sums))
         for (directory, name, layer, owner, kind, target), sums in self._sums.items():
             group, owner_name = name_of(owner, directory, layer)
             is_file = (directory, name) in large
-            path = _join(directory, name) if is_file else _nearest(directory, kept)
+            path = _join(directory, name) if is_file else nearest.of(directory)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
             _row(coarse, fine, sums)
@@ -143,14 +143,20 @@ class TreeCounter:
         own: Counter[bytes] = Counter()
         for (directory, *_), sums in self._sums.items():
             own[directory] += sums.unpacked_bytes
-        below: Counter[bytes] = Counter()
+        levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         for directory, n_bytes in own.items():
-            above = directory
-            below[above] += n_bytes
-            while above:
-                above = above.rpartition(b"/")[0]
-                below[above] += n_bytes
-        return {directory for directory, n_bytes in below.items() if n_bytes >= least} | {b""}
+            levels[_depth(directory)][directory] = n_bytes
+        kept = {b""}
+        for depth in range(max(levels, default=0), 0, -1):  # the deepest first: each adds to the one above
+            for directory, n_bytes in levels.pop(depth, Counter()).items():
+                levels[depth - 1][directory.rpartition(b"/")[0]] += n_bytes
+                if n_bytes >= least:
+                    kept.add(directory)
+        return kept
+
+
+def _depth(directory: bytes) -> int:
+    return directory.count(b"/") + 1 if directory else 0
 
 
 def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:
@@ -165,10 +171,21 @@ def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:
     return {**large, _SEVERAL: several}
 
 
-def _nearest(directory: bytes, kept: set[bytes]) -> bytes:
-    while directory not in kept:
-        directory = directory.rpartition(b"/")[0]
-    return directory
+class _Nearest:
+    """Finds the kept directory at or above one; each directory on the way is looked at once."""
+
+    def __init__(self, kept: set[bytes]) -> None:
+        self._known = {directory: directory for directory in kept}
+
+    def of(self, directory: bytes) -> bytes:
+        """The nearest kept directory."""
+        passed = []
+        while directory not in self._known:
+            passed.append(directory)
+            directory = directory.rpartition(b"/")[0]
+        found = self._known[directory]
+        self._known.update(dict.fromkeys(passed, found))
+        return found
 
 
 def _join(directory: bytes, name: bytes) -> bytes:

@@ -62,6 +62,38 @@ class Meter:
         return f"sha256:{self._hash.hexdigest()}"
 
 
+class Allowance:
+    """How many bytes all blobs of an archive may unpack to, against the bytes that the archive has."""
+
+    def __init__(self, limits: Limits = LIMITS, stored_bytes: int = 0) -> None:
+        """`stored_bytes` is the archive's size where it is known beforehand; else `counted` adds it up."""
+        self._limits, self._stored, self._unpacked = limits, stored_bytes, 0
+
+    def counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The archive's own bytes, each chunk counted before it is handed on."""
+        for chunk in chunks:
+            self._stored += len(chunk)
+            yield chunk
+
+    def take(self, n_bytes: int, place: str) -> None:
+        """Count bytes that came out of a decompressor. Raises LimitExceeded for too many."""
+        self._unpacked += n_bytes
+        limits = self._limits
+        allowed = max(limits.unpacked_free_bytes, limits.unpacked_ratio * self._stored)
+        if self._unpacked > limits.unpacked_bytes:
+            message = f"the archive unpacks to more than {limits.unpacked_bytes:,} bytes"
+        elif self._unpacked > allowed:
+            message = (
+                f"{self._stored:,} bytes of archive unpack to more than {allowed:,}: a decompression bomb"
+            )
+        else:
+            return
+        raise LimitExceeded(message, place=place, hint=MORE_UNPACKED)
+
+
+MORE_UNPACKED = "if you trust the image, allow more, for example: audit --max-unpacked '100 GB'"
+
+
 def sniff(head: bytes) -> Form:
     """Tell a blob's form from its first bytes (512 are enough)."""
     if not head:
@@ -91,23 +123,27 @@ def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[b
 
 
 def decompressed(
-    chunks: Iterator[bytes], form: Form, *, place: str, limits: Limits = LIMITS
+    chunks: Iterator[bytes],
+    form: Form,
+    *,
+    place: str,
+    limits: Limits = LIMITS,
+    allowance: Allowance | None = None,
 ) -> Iterator[bytes]:
     """The plain bytes of a gzip (any number of members), zstd (any number of frames) or plain stream.
 
-    Pieces are at most PIECE bytes, whatever the ratio. Raises MalformedStream, Truncated, LimitExceeded.
+    Pieces are at most PIECE bytes, whatever the ratio. `allowance` is the whole archive's; without one, the
+    stream counts as an archive. Raises MalformedStream, Truncated, LimitExceeded.
     """
-    if form is Form.GZIP:
-        pieces = _gunzip(chunks, place)
-    elif form is Form.ZSTD:
-        pieces = _unzstd(chunks, place, limits.window_log)
-    else:
-        pieces = chunks
-    passed = 0
+    if form not in (Form.GZIP, Form.ZSTD):
+        yield from chunks
+        return
+    if allowance is None:
+        allowance = Allowance(limits)
+        chunks = allowance.counted(chunks)
+    pieces = _gunzip(chunks, place) if form is Form.GZIP else _unzstd(chunks, place, limits.window_log)
     for piece in pieces:
-        passed += len(piece)
-        if passed > limits.unpacked_bytes:
-            raise LimitExceeded(f"more than {limits.unpacked_bytes:,} bytes after decompression", place=place)
+        allowance.take(len(piece), place)
         yield piece
 
 

@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--platform", metavar="OS/ARCH", help="which of several platforms (default: this host's)"
     )
     parser.add_argument(
+        "--max-unpacked",
+        metavar="SIZE",
+        help="read that much of an archive, however small it is (default: 200 times its size or 1 GiB, "
+        "at most 256 GiB)",
+    )
+    parser.add_argument(
         "--memory", metavar="SIZE", help="for the index of entries (default 200 MiB, some 600,000 entries)"
     )
 
@@ -131,6 +137,9 @@ def _means_file(source: str) -> bool:
 
 def _wish(args: argparse.Namespace) -> Wish:
     limits = replace(LIMITS, index_bytes=parse_size(args.memory)) if args.memory else LIMITS
+    if args.max_unpacked:
+        most = parse_size(args.max_unpacked)
+        limits = replace(limits, unpacked_bytes=most, unpacked_free_bytes=most)
     targets = tuple(name for word in args.targets for name in word.replace(";", ",").split(",") if name)
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is no count", "write 0 or more")

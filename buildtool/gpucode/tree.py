@@ -176,7 +176,8 @@ def _linked(here: Path, subdirectories: Sequence[str]) -> Iterator[str]:
 def _destination(root: Path, link: Path) -> Path:
     """Where a link leads when `root` is the root directory, as it will be in a container."""
     to = link.readlink()
-    return (root / to.relative_to("/") if to.is_absolute() else link.parent / to).resolve()
+    there = root / to.relative_to("/") if to.is_absolute() else link.parent / to
+    return Path(os.path.realpath(there))  # `resolve` raises for links in a circle
 
 
 def _unreadable(error: OSError) -> None:

@@ -126,6 +126,39 @@ def test_hard_links_to_nothing_are_counted() -> None:
     assert len(merged((hardlink("b", "../../etc/passwd"),)).dangling) == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "content"),
+    [
+        *(("../a", 1), ("../../a", 1), ("/../a", 1), ("missing/../a", 1), ("a/../a", 1), ("a/", 1)),
+        *(("d/e/../../a", 1), ("l/../a", 2), ("../l/../a", 2), ("l/../../a", 1), ("./../d/a", 2)),
+    ],
+)
+def test_hard_links_that_lead_upwards_end_where_engines_end(target: str, content: int) -> None:
+    base = (file("a", b"1"), folder("d/e"), file("d/a", b"22"), symlink("l", "d/e"))
+    for result in (merged((*base, hardlink("d/e/h", target))), merged(base, (hardlink("d/e/h", target),))):
+        assert [result.size(row) for row in result.links.values()] == [content]
+        assert result.dangling == ()
+
+
+@pytest.mark.parametrize("target", ["", ".", "..", "d", "d/..", "../none", "l/../../../none"])
+def test_hard_links_to_directories_or_nothing_dangle(target: str) -> None:
+    base = (folder("d/e"), symlink("l", "d/e"))
+    assert len(merged((*base, hardlink("h", target))).dangling) == 1
+
+
+def test_a_hard_link_to_a_symbolic_link_is_followed_like_it() -> None:
+    base = (folder("d"), symlink("l", "d"), hardlink("h", "l"))
+    result = merged(base, (file("h/x", b"1"), file("d/y", b"1"), file("h/.wh.z")), (file("h/.wh.y"),))
+    assert {path: size for path, size in shown(result).items() if size} == {"h/x": 1}
+    assert isinstance(result.tree[b"h"], int)
+    assert Finder(result).row(b"h/x") == Finder(result).row(b"d/x") is not None
+
+
+def test_links_to_what_is_not_there_make_its_directory_and_none_on_the_way() -> None:
+    result = merged((symlink("l", "none/../d"), file("l/x", b"1")))
+    assert set(result.tree) == {b"l", b"d"}
+
+
 def test_of_doubled_paths_in_one_layer_the_last_counts() -> None:
     assert shown(merged((file("a", b"1"), file("./a", b"22"), file("/a", b"333")))) == {"/a".strip("/"): 3}
 

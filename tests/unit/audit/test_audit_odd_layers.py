@@ -8,7 +8,7 @@ import image_maker as make
 import pytest
 from image_maker import file, header, padded, tar
 
-from buildtool.audit.archive import StreamArchive
+from buildtool.audit.archive import StreamArchive, open_archive
 from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
 from buildtool.audit.facts import gather
@@ -91,3 +91,11 @@ def test_the_count_of_files_says_that_empty_ones_are_left_out() -> None:
     assert "visible in 1 non-empty files" in render_table(report)
     schema = json.loads((ROOT / "docs/schema/audit-report.schema.json").read_text())
     assert "empty files" in schema["properties"]["totals"]["properties"]["n_files"]["description"]
+
+
+def test_links_in_a_circle_in_a_layout_directory_are_passed_over(tmp_path: Path) -> None:
+    root = make.layout_directory(make.docker_25(make.Image([tar(file("f", b"x"))])), tmp_path / "layout")
+    (root / "loop").symlink_to("loop")
+    (root / "blobs" / "up").symlink_to("..")
+    contents = read_image(open_archive(root), label="layout", platform=Platform("linux", "amd64"))
+    assert contents.layers[0].unpacked_bytes == 1
