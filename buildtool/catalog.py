@@ -23,8 +23,8 @@ from buildtool.model import (
     Variant,
     parse_size,
 )
+from buildtool.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[1] / "images"
 MAX_DEPTH = 12
 MAX_NODES = 10_000  # an alias bomb unfolds to more; no honest catalog comes near
 

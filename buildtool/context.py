@@ -13,16 +13,16 @@ from buildtool.gpucode.manifest import IMAGE_PATH
 from buildtool.model import Resolved, Wheel
 from buildtool.plan import group_wheels
 from buildtool.pruned import PrunedInputs
+from buildtool.shipped import IMAGES, PROBES
 from buildtool.wheels import WheelCache
 
-REPOSITORY = Path(__file__).parents[1]
 APP = "payload/opt/weir/app"
 # what goes into every image, and where below APP
 PAYLOAD = {
-    "images/service": "service",
-    "images/profiles": "profiles",
-    "probes": "probes",
-    "images/smoke.py": "smoke.py",
+    IMAGES / "service": "service",
+    IMAGES / "profiles": "profiles",
+    PROBES: "probes",
+    IMAGES / "smoke.py": "smoke.py",
 }
 LEFT_OUT = {"__pycache__", "py.typed"}
 
@@ -68,10 +68,10 @@ def _fill(
     for folder, wheels in by_folder.items():
         _link_all(wheels, cache, context / "wheels" / folder, pruned=pruned)
     _link_all(tools, cache, context / "tools")
-    for script in (REPOSITORY / "images/tools").glob("*.py"):
+    for script in (IMAGES / "tools").glob("*.py"):
         shutil.copyfile(script, context / "tools" / script.name)
     for origin, name in PAYLOAD.items():
-        _copy(REPOSITORY / origin, context / APP / name)
+        _copy(origin, context / APP / name)
     if pruned:
         (context / "payload" / IMAGE_PATH).write_text(pruned.manifest())
     _settle(context / "payload", epoch)

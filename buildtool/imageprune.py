@@ -13,7 +13,6 @@ from typing import Any
 
 from buildtool import proof
 from buildtool.audit.documents import Platform
-from buildtool.context import REPOSITORY
 from buildtool.engine import Engine
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
 from buildtool.files import free_bytes, replacing, scratch, sweep_partials
@@ -25,6 +24,7 @@ from buildtool.imageconfig import config_of
 from buildtool.layerfile import pack_layer
 from buildtool.pruned import run_of, served_targets
 from buildtool.reference import Reference, parse_new_name, parse_reference
+from buildtool.shipped import IMAGES
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
@@ -220,7 +220,7 @@ def _earlier_runs(whole: Path) -> list[Any]:
 def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> str:
     """Let both images say what they are and do (images/smoke.py); they must say the same."""
     say("proving the pruned image in a fresh container")
-    script = (REPOSITORY / "images" / "smoke.py").read_text()
+    script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
     command = ["python3", "-B", "-c", script]
     try:
         before = engine.run(original.image_id, command)

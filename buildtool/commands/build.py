@@ -1,11 +1,9 @@
 """`buildtool build`: what `make images` does, from variants.yaml to proved images and their audit."""
 
 import argparse
-import os
 from pathlib import Path
 
 from buildtool import catalog, host, pipeline, provision, table
-from buildtool.context import REPOSITORY
 from buildtool.engine import Engine
 from buildtool.errors import Exit
 from buildtool.gpucode.target import parse_targets
@@ -13,6 +11,7 @@ from buildtool.model import Catalog
 from buildtool.plan import Target
 from buildtool.progress import Progress
 from buildtool.pruned import CardsUnserved
+from buildtool.shipped import IMAGES, lock_file, state_directory
 
 REPORTS = Path("reports/images")
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "variants", nargs="*", metavar="VARIANT", help="as variants.yaml names them; none: its default"
     )
-    parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
+    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
     add_targets(parser)
     parser.add_argument("--update-lock", action="store_true", help="resolve every input afresh")
     parser.add_argument("--no-cache", action="store_true", help="build every layer anew")
@@ -106,7 +105,5 @@ def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[st
 
 
 def workplace(say: pipeline.Say) -> pipeline.Workplace:
-    """The state directory of this checkout: .weir/, or $WEIR_STATE."""
-    state = Path(os.environ.get("WEIR_STATE", REPOSITORY / ".weir"))
-    lock = Path(os.environ.get("WEIR_LOCK", REPOSITORY / "images" / "variants.lock.json"))
-    return pipeline.Workplace(state, lock, say)
+    """Where builds keep their caches and their lock: `buildtool.shipped` says."""
+    return pipeline.Workplace(state_directory(), lock_file(), say)

@@ -7,13 +7,14 @@ from buildtool import catalog, plan
 from buildtool.commands.build import add_targets, chosen_targets, workplace
 from buildtool.errors import Exit
 from buildtool.lock import Lock
+from buildtool.shipped import IMAGES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("variants", nargs="*", metavar="VARIANT")
     add_targets(parser)
-    parser.add_argument("--catalog", type=Path, default=catalog.IMAGES / "variants.yaml", metavar="FILE")
+    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from board import Board, tell
 from buildtool import buildx, catalog, pipeline, plan
 from buildtool.audit.audit import audit_image
 from buildtool.engine import Engine
+from buildtool.shipped import IMAGES
 
 ROUNDS = 3
 STARTS = 7  # of a container, each way, by turns
@@ -64,7 +65,7 @@ def others_target(name: str) -> plan.Target:
     cpu = chosen.select(("cpu",))[0]
     place = pipeline.Workplace(ROOT / ".weir", ROOT / "images" / "variants.lock.json", lambda _line: None)
     [target] = pipeline.prepare(place, chosen, [cpu], engine=Engine(), update_lock=False)
-    variant = replace(cpu, name=name, dockerfile=catalog.IMAGES / "naive" / "Dockerfile")
+    variant = replace(cpu, name=name, dockerfile=IMAGES / "naive" / "Dockerfile")
     return plan.Target(variant, target.resolved, target.context)
 
 

@@ -8,8 +8,9 @@ import yaml
 from buildtool import catalog
 from buildtool.errors import ConfigError, Exit
 from buildtool.model import Bootstrap, Registry, TorchBuild, parse_size
+from buildtool.shipped import IMAGES
 
-SOUND = (catalog.IMAGES / "variants.yaml").read_text()
+SOUND = (IMAGES / "variants.yaml").read_text()
 MINIMAL = """\
 schema_version: 1
 source_date_epoch: 1

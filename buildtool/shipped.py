@@ -1,0 +1,33 @@
+"""Where the files that come with this tool are, in a checkout of its repository and in an installed package.
+
+`images/` is one folder of the repository; a wheel holds a copy of it as `buildtool/images` (pyproject.toml).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_BUILDTOOL = Path(__file__).parent
+_INSTALLED = _BUILDTOOL / "images"
+_REPOSITORY = _BUILDTOOL.parent
+
+IMAGES = _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY / "images"
+PROBES = _REPOSITORY / "probes"  # the other package, always beside this one
+
+
+def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
+    """Where caches are kept: $WEIR_STATE, else `.weir` of the checkout, else the user's cache directory."""
+    if named := env.get("WEIR_STATE"):
+        return Path(named)
+    if not installed:
+        return _REPOSITORY / ".weir"
+    cache = Path(env.get("XDG_CACHE_HOME") or "")
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "weir"
+
+
+def lock_file(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
+    """Where inputs are pinned: $WEIR_LOCK, else beside the checkout's catalog, else the current directory."""
+    if named := env.get("WEIR_LOCK"):
+        return Path(named)
+    name = "variants.lock.json"
+    return Path.cwd() / name if installed else _REPOSITORY / "images" / name

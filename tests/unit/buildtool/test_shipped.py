@@ -1,0 +1,34 @@
+"""Caches and the lock have a place of their own in a checkout and in an installed package."""
+
+from pathlib import Path
+
+import pytest
+
+from buildtool import shipped
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_checkout_keeps_its_things_in_itself() -> None:
+    assert shipped.IMAGES == ROOT / "images"
+    assert (shipped.PROBES / "cli.py").exists()
+    assert shipped.state_directory({}) == ROOT / ".weir"
+    assert shipped.lock_file({}) == ROOT / "images/variants.lock.json"
+
+
+def test_an_installed_package_writes_nothing_among_the_installed_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert shipped.state_directory({}, installed=True) == tmp_path / ".cache/weir"
+    assert shipped.state_directory({"XDG_CACHE_HOME": "/c"}, installed=True) == Path("/c/weir")
+    assert shipped.state_directory({"XDG_CACHE_HOME": "relative"}, installed=True) == tmp_path / ".cache/weir"
+    assert shipped.lock_file({}, installed=True) == tmp_path / "variants.lock.json"
+
+
+def test_the_environment_names_other_places() -> None:
+    named = {"WEIR_STATE": "/s", "WEIR_LOCK": "/l"}
+    for installed in (True, False):
+        assert shipped.state_directory(named, installed=installed) == Path("/s")
+        assert shipped.lock_file(named, installed=installed) == Path("/l")
