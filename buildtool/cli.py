@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from buildtool.errors import Exit, ToolError
-from probes.output import OutputLost, harden
+from probes.output import OutputLost, complain, harden
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
     except OutputLost as lost:
-        print(f"error: can't write standard output: {lost}", file=sys.stderr)
+        complain(f"error: can't write standard output: {lost}")
         return int(Exit.DATA)
 
 
@@ -61,10 +61,10 @@ def _run_verb(argv: Sequence[str]) -> int:
     try:
         return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
     except ToolError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted; what is half-written is removed, by the next run at the latest", file=sys.stderr)
+        complain("interrupted; what is half-written is removed, by the next run at the latest")
         return int(Exit.INTERRUPTED)
 
 

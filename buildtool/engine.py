@@ -26,6 +26,7 @@ from buildtool.errors import (
     ProofFailed,
     SourceUnreachable,
 )
+from buildtool.quoting import command
 from buildtool.reference import Reference
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
@@ -119,8 +120,9 @@ class Engine:
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)
             except docker.errors.ImageNotFound as error:
+                pull = command("docker", "pull", ref)
                 raise DataError(
-                    f"the engine has no image {ref}", f"build or pull it first: docker pull {ref}"
+                    f"the engine has no image {ref}", f"build or pull it first: {pull}"
                 ) from error
 
     def unpacked_bytes(self, ref: str) -> int:

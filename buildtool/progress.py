@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from buildtool.quoting import terminal
+
 SILENCE_S = 10.0  # after that long without a line, say what is still going on
 
 
@@ -49,5 +51,5 @@ class Progress:
 
     def _write(self, line: str) -> None:
         self._said = time.monotonic()
-        self._stream.write(f"[{self.seconds:6.1f}s] {line}\n")
+        self._stream.write(f"[{self.seconds:6.1f}s] {terminal(line)}\n")
         self._stream.flush()

@@ -7,7 +7,7 @@ from typing import Any
 
 from buildtool.errors import ProofFailed
 from buildtool.model import Resolved, TorchBuild, Variant
-from buildtool.quoting import terminal
+from buildtool.quoting import command, terminal
 
 COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
 MARK = "SMOKE "
@@ -165,4 +165,4 @@ def _flag(facts: Mapping[str, Any], key: str) -> bool:
 
 
 def _look_inside(ref: str) -> str:
-    return f"look inside: docker run --rm -it --entrypoint sh {ref}"
+    return f"look inside: {command('docker', 'run', '--rm', '-it', '--entrypoint', 'sh', ref)}"

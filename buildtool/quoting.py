@@ -13,25 +13,26 @@ renderer, a browser, a terminal) sees exactly that text and no syntax. There are
 import html as _html
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from probes.readable import markdown, markdown_block, markdown_code, terminal
+from probes.readable import markdown, markdown_block, markdown_code, markdown_sentence, terminal
 
 __all__ = [
     "Unquotable",
     "bake_text",
+    "command",
     "dockerfile_value",
     "dockerfile_words",
     "html",
     "markdown",
     "markdown_block",
     "markdown_code",
+    "markdown_sentence",
     "prometheus",
     "sarif",
     "script_json",
     "shell",
     "shell_pattern",
-    "shell_words",
     "terminal",
     "xml",
 ]
@@ -67,7 +68,7 @@ def sarif(text: str) -> str:
 
 def prometheus(text: str) -> str:
     """The value of a label in Prometheus' text format, without the quotation marks around it."""
-    return terminal(text).replace("\\", "\\\\").replace('"', '\\"')
+    return terminal(text, keep="\n").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def shell(text: str | bytes) -> str:
@@ -79,9 +80,12 @@ def shell(text: str | bytes) -> str:
     return word if _PLAIN_WORD.fullmatch(word) else "'" + word.replace("'", "'\"'\"'") + "'"
 
 
-def shell_words(texts: Iterable[str | bytes]) -> str:
-    """Texts as the words of one command. Raises Unquotable."""
-    return " ".join(map(shell, texts))
+def command(*words: str) -> str:
+    """A command to paste; a comment that says why there is none, where a word can't be pasted."""
+    try:
+        return " ".join(map(shell, words))
+    except Unquotable as error:
+        return f"# no command to paste: a name in it can't be written there ({error})"
 
 
 def shell_pattern(directory: str | bytes, ending: str | bytes) -> str:

@@ -9,6 +9,7 @@ from buildtool.host import Row
 from buildtool.model import BuiltImage
 from buildtool.plan import Target
 from buildtool.proof import Proof
+from buildtool.quoting import terminal
 
 
 def built(targets: Sequence[Target], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
@@ -28,7 +29,7 @@ def built(targets: Sequence[Target], images: Sequence[BuiltImage], proofs: Seque
     notes = [
         f"  {target.variant.name}: passed over {note}" for target in targets for note in target.resolved.notes
     ]
-    return "\n".join([tabulate(rows, headers), *notes])
+    return "\n".join([_drawn(rows, headers), *map(terminal, notes)])
 
 
 def audited(rows: Sequence[SummaryRow]) -> str:
@@ -38,10 +39,15 @@ def audited(rows: Sequence[SummaryRow]) -> str:
         for row in rows
     ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
-    return tabulate(cells, headers, disable_numparse=True)
+    return _drawn(cells, headers)
 
 
 def diagnosis(rows: Sequence[Row]) -> str:
     """What the host has and lacks."""
     cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
-    return tabulate(cells, ("", "state", "found", "next step"), disable_numparse=True)
+    return _drawn(cells, ("", "state", "found", "next step"))
+
+
+def _drawn(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, disable_numparse=True)

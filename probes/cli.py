@@ -3,6 +3,7 @@
 import argparse
 import json
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from probes.headline import headline, next_step
 from probes.job import Told
 from probes.machine_text import machine_lines
 from probes.model import DTYPES, MODELS
-from probes.output import OutputLost, harden
+from probes.output import OutputLost, complain, hand_over, harden, tell
 from probes.progress import BEGINNING, Planned, progress, told
 from probes.report import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.units import parse_bytes
@@ -56,27 +57,27 @@ class Teller(session.Listener):
         self._told_s = self._now()
         if self._plan:
             at = progress(self._plan, self._done, self._ended, elapsed_s=self._told_s - self._planned_s)
-            print(f"-- {told(at, so_far_s=self._told_s - self._began_s)}", flush=True)
+            tell(f"-- {told(at, so_far_s=self._told_s - self._began_s)}")
 
     def machine(self, found: Machine) -> None:
         """The machine, a line per fact."""
         for text in machine_lines(found):
-            print(text, flush=True)
+            tell(text)
 
     def unfinished(self, report: Path) -> None:
         """How to go on with an earlier run."""
-        print(f"an earlier run was cut short; to go on with it: run --resume {report}", flush=True)
+        tell(f"an earlier run was cut short; to go on with it: run --resume {shlex.quote(str(report))}")
 
     def started(self, probe: catalog.Probe) -> None:
         """The probe's name, before it can hang."""
         self._probe = probe.name
-        print(f"{probe.name}: {probe.summary}", flush=True)
+        tell(f"{probe.name}: {probe.summary}")
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
         text = "" if isinstance(record, TorchFacts) else render.record_line(record)
         if text:
-            print(f"  {text}", flush=True)
+            tell(f"  {text}")
         self._done.add((self._probe, BEGINNING))
         if isinstance(record, Case):
             self._done.add((self._probe, record.case))
@@ -86,7 +87,7 @@ class Teller(session.Listener):
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
         self._ended.add(run.probe)
-        print(f"{run.probe}: {render.ended_line(run)}", flush=True)
+        tell(f"{run.probe}: {render.ended_line(run)}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -132,19 +133,19 @@ def _size(text: str) -> int:
 
 def _list(_args: argparse.Namespace) -> Exit:
     for probe in catalog.PROBES:
-        print(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
+        tell(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
     return Exit.OK
 
 
 def _machine(args: argparse.Namespace) -> Exit:
     found = session.look(Settings(quick=True, seed=0, vram_cap_bytes=None))
     if args.json:
-        print(json.dumps(encode(found), indent=1, allow_nan=False))
+        hand_over(json.dumps(encode(found), indent=1, allow_nan=False) + "\n")
     else:
-        print("\n".join(machine_lines(found)))
-        print(f"asking for more VRAM than there is, {render.expectation_line(expect(found))}")
+        tell("\n".join(machine_lines(found)))
+        tell(f"asking for more VRAM than there is, {render.expectation_line(expect(found))}")
         if next_step(found):
-            print(next_step(found))
+            tell(next_step(found))
     return Exit.OK
 
 
@@ -170,17 +171,22 @@ def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
 
 
 def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
-    print("\nThe answer")
+    tell("\nThe answer")
     for text in headline(report):
-        print(f"- {text}")
-    print(f"\nreport: {path}")
-    print(f"tables: python -m probes show {path}")
-    print(f"page with plots, on the host: python -m buildtool probes html {path}")
+        tell(f"- {text}")
+    tell(f"\nreport: {path}")
+    file = shlex.quote(str(path))
+    tell(f"tables: python -m probes show {file}")
+    tell(f"page with plots, on the host: python -m buildtool probes html {file}")
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 
 def _show(args: argparse.Namespace) -> Exit:
-    print(render.render(read_report(args.file), markdown=args.markdown))
+    told = render.render(read_report(args.file), markdown=args.markdown)
+    if args.markdown:
+        hand_over(told + "\n")
+    else:
+        tell(told)
     return Exit.OK
 
 
@@ -192,7 +198,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
     except OutputLost as lost:
-        print(f"error: can't write standard output: {lost}", file=sys.stderr)
+        complain(f"error: can't write standard output: {lost}")
         return int(Exit.DATA)
 
 
@@ -202,10 +208,10 @@ def _run_verb(argv: Sequence[str]) -> int:
         verb = {"list": _list, "machine": _machine, "run": _run, "show": _show}[args.verb]
         return int(verb(args))
     except ProbeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted; the report holds what was measured by then, --resume goes on", file=sys.stderr)
+        complain("interrupted; the report holds what was measured by then, --resume goes on")
         return int(Exit.INTERRUPTED)
 
 

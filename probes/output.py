@@ -1,4 +1,7 @@
-"""Standard output and error of both programs: lost output is an error of its own, never a traceback.
+"""Standard output and error of both programs, which write through this module alone.
+
+What is told to people holds no control characters: names and messages come from images, trees and drivers.
+Lost output is an error of its own, never a traceback.
 
 A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
 verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding
@@ -10,10 +13,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from probes.readable import terminal
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _OUT, _ERR = 1, 2
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputLost(Exception):
@@ -50,6 +56,37 @@ class _Descriptor(io.RawIOBase):
             if self._must_arrive and not isinstance(error, BrokenPipeError):
                 raise OutputLost(error.strerror or str(error)) from error
             return n_bytes
+
+
+def tell(text: str) -> None:
+    """Lines for people, on standard output."""
+    print(terminal(text, keep="\n"), flush=True)
+
+
+def complain(text: str) -> None:
+    """Lines for people, on standard error."""
+    print(terminal(text, keep="\n"), file=sys.stderr, flush=True)
+
+
+def say(line: str) -> None:
+    """One line of progress, on standard error; a line break in a name doesn't make it two."""
+    print(terminal(line), file=sys.stderr, flush=True)
+
+
+def redraw(line: str) -> None:
+    """A line of progress in place of the one before, on a terminal; an empty one takes it away."""
+    sys.stderr.write(_CLEAR_LINE + terminal(line))
+    sys.stderr.flush()
+
+
+def can_redraw() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+def hand_over(document: str) -> None:
+    """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
+    sys.stdout.write(document)
 
 
 def harden() -> None:

@@ -11,10 +11,12 @@ _SURROGATES = 0xDC00
 # What means something within a line of CommonMark, or of GitHub's tables, autolinks, addresses and maths.
 # Signs that only mean something at a line's ends (lists, headings, quotes) or before others are left
 # readable elsewhere: `torch_build`, `sha256:0a1b`, `a > b`.
-_MARKDOWN = re.compile(
+_MARKDOWN = (
     r"[\\`*\[\]<|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|@+|^[>:#]|#(?=#* *$)|:(?=/)"
     r"|(?i:(?<=mailto)|(?<=xmpp)):|(?i:(?<=www))\.|^ | $"
 )
+_TEXT = re.compile(_MARKDOWN)
+_SENTENCE = re.compile(rf"(?<![`@])`[^`]+`(?![`@])|{_MARKDOWN}")
 _REFERENCES = {"&": "&amp;", "<": "&lt;", "|": "&#124;", " ": "&#32;"}
 _START = re.compile(r"[-+=]|\d+[.)](?= |$)")  # would begin a list or underline a heading
 _BACKTICKS = re.compile(r"`+")
@@ -44,13 +46,23 @@ def _escape(code: int) -> str:
 
 def markdown(text: str | bytes) -> str:
     """A text for a paragraph, list item, heading or table cell; a renderer shows `terminal(text)`."""
-    shown = _MARKDOWN.sub(lambda match: _literal(match[0]), terminal(text))
-    start = _START.match(shown)
-    return f"{shown[: start.end() - 1]}\\{shown[start.end() - 1 :]}" if start else shown
+    return _unstarted(_TEXT.sub(lambda match: _literal(match[0]), terminal(text)))
+
+
+def markdown_sentence(text: str) -> str:
+    """A sentence of ours for the same places, in which names stand between backticks: they become code."""
+    return _unstarted(_SENTENCE.sub(lambda match: _literal(match[0]), terminal(text)))
+
+
+def _unstarted(escaped: str) -> str:
+    start = _START.match(escaped)
+    return f"{escaped[: start.end() - 1]}\\{escaped[start.end() - 1 :]}" if start else escaped
 
 
 def _literal(special: str) -> str:
     """GitHub links addresses and mentions even where the `@` is escaped, but not where it is code."""
+    if special[0] == "`" and len(special) > 1:
+        return markdown(special) if "|" in special else markdown_code(special[1:-1])
     return f"`{special}`" if "@" in special else _REFERENCES.get(special, f"\\{special}")
 
 

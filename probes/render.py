@@ -10,6 +10,7 @@ from probes.answers import all_records, answers, groups, pick
 from probes.fit import Piece, fit, points_of
 from probes.headline import headline
 from probes.machine_text import bytes_or_why, machine_lines
+from probes.readable import markdown_sentence, terminal
 from probes.report import (
     Block,
     Done,
@@ -36,11 +37,12 @@ Rows = list[list[str]]
 
 def table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
     """The rows under their headers; figures keep the form they were given."""
+    cells = [[_quoted(cell, markdown=markdown) for cell in row] for row in rows]
     try:
         from tabulate import tabulate
     except ImportError:
-        return _plain_table(headers, rows, markdown=markdown)
-    return tabulate(rows, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+        return _plain_table(headers, cells, markdown=markdown)
+    return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
 
 
 def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
@@ -57,7 +59,7 @@ def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
 
 def _noted(drawn: str, notes: Sequence[str], *, markdown: bool) -> str:
     """A table and what there is to say about it: in Markdown a list apart, or it would become rows."""
-    said = _bullets(notes) if markdown else "\n".join(notes)
+    said = _bullets(notes, markdown=True) if markdown else "\n".join(map(terminal, notes))
     return ("\n\n" if markdown else "\n").join(part for part in (drawn, said) if part)
 
 
@@ -65,10 +67,12 @@ def render(report: ProbeReport, *, markdown: bool = False) -> str:
     """The whole report: the answer first, what follows from the figures, the machine, each probe's tables."""
     said = answers(report)
     parts = [
-        _heading("The answer", markdown=markdown) + _bullets(headline(report)),
-        _heading("What follows from the figures", markdown=markdown) + _bullets(said) if said else "",
-        _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine)),
-        _settings_line(report),
+        _heading("The answer", markdown=markdown) + _bullets(headline(report), markdown=markdown),
+        _heading("What follows from the figures", markdown=markdown) + _bullets(said, markdown=markdown)
+        if said
+        else "",
+        _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine), markdown=markdown),
+        _quoted(_settings_line(report), markdown=markdown),
         *(_run(run, all_records(report), markdown=markdown) for run in report.runs),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -80,17 +84,22 @@ def _settings_line(report: ProbeReport) -> str:
     return f"started {report.started}, {'quick' if asked.quick else 'full'}, seed {asked.seed}{cap}"
 
 
-def _bullets(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {text}" for text in texts)
+def _bullets(texts: Sequence[str], *, markdown: bool) -> str:
+    return "\n".join(f"- {_quoted(text, markdown=markdown)}" for text in texts)
+
+
+def _quoted(text: str, *, markdown: bool) -> str:
+    """Names of devices, hosts and files, and what drivers say, are written by others."""
+    return markdown_sentence(text) if markdown else terminal(text)
 
 
 def _heading(text: str, *, markdown: bool) -> str:
-    return f"## {text}\n\n" if markdown else f"{text}\n"
+    return f"## {markdown_sentence(text)}\n\n" if markdown else f"{terminal(text)}\n"
 
 
 def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
     parts = [
-        _heading(run.probe, markdown=markdown) + ended_line(run),
+        _heading(run.probe, markdown=markdown) + _ended(run, markdown=markdown),
         _transfer_table(run.records, markdown=markdown),
         _fit_table(pick(run.records, Measurement), markdown=markdown),
         _break_even_table(pick(every, Measurement), pick(run.records, Reads), markdown=markdown),
@@ -98,6 +107,10 @@ def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
         _pass_table(run.records, markdown=markdown),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _ended(run: ProbeRun, *, markdown: bool) -> str:
+    return "\n".join(_quoted(line, markdown=markdown) for line in ended_line(run).split("\n"))
 
 
 def ended_line(run: ProbeRun) -> str:
@@ -206,7 +219,7 @@ def _break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads], *, ma
         return ""
     met = breakeven.crossings(rows, reads)
     if isinstance(met, Unknown):
-        return f"break-even can't be predicted: {met.reason}"
+        return _quoted(f"break-even can't be predicted: {met.reason}", markdown=markdown)
     headers = ("size", "k* predicted", "k* measured", "prediction off by")
     cells = [
         [binary_bytes(one.n_bytes), _reads(one.predicted), _reads(one.measured), f"{one.off:+.1%}"]
@@ -264,7 +277,7 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
     passes = [one for ways in groups(pick(records, Pass)).values() for one in ways.values()]
     gaps = [f"not measured: {gap.name}: {gap.reason}" for gap in pick(records, Gap) if not gap.payload_bytes]
     if not passes:
-        return "\n".join(gaps)
+        return "\n".join(_quoted(gap, markdown=markdown) for gap in gaps)
     headers = (
         "model",
         "dtype",

@@ -1,12 +1,12 @@
 """Content for other hardware than the image's: CUDA, foreign GPU targets, a torch without GPU kernels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from buildtool.audit.claims import CUDA, FOREIGN_CODE, FOREIGN_FILES, is_foreign, parse_targets, saved_bytes
 from buildtool.audit.facts import Facts, Tally
 from buildtool.audit.finding import SHOWN_PATHS, Finding, Severity, merged_places
 from buildtool.audit.spot import shown
-from buildtool.quoting import Unquotable, shell, terminal
+from buildtool.quoting import command, terminal
 from probes.units import decimal_bytes
 
 
@@ -49,7 +49,7 @@ def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
         0,
         (),
         "# make a GPU build of torch reachable: see this variant's `torch:` in images/variants.yaml; then\n"
-        + _command(lambda: f"python -m buildtool build -- {shell(variant)}"),
+        + command("python", "-m", "buildtool", "build", "--", variant),
     )
 
 
@@ -66,22 +66,14 @@ def foreign_code_in_libraries(facts: Facts) -> Finding | None:
 def _prune(facts: Facts) -> str:
     """What to type against foreign code of both forms: one command takes both out."""
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
-    targets = shell(",".join(map(str, parse_targets(facts.wanted_targets))))
+    targets = ",".join(map(str, parse_targets(facts.wanted_targets)))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
-    command = _command(lambda: f"python -m buildtool prune --targets {targets} -- {shell(facts.ref)}")
+    prune = "python", "-m", "buildtool", "prune", "--targets", targets
     return (
-        f"{command}\n"
+        f"{command(*prune, '--', facts.ref)}\n"
         f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
-        f"# or what will be copied into an image: python -m buildtool prune --targets {targets} DIRECTORY"
+        f"# or what will be copied into an image: {command(*prune, 'DIRECTORY')}"
     )
-
-
-def _command(made: Callable[[], str]) -> str:
-    """A command that names something of the image, or why there is none."""
-    try:
-        return made()
-    except Unquotable as error:
-        return f"# there is no command to paste, because of the image's own name for it: {error}"
 
 
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:

@@ -1,7 +1,6 @@
 """`python -m buildtool audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
 
 import argparse
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import Place, place_at
+from probes.output import can_redraw, hand_over, redraw, say
 from probes.units import decimal_bytes
 
 _REDRAW_S = 0.2
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     for form in _FORMS:
         if getattr(args, form):
             write_text(getattr(args, form), _rendered(report, comparison, form, top=20))
-    sys.stdout.write(_rendered(report, comparison, args.format, args.top))
+    hand_over(_rendered(report, comparison, args.format, args.top))
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 
@@ -183,8 +183,8 @@ class _Progress:
     """Bytes read, on standard error: a line that is redrawn on a terminal, else one every few seconds."""
 
     def __init__(self, label: str) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._lines: Tick = told_ticks(lambda line: print(line, file=sys.stderr), label)
+        self._terminal = can_redraw()
+        self._lines: Tick = told_ticks(say, label)
         self._label = label
         self._total, self._drawn, self._begun = 0, 0.0, time.monotonic()
 
@@ -198,11 +198,9 @@ class _Progress:
         if now - self._drawn >= _REDRAW_S:
             self._drawn = now
             rate = decimal_bytes(self._total / (now - self._begun))
-            sys.stderr.write(f"\r\x1b[Kreading {self._label}: {decimal_bytes(self._total)}, {rate}/s")
-            sys.stderr.flush()
+            redraw(f"reading {self._label}: {decimal_bytes(self._total)}, {rate}/s")
 
     def end(self) -> None:
         """Take the line away."""
         if self._terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw("")

@@ -12,6 +12,7 @@ from buildtool.plan import Target
 from buildtool.progress import Progress
 from buildtool.pruned import CardsUnserved
 from buildtool.shipped import IMAGES, lock_file, state_directory
+from probes.output import tell
 
 REPORTS = Path("reports/images")
 
@@ -58,7 +59,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     proofs = [pipeline.prove(place, t, image, engine) for t, image in zip(targets, images, strict=True)]
     for target, image, proved in zip(targets, images, proofs, strict=True):
         pipeline.record(target, image, proved, args.reports)
-    print(table.built(targets, images, proofs))
+    tell(table.built(targets, images, proofs))
     if args.no_audit:
         return Exit.OK
     rows = [
@@ -66,7 +67,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
         for target, image in zip(targets, images, strict=True)
     ]
     pages = ", ".join(str(args.reports / f"{target.variant.name}.html") for target in targets)
-    print(f"\n{table.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
+    tell(f"\n{table.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
 

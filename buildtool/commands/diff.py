@@ -1,7 +1,6 @@
 """`python -m buildtool diff A B`: two images side by side, and what differs between them."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from buildtool.audit.audit import Wish
@@ -10,6 +9,7 @@ from buildtool.audit.diff_text import render_diff_markdown, render_diff_table
 from buildtool.commands.audit import report_of
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
+from probes.output import hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(found))
     render = render_diff_markdown if args.format == "markdown" else render_diff_table
-    sys.stdout.write(render(found, args.top))
+    hand_over(render(found, args.top))
     return int(Exit.OK)

@@ -5,6 +5,7 @@ import argparse
 from buildtool import buildx, provision
 from buildtool.errors import Exit
 from buildtool.progress import Progress
+from probes.output import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,5 +18,5 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         info = provision.ensure_engine(progress.say, assume_yes=args.yes).info()
     store = "containerd" if info.containerd_store else "classic"
-    print(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
+    tell(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
     return int(Exit.OK)

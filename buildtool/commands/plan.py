@@ -8,6 +8,7 @@ from buildtool.commands.build import add_targets, chosen_targets, workplace
 from buildtool.errors import Exit
 from buildtool.lock import Lock
 from buildtool.shipped import IMAGES
+from probes.output import hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
         )
         for variant in chosen.select(tuple(args.variants))
     ]
-    print(plan.render_plan(plan.plan_bake(targets, epoch=chosen.source_date_epoch, zstd=True)))
+    bake = plan.plan_bake(targets, epoch=chosen.source_date_epoch, zstd=True)
+    hand_over(plan.render_plan(bake) + "\n")
     return int(Exit.OK)

@@ -1,12 +1,12 @@
 """`buildtool probes`: tell a probe report: an HTML page, a comparison of two, metrics, the schema."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, Exit
 from buildtool.files import write_text
 from probes.errors import ReportError
+from probes.output import hand_over, tell
 from probes.report import ProbeReport, from_json
 
 
@@ -29,21 +29,21 @@ def run(args: argparse.Namespace) -> int:
     """Tell one report, or two. Raises DataError for a file that is no report or two that are unlike."""
     match args.way:
         case "html":
-            print(_write_page(args.report, args.out or args.report.with_suffix(".html")))
+            tell(_write_page(args.report, args.out or args.report.with_suffix(".html")))
         case "compare":
             from buildtool.probereport.compare import compare, render_markdown
 
             names = (str(args.a), str(args.b))
             found = compare(_read(args.a)[0], _read(args.b)[0], names=names, force=args.force)
-            sys.stdout.write(render_markdown(found))
+            hand_over(render_markdown(found))
         case "prometheus":
             from buildtool.probereport.exposition import exposition
 
-            sys.stdout.write(exposition(_read(args.report)[0]))
+            hand_over(exposition(_read(args.report)[0]))
         case _:
             from buildtool.probereport.schema import report_schema
 
-            sys.stdout.write(report_schema())
+            hand_over(report_schema())
     return int(Exit.OK)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ from buildtool.gpucode.target import TargetId, known_targets, parse_targets, ser
 from buildtool.gpucode.tree import TreeResult, prune_tree
 from buildtool.places import Place, place_at
 from buildtool.progress import Progress
+from buildtool.quoting import command, terminal
+from probes.output import say, tell
 from probes.units import decimal_bytes
 
 _NOTHING_FOREIGN = "there is no GPU code for other cards in it"
@@ -113,19 +114,20 @@ def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         )
     with _naming(args.path):
         plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
-    print(_describe(args.path, plan, dry_run=args.dry_run))
+    tell(_describe(args.path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
-        print(f"{args.out}: a copy of it")
+        tell(f"{args.out}: a copy of it")
     return Exit.OK
 
 
 def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
+    name = terminal(str(path))
     if not plan.changed:
         held = ", ".join(sorted(plan.kept_bytes))
-        return f"{path}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
+        return f"{name}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
     verb = "would go from" if dry_run else "went from"
     return (
-        f"{path}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
+        f"{name}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
         f" ({plan.bytes_after / plan.bytes_before:.1%});"
         f" kept {', '.join(sorted(plan.kept_bytes))};"
         f" cut {', '.join(sorted(plan.removed_bytes)) or 'nothing'}"
@@ -135,7 +137,8 @@ def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
 def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a directory", "tag")
     if args.out:
-        raise ConfigError("--out is for one file", f"copy the tree first: cp -a {args.path} {args.out}")
+        copy = command("cp", "-a", "--", str(args.path), str(args.out))
+        raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or args.path / FILE_NAME
     if not args.dry_run:
         require_manifest(manifest)
@@ -145,11 +148,11 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
             targets,
             compress=args.compress,
             dry_run=args.dry_run,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=say,
         )
     if result.changed and not args.dry_run:
         write_manifest(manifest, result)
-    print(_summary(args.path, result, dry_run=args.dry_run))
+    tell(_summary(args.path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
@@ -163,11 +166,11 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         state = workplace(say).state
         made = imageprune.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
     if made is None:
-        print(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
+        tell(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result.done
-    print("\n".join(_by_target(done)))
-    print(
+    tell("\n".join(_by_target(done)))
+    tell(
         f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
         f" {_counts(done)}; {made.proof}"
     )
@@ -185,7 +188,7 @@ def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     before = report.totals.unpacked_bytes
     saved = sum(row.unpacked_bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
     there = ", ".join(map(str, sorted(had)))
-    print(
+    tell(
         f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"
         f" kept for {', '.join(names)}; it has GPU code for {there}"
     )
@@ -193,11 +196,12 @@ def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
 
 
 def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
+    name = terminal(str(root))
     if not result.changed and not result.refused:
-        return f"{root}: nothing to cut; {_NOTHING_FOREIGN}"
+        return f"{name}: nothing to cut; {_NOTHING_FOREIGN}"
     verb = "would save" if dry_run else "saved"
     told = (
-        f"{root}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
+        f"{name}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
         f" kept for {', '.join(result.targets)}"
     )
     return "\n".join([*_by_target(result), told])

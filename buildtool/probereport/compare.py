@@ -12,6 +12,7 @@ from buildtool.probereport.quantities import (
     text,
 )
 from buildtool.probereport.tables import Timed
+from buildtool.quoting import markdown, markdown_sentence
 from probes import residency
 from probes.answers import all_records, pick
 from probes.report import (
@@ -179,14 +180,16 @@ def _verdict(report: ProbeReport) -> str:
 
 def render_markdown(found: Comparison) -> str:
     """The comparison for pasting; readable as it stands."""
-    parts = [f"# A: {found.names[0]}, B: {found.names[1]}"]
+    parts = [f"# A: {markdown(found.names[0])}, B: {markdown(found.names[1])}"]
     if found.forced:
         parts.append(
             "**Unlike, compared because of --force:**\n"
-            + "\n".join(f"- {difference}" for difference in found.forced)
+            + "\n".join(f"- {markdown(str(difference))}" for difference in found.forced)
         )
     if found.remarks:
-        parts.append("Also different (A / B):\n" + "\n".join(f"- {remark}" for remark in found.remarks))
+        parts.append(
+            "Also different (A / B):\n" + "\n".join(f"- {markdown(str(remark))}" for remark in found.remarks)
+        )
     parts.append(_table(found.lines))
     parts.append(
         "Times are means ± SEM. *B is faster by* is the mean time of A over that of B, its error to first "
@@ -195,17 +198,20 @@ def render_markdown(found: Comparison) -> str:
     )
     for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
         if keys:
-            parts.append(f"Only in {name}:\n" + "\n".join(f"- {' '.join(key)}" for key in keys))
+            parts.append(f"Only in {name}:\n" + "\n".join(f"- {markdown(' '.join(key))}" for key in keys))
     parts.append(
         "Asking for more device memory:\n"
-        + "\n".join(f"- {name}: {verdict}" for name, verdict in zip(("A", "B"), found.verdicts, strict=True))
+        + "\n".join(
+            f"- {name}: {markdown_sentence(verdict)}"
+            for name, verdict in zip(("A", "B"), found.verdicts, strict=True)
+        )
     )
     return "\n\n".join(parts) + "\n"
 
 
 def _table(lines: Sequence[Line]) -> str:
     rows = [["", "row", "size or case", "A", "B", "B is faster by", ""]]
-    rows += [[*line.key, line.a, line.b, *_speed(line.speed)] for line in lines]
+    rows += [[*map(markdown, (*line.key, line.a, line.b, *_speed(line.speed)))] for line in lines]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rule = ["-" * max(3, width) for width in widths]
     return "\n".join(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from buildtool.probereport.quantities import rate
+from buildtool.quoting import prometheus
 from probes import breakeven, residency
 from probes.answers import all_records, pick
 from probes.report import (
@@ -81,11 +82,7 @@ def exposition(report: ProbeReport) -> str:
 
 
 def _braces(labels: Labels) -> str:
-    return "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels) + "}" if labels else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "{" + ",".join(f'{key}="{prometheus(value)}"' for key, value in labels) + "}" if labels else ""
 
 
 def _metrics(report: ProbeReport) -> Iterator[Metric]:

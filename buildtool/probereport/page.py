@@ -1,7 +1,6 @@
 """One HTML page from a report and its plots: answer, plots, machine, doubts, tables. Loads nothing. Pure."""
 
 import base64
-import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib import resources
 from buildtool.probereport.palette import css_variables
 from buildtool.probereport.quantities import size, text
 from buildtool.probereport.tables import Table, Timed, break_even_table, doubts_of, facts, tables
+from buildtool.quoting import html
 from probes.answers import all_records, answers, pick
 from probes.headline import headline
 from probes.report import (
@@ -58,7 +58,7 @@ def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: s
             _raw(raw, name),
         )
     )
-    title = html.escape(f"{_subject(report.machine)}: memory placement, measured")
+    title = html(f"{_subject(report.machine)}: memory placement, measured")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -97,8 +97,8 @@ def _header(report: ProbeReport) -> str:
         f"Weir {report.tool_version}",
     ]
     return (
-        f'<header><p class="kicker">Memory placement, measured</p><h1>{_esc(_subject(report.machine))}</h1>'
-        f'<p class="meta">{_esc(" · ".join(told))}</p></header>'
+        f'<header><p class="kicker">Memory placement, measured</p><h1>{html(_subject(report.machine))}</h1>'
+        f'<p class="meta">{html(" · ".join(told))}</p></header>'
     )
 
 
@@ -107,7 +107,7 @@ def _answer(report: ProbeReport) -> str:
     more = "".join(f"<li>{_prose(said)}</li>" for said in answers(report))
     rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
     outcomes = "".join(
-        f'<li class="{type(run.outcome).__name__.lower()}"><b>{_esc(run.probe)}</b> {_esc(ended(run))}</li>'
+        f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
         for run in report.runs
     )
     return (
@@ -129,7 +129,7 @@ def ended(run: ProbeRun) -> str:
 
 
 def _figure(plot: Plot) -> str:
-    head = f'<h2 id="{plot.name}-heading">{_esc(plot.title)}</h2>'
+    head = f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>'
     if not plot.drawn:
         inner = f'{head}<p class="missing">No plot: {_prose(plot.missing)}.</p>'
     else:
@@ -139,9 +139,9 @@ def _figure(plot: Plot) -> str:
 
 
 def _machine(machine: Machine) -> str:
-    terms = "".join(f"<div><dt>{_esc(k)}</dt><dd>{_esc(v)}</dd></div>" for k, v in _machine_terms(machine))
+    terms = "".join(f"<div><dt>{html(k)}</dt><dd>{html(v)}</dd></div>" for k, v in _machine_terms(machine))
     every = "".join(
-        f"<tr><th>{_esc(k.replace('_', ' '))}</th><td>{_esc(v)}</td></tr>" for k, v in facts(machine)
+        f"<tr><th>{html(k.replace('_', ' '))}</th><td>{html(v)}</td></tr>" for k, v in facts(machine)
     )
     return (
         f'<section id="machine"><h2>The machine</h2><dl>{terms}</dl>'
@@ -209,11 +209,11 @@ def _doubts(report: ProbeReport) -> str:
     said = "Nothing was timed, so there is nothing to doubt."
     if rows:
         said = f"{len(doubted)} of {len(rows)} measured rows raise a doubt; the tables say which and why."
-    return f'<section id="doubts"><h2>Doubts</h2><p>{_esc(said)}</p>{_list(items)}</section>'
+    return f'<section id="doubts"><h2>Doubts</h2><p>{html(said)}</p>{_list(items)}</section>'
 
 
 def _list(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_esc(item)}</li>' for item in items)}</ul>" if items else ""
+    return f"<ul>{''.join(f'<li>{html(item)}</li>' for item in items)}</ul>" if items else ""
 
 
 def _all_tables(report: ProbeReport) -> str:
@@ -224,26 +224,26 @@ def _all_tables(report: ProbeReport) -> str:
         if any(isinstance(record, Reads) for record in run.records):
             found.insert(0, break_even_table(pick(records, Measurement), pick(records, Reads)))
         parts.append(
-            f"<h3>{_esc(run.probe)}</h3><p>{_esc(ended(run))}.</p>{''.join(map(_html_table, found))}"
+            f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{''.join(map(_html_table, found))}"
         )
     return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th scope=col{_kind(table, name)}>{_esc(name)}</th>" for name in table.headers)
+    head = "".join(f"<th scope=col{_kind(table, name)}>{html(name)}</th>" for name in table.headers)
     rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>" for row in table.rows)
     note = f"<p>{_prose(table.note)}</p>" if table.note else ""
     count = f"{len(table.rows)} row{'s' if len(table.rows) != 1 else ''}"
     return (
-        f"<details><summary>{_esc(table.title)} <small>{count}</small></summary>{note}"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_esc(table.title)}">'
+        f"<details><summary>{html(table.title)} <small>{count}</small></summary>{note}"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html(table.title)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 
 def _cells(table: Table, row: Sequence[str]) -> Iterable[str]:
     return (
-        f"<td{_kind(table, name)}>{_esc(cell)}</td>" for name, cell in zip(table.headers, row, strict=True)
+        f"<td{_kind(table, name)}>{html(cell)}</td>" for name, cell in zip(table.headers, row, strict=True)
     )
 
 
@@ -256,17 +256,13 @@ def _raw(raw: str, name: str) -> str:
     href = f"data:application/json;base64,{data}"
     return (
         '<section id="raw"><h2>Raw samples</h2><p>Every sample is in the report, which this page carries: '
-        f'<a download="{_esc(name)}" href="{href}">save {_esc(name)}</a> ({size(len(raw.encode()))}). '
+        f'<a download="{html(name)}" href="{href}">save {html(name)}</a> ({size(len(raw.encode()))}). '
         "Times in seconds, sizes in bytes.</p></section>"
     )
 
 
 def _prose(said: str) -> str:
     """A sentence as markup: signs that terminals may lack, figure and unit on one line, names as code."""
-    signs = re.sub(r"(?<=\d) us\b", " µs", said.replace(" +- ", " ± "))
+    signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
     kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _esc(kept))
-
-
-def _esc(plain: str) -> str:
-    return html.escape(plain)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", kept)

@@ -3,10 +3,10 @@
 Knows what matplotlib writes and nothing of matplotlib. Pure.
 """
 
-import html
 import re
 
 from buildtool.probereport.palette import COLOURS
+from buildtool.quoting import html
 
 HALO = "halo"  # the id that words on top of lines are given; it becomes a class
 
@@ -25,8 +25,8 @@ def embed(svg: str, *, name: str, title: str, description: str) -> str:
     start = re.sub(r' (width|height)="[^"]*"', "", start)
     labels = f'role="img" aria-labelledby="{name}-title {name}-description"'
     return (
-        f'{start} {labels}><title id="{name}-title">{html.escape(title)}</title>'
-        f'<desc id="{name}-description">{html.escape(description)}</desc>{rest.rstrip()}'
+        f'{start} {labels}><title id="{name}-title">{html(title)}</title>'
+        f'<desc id="{name}-description">{html(description)}</desc>{rest.rstrip()}'
     )
 
 

@@ -157,6 +157,24 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+SPEAKING = {"probes/output.py", "buildtool/progress.py"}  # these alone write for people, and quote it
+FLUSHING = {"buildtool/cli.py", "probes/cli.py"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_nothing_reaches_a_terminal_unquoted(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+            and relative not in SPEAKING
+        ), f"{relative} prints: only {SPEAKING} may"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
+            assert relative in SPEAKING | FLUSHING, f"{relative} uses {ast.unparse(node)}"
+
+
 def allowed(relative: str, places: set[str]) -> bool:
     return any(relative == place or (place.endswith("/") and relative.startswith(place)) for place in places)
 

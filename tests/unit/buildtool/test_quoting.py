@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -25,7 +26,7 @@ def test_shell_reads_hostile_text_as_one_word() -> None:
 
 
 def test_shell_keeps_words_apart() -> None:
-    assert read.shell_words(quoting.shell_words(["a b", "", "$(c)"])) == ["a b", "", "$(c)"]
+    assert read.shell_words(quoting.command("a b", "", "$(c)")) == ["a b", "", "$(c)"]
 
 
 def test_shell_pattern_quotes_a_directory_that_looks_like_a_pattern() -> None:
@@ -135,9 +136,14 @@ def test_sarif_message_has_no_link() -> None:
 
 def test_prometheus_label_stays_within_its_quotation_marks() -> None:
     for text in TEXTS:
-        assert read.dockerfile_value('"' + quoting.prometheus(text).replace("$", "\\$") + '"') == terminal(
-            text
-        )
+        written = quoting.prometheus(text)
+        assert re.fullmatch(r'([^"\\\n]|\\["\\n])*', written)
+        assert re.sub(r"\\(.)", lambda f: {"n": "\n"}.get(f[1], f[1]), written) == terminal(text, keep="\n")
+
+
+def test_a_command_with_a_name_that_can_not_be_pasted_is_none() -> None:
+    assert quoting.command("docker", "pull", "a b") == "docker pull 'a b'"
+    assert quoting.command("docker", "pull", "a\x1b").startswith("# no command to paste")
 
 
 def test_bake_does_not_interpolate() -> None:

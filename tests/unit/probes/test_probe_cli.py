@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import strict_readers as read
 from probe_fakes import FakeBench, gauges
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, failed, machine, report, waived
 
@@ -16,7 +17,9 @@ from probes.report import (
     Done,
     Expectation,
     Failed,
+    Gap,
     ProbeReport,
+    ProbeRun,
     Stop,
     TorchFacts,
     Unknown,
@@ -138,6 +141,40 @@ def test_show_prints_a_file(tmp_path: Path, full: ProbeReport, capsys: pytest.Ca
     write_report(full, tmp_path / "r.json")
     assert cli.main(["show", str(tmp_path / "r.json")]) == Exit.OK
     assert "vram_read" in capsys.readouterr().out
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e| [a](http://evil.example) <b> @team"
+
+
+@pytest.fixture
+def hostile(full: ProbeReport, tmp_path: Path) -> Path:
+    """A report whose texts are all written by an attacker; its file."""
+    broken = ProbeRun(EVIL, Failed(EVIL, EVIL, 5, wedged=False), 1.0, (Gap(EVIL, 5, EVIL),))
+    named = machine(
+        host=EVIL, kernel=EVIL, gpu_driver=Unknown(EVIL), torch=TorchFacts(EVIL, "none", "", 2, (), EVIL)
+    )
+    found = replace(full, machine=named, tool_version=EVIL, runs=(*full.runs, broken))
+    write_report(found, tmp_path / "r.json")
+    return tmp_path / "r.json"
+
+
+def test_a_hostile_report_is_shown_without_escape_sequences(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([], ["--markdown"]):
+        assert cli.main(["show", str(hostile), *words]) == Exit.OK
+        told = capsys.readouterr().out
+        assert all(char.isprintable() or char == "\n" for char in told)
+        assert "\\x1b]0;owned" in told.replace("\\\\", "\\").replace("\\]", "]")
+
+
+def test_a_hostile_report_holds_no_link_or_tag_as_markdown(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["show", str(hostile), "--markdown"])
+    for _, tags, attributes in read.markdown_renderings(capsys.readouterr().out):
+        assert not {"a", "b", "img", "script"} & set(tags)
+        assert not [pair for pair in attributes if pair[0] != "align"]
 
 
 Play = Callable[[Job], worker.Ended]

@@ -1,0 +1,73 @@
+"""Nothing that others wrote acts on a terminal: names in images and trees, words of drivers, engines, apt."""
+
+import io
+from pathlib import Path
+
+import pytest
+from gpucode.maker import code
+from hostile_texts import CHOSEN
+
+from buildtool import table
+from buildtool.audit.render import SummaryRow
+from buildtool.cli import main
+from buildtool.errors import BuildFailed, Exit
+from buildtool.progress import Progress
+from probes import output
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\r"
+
+
+def harmless(text: str) -> bool:
+    return all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_the_three_ways_to_speak_quote_every_hostile_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in CHOSEN:
+        breaks = {output.tell: text.count("\n") + 1, output.complain: text.count("\n") + 1, output.say: 1}
+        for speak in (output.tell, output.complain, output.say, output.redraw):
+            speak(text)
+            told = capsys.readouterr()
+            said = (told.out + told.err).removeprefix("\r\x1b[K")
+            assert harmless(said), text
+            assert said.count("\n") == breaks.get(speak, 0), text
+
+
+def test_lines_of_an_engine_or_of_apt_are_relayed_without_their_escape_sequences() -> None:
+    out = io.StringIO()
+    Progress(stream=out).say(f"#5 0.2 {EVIL}\nforged")
+    assert harmless(out.getvalue())
+    assert out.getvalue().count("\n") == 1
+    assert "\\x1b]0;owned\\x07" in out.getvalue()
+
+
+def test_an_error_that_holds_what_a_container_said_is_shown_harmless(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_args: object) -> int:
+        raise BuildFailed(f"it said:\n{EVIL}", f"look: {EVIL}")
+
+    monkeypatch.setattr("buildtool.commands.doctor.run", fail)
+    assert main(["doctor"]) == Exit.BUILD
+    told = capsys.readouterr().err
+    assert harmless(told)
+    assert told.startswith("error: it said:\n\\x1b]0;owned")
+
+
+@pytest.mark.parametrize("name", [EVIL, "a\nforged: 0 B", "caf\udce9"])
+def test_names_in_a_pruned_tree_are_shown_harmless(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tmp_path / name
+    folder = tree / f"rocblas/{name}/library"
+    folder.mkdir(parents=True)
+    for card in ("gfx906", "gfx1100"):
+        (folder / f"TensileLibrary_{card}.co").write_bytes(code(card, n_bytes=3000))
+    assert main(["prune", str(tree), "--targets", "gfx906", "--dry-run"]) == Exit.OK
+    told = capsys.readouterr()
+    assert harmless(told.out + told.err)
+    assert "would delete" in told.err
+    assert not [line for line in (told.out + told.err).splitlines() if line.startswith("forged")]
+
+
+def test_tables_of_a_build_hold_no_control_characters() -> None:
+    assert harmless(table.audited([SummaryRow(*[EVIL] * 7)]))
