@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from buildtool.audit.documents import ImageConfig
 from buildtool.quoting import terminal
 
-_CMD = re.compile(r"(/bin/sh -c #\(nop\)\s+)?CMD\b")
+_CMD = re.compile(r"(/bin/sh -c #\(nop\)\s++)?CMD\b")
 # `ADD file:0123 in / ` by docker, debuerreotype's note by Debian, `ADD rootfs.tar /` by buildkit
-_ROOT_TREE = re.compile(
-    r"(/bin/sh -c #\(nop\)\s+)?ADD (file:\S+ in|\S*rootfs\S*|\S+\.tar\S*) /\s*($|#)|# debian\.sh "
-)
+_ADDED_TO_ROOT = re.compile(r"(?:/bin/sh -c #\(nop\)\s++)?ADD (\S++)( in)? /\s*+(?:$|#)")
+_BY_DEBIAN = "# debian.sh "
 _NAME = "org.opencontainers.image.base.name"
 
 
@@ -38,6 +37,14 @@ def find_base(config: ImageConfig) -> Base:
     if ends:
         return Base(ends[-1], "the CMD that ends it in the history", name)
     first = next((step.command for step in config.history if step.has_layer), "")
-    if n_layers > 1 and _ROOT_TREE.match(first):
+    if n_layers > 1 and _adds_root_tree(first):
         return Base(1, "its first step, which adds a root file system", name)
     return Base()
+
+
+def _adds_root_tree(command: str) -> bool:
+    added = _ADDED_TO_ROOT.match(command)
+    if not added:
+        return command.startswith(_BY_DEBIAN)
+    what, by_docker = added.groups()
+    return what.startswith("file:") if by_docker else "rootfs" in what or ".tar" in what[1:]

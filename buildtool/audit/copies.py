@@ -21,6 +21,19 @@ _COPY = re.compile(r"(^|\s)(COPY|ADD)\s")
 
 
 @dataclass(frozen=True)
+class Maker:
+    """What the command that made a layer can have done; read once for each layer, a command may be long."""
+
+    changes_owners: bool
+    copies: bool
+
+    @classmethod
+    def of(cls, command: str) -> "Maker":
+        """By the command's text, which is empty where the history doesn't tell it."""
+        return cls(bool(_OWNERSHIP.search(command)), bool(_COPY.search(command)))
+
+
+@dataclass(frozen=True)
 class Duplicate:
     """Visible files of one content, and what made copies of it."""
 
@@ -42,8 +55,8 @@ class Copies:
     extra: frozenset[int]
 
 
-def find_copies(merged: Merged, commands: Sequence[str]) -> Copies:
-    """Group visible files by content. `commands` are what made each layer, empty where unknown."""
+def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
+    """Group visible files by content. `makers` are what made each layer."""
     groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, digest in index.digests.items():
@@ -53,25 +66,25 @@ def find_copies(merged: Merged, commands: Sequence[str]) -> Copies:
     for (size, _), rows in groups.items():
         if len(rows) > 1:
             paths = tuple(sorted(merged.path(row) for row in rows))
-            found.append(Duplicate(size, paths, _cause(merged, commands, rows, paths)))
+            found.append(Duplicate(size, paths, _cause(merged, makers, rows, paths)))
             extra += rows[1:]
     ordered = sorted(found, key=lambda row: (-row.wasted_bytes, row.paths))
     return Copies(tuple(ordered), frozenset(extra))
 
 
-def cause_of_rewriting(merged: Merged, command: str, row: int) -> str:
-    """Why a layer, made by `command`, holds again at `row` what the same path had below."""
-    if _OWNERSHIP.search(command):
+def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
+    """Why a layer, made by `maker`, holds again at `row` what the same path had below."""
+    if maker.changes_owners:
         return CHOWN
     if row in merged.linked:
         return BROKEN_LINK
-    return SECOND_COPY if _COPY.search(command) else REWRITTEN
+    return SECOND_COPY if maker.copies else REWRITTEN
 
 
-def _cause(merged: Merged, commands: Sequence[str], rows: list[int], paths: tuple[bytes, ...]) -> str:
+def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: tuple[bytes, ...]) -> str:
     if any(path.startswith(b"opt/rocm") for path in paths) and any(b"/torch/lib/" in path for path in paths):
         return ROCM_TWICE
     layers = sorted({merged.layer_of(row) for row in rows})
     if len(layers) == 1:
         return ONE_LAYER
-    return TWO_COPIES if all(_COPY.search(commands[layer]) for layer in layers) else LATER_RUN
+    return TWO_COPIES if all(makers[layer].copies for layer in layers) else LATER_RUN

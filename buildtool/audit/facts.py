@@ -22,7 +22,7 @@ from buildtool.audit.claims import (
     parse_targets,
 )
 from buildtool.audit.contents import ImageContents
-from buildtool.audit.copies import Duplicate, cause_of_rewriting, find_copies
+from buildtool.audit.copies import Duplicate, Maker, cause_of_rewriting, find_copies
 from buildtool.audit.exposure import SecretPlace, exposed_secrets
 from buildtool.audit.kinds import Classifier, Kind, Place
 from buildtool.audit.largest import TopFile, largest_directories, largest_files
@@ -104,6 +104,7 @@ class Facts:
     top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
     tree: Tree
     dangling_links: int
+    packages_left_out: int  # beyond what is kept of an image's package databases
     base: Base
 
 
@@ -116,11 +117,11 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     labels = contents.config.labels
     told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
     wanted = targets or told
-    commands = [layer.command or "" for layer in contents.layers]
-    copies = find_copies(merged, commands)
+    makers = [Maker.of(layer.command or "") for layer in contents.layers]
+    copies = find_copies(merged, makers)
     base = find_base(contents.config)
     namer = _Namer(ownership, base.n_layers)
-    count = _Count(merged, namer, copies.extra, commands, ClaimCounter(parse_targets(wanted)))
+    count = _Count(merged, namer, copies.extra, makers, ClaimCounter(parse_targets(wanted)))
     for position in range(len(indexes)):
         count.layer(position)
     packages = count.packages()
@@ -152,6 +153,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         top_directories=largest_directories(count.directories, min(top, _TOP_DIRECTORIES)),
         tree=count.tree.tree(namer.names),
         dangling_links=len(merged.dangling),
+        packages_left_out=ownership.left_out,
         base=base,
     )
 
@@ -191,12 +193,12 @@ class _Count:
         merged: Merged,
         namer: _Namer,
         extra: frozenset[int],
-        commands: Sequence[str],
+        makers: Sequence[Maker],
         claims: ClaimCounter,
     ) -> None:
         ownership = namer.ownership
         self._merged, self._namer, self._ownership = merged, namer, ownership
-        self._extra, self._commands, self.claims = extra, commands, claims
+        self._extra, self._makers, self.claims = extra, makers, claims
         self._finder = Finder(merged)
         self._classifier = Classifier()
         self.tree = TreeCounter(sum(sum(index.sizes) for index in merged.layers))
@@ -314,8 +316,8 @@ class _Count:
         self.overwritten.add(size, path)
         self.claims.add(size, [OVERWRITTEN])
         if self._merged.digest(row) is not None and self._merged.digest(row) == self._merged.digest(above):
-            command = self._commands[self._merged.layer_of(above)]
-            self.rewritten[cause_of_rewriting(self._merged, command, above)] += size
+            maker = self._makers[self._merged.layer_of(above)]
+            self.rewritten[cause_of_rewriting(self._merged, maker, above)] += size
 
 
 def _cuda_place(package: Package) -> bytes:

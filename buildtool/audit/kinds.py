@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from buildtool.audit.spot import Pattern
 from buildtool.gpucode.names import gfx_targets_of_path
@@ -88,7 +89,7 @@ _PATH_FILES = re.compile(  # a .pth that is a line of text for Python's start, b
     rb"((^|/)(site|dist)-packages/[^/]*|(^|/)(distutils-precedence|easy-install|__editable__[^/]*|_?virtualenv"
     rb"|[^/]*-nspkg))\.pth$"
 )
-_CONDA_CACHE = re.compile(rb"(^|/)[^/]*(conda|mamba|miniforge)[^/]*/pkgs(?=/|$)")
+_CONDAS = (b"conda", b"mamba", b"miniforge")
 _PROGRAMS = re.compile(rb"(^|/)s?bin$")
 
 
@@ -131,10 +132,10 @@ def _of_directory(directory: bytes) -> Place | None:
     for prefix, kind in _UNDER:
         if directory == prefix or directory.startswith(prefix + b"/"):
             return Place(kind, prefix)
-    conda = _CONDA_CACHE.search(directory)
-    if conda:
-        return Place(Kind.CACHE, directory[: conda.end()])
     parts = directory.split(b"/")
+    for depth, (above, part) in enumerate(pairwise(parts), 2):
+        if part == b"pkgs" and any(word in above for word in _CONDAS):
+            return Place(Kind.CACHE, b"/".join(parts[:depth]))
     for depth, part in enumerate(parts, 1):
         if part in _PART:
             return Place(_PART[part], b"/".join(parts[:depth]))

@@ -1,6 +1,6 @@
 """The largest files and directories of an image."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -28,20 +28,26 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
 
 def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[bytes, int], ...]:
     """From the bytes directly in each; those that a single child fills to nine tenths are left out."""
-    below: Counter[bytes] = Counter()
+    levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
     for directory, n_bytes in own.items():
-        below[directory] += n_bytes
-        above = directory
-        while above:
-            above = above.rpartition(b"/")[0]
-            below[above] += n_bytes
-    fullest: Counter[bytes] = Counter()
-    for directory, n_bytes in below.items():
-        if directory:
+        levels[depth_of(directory)][directory] = n_bytes
+    best: list[tuple[int, bytes]] = []
+    fullest: Counter[bytes] = Counter()  # of each directory of one level, its largest child
+    for depth in range(max(levels, default=0), 0, -1):  # one level at a time: paths may be long and many
+        above: Counter[bytes] = Counter()
+        for directory, n_bytes in levels[depth].items():
             parent = directory.rpartition(b"/")[0]
-            fullest[parent] = max(fullest[parent], n_bytes)
-    telling = ((path, n) for path, n in below.items() if path and fullest[path] < 0.9 * n)
-    return tuple(nlargest(count, telling, key=lambda row: (row[1], row[0])))
+            levels[depth - 1][parent] += n_bytes
+            above[parent] = max(above[parent], n_bytes)
+        telling = ((n, path) for path, n in levels.pop(depth).items() if fullest[path] < 0.9 * n)
+        best = nlargest(count, [*best, *nlargest(count, telling)])
+        fullest = above
+    return tuple((path, n_bytes) for n_bytes, path in best)
+
+
+def depth_of(directory: bytes) -> int:
+    """Names in a directory's path; 0 for the root."""
+    return directory.count(b"/") + 1 if directory else 0
 
 
 def _largest(merged: Merged, count: int) -> Sequence[int]:

@@ -18,6 +18,7 @@ HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same 
 ENTRY_BYTES = 270  # of memory for one entry with its place in the merged tree, beside its name (measured)
 _DIGEST_BYTES = 200
 _DIRECTORY_BYTES = 300  # of a dictionary in the merged tree with one name
+_PIECE_BYTES = 64 << 10  # of a captured file that are decompressed at a time
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 
@@ -59,9 +60,13 @@ class LayerIndex:
         """A member's path without a leading slash."""
         return join(self.dirs[row], self.names[row])
 
-    def text(self, row: int) -> str:
+    def pieces(self, row: int) -> Iterator[bytes]:
         """A captured file's content. Raises KeyError where it wasn't captured."""
-        return zlib.decompress(self.captured[row]).decode("utf-8", "surrogateescape")
+        decoder, rest = zlib.decompressobj(), self.captured[row]
+        while rest:
+            yield decoder.decompress(rest, _PIECE_BYTES)
+            rest = decoder.unconsumed_tail
+        yield decoder.flush()
 
 
 def join(directory: bytes, name: bytes) -> bytes:

@@ -18,6 +18,7 @@ from buildtool.audit.limits import LIMITS
 from buildtool.audit.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
+_REMEMBERED = 20_000  # directories; a hostile package list names as many as it has lines
 _HOPS = 255  # as many links as containerd follows in one path
 
 
@@ -64,7 +65,7 @@ class Merged:
 
 
 class Finder:
-    """Looks up paths in a merged tree, each directory resolved once."""
+    """Looks up paths in a merged tree. Those of one directory mostly come together: few are remembered."""
 
     def __init__(self, merged: Merged) -> None:
         self._walker = _Walker(merged.layers, merged.starts, merged.tree, merged.links)
@@ -73,11 +74,22 @@ class Finder:
     def row(self, path: bytes) -> int | None:
         """The row at a path; None for nothing there and for directories."""
         directory, _, name = path.rpartition(b"/")
-        if directory not in self._known:
-            self._known[directory] = self._walker.holder(directory)
-        holder = self._known[directory]
+        holder = self._holder(directory)
         row = holder.get(name) if holder is not None else None
         return row if isinstance(row, int) else None
+
+    def names(self, directory: bytes) -> tuple[bytes, ...]:
+        """What a directory holds; nothing for one that isn't there."""
+        return tuple(self._holder(directory) or ())
+
+    def _holder(self, directory: bytes) -> Tree | None:
+        if directory not in self._known:
+            if len(directory) >= LIMITS.path_bytes:
+                return None  # no member has such a path
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[directory] = self._walker.holder(directory)
+        return self._known[directory]
 
 
 def merge(layers: Sequence[LayerIndex]) -> Merged:

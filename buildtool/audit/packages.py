@@ -4,8 +4,6 @@ A file has one owner: the first of Debian, Python, conda that lists it. What nob
 belongs to a component of ROCm. Bytes are real file sizes.
 """
 
-import json
-import posixpath
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -13,12 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
-from buildtool.audit.layer import LayerIndex, split
+from buildtool.audit.databases import conda_package, deb_packages, lines, python_name, recorded_paths
+from buildtool.audit.layer import LayerIndex, join, split
 from buildtool.audit.merge import Finder, Merged
 from buildtool.audit.rocmtree import Component, component_of
 from buildtool.quoting import terminal
 
 UNOWNED = 0
+_MOST_PACKAGES = 50_000  # Debian has some 65,000 in all; each takes memory, in every report too
 _MOST_COMPONENTS = 1000  # of ROCm; names from a path need a bound
 _PYC = re.compile(rb"(.+)\.cpython-[0-9]+[a-z]*(\.opt-[12])?\.pyc$")
 
@@ -44,10 +44,11 @@ class Package:
 
 @dataclass
 class Ownership:
-    """`owner[row]` is a position in `packages`; position 0 stands for none."""
+    """`owner[row]` is a position in `packages`; position 0 stands for none. `left_out` were too many."""
 
     packages: list[Package] = field(default_factory=list)
     owner: "array[int]" = field(default_factory=lambda: array("i"))
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,13 @@ class _Database:
     index: LayerIndex
     row: int
 
-    @property
+    def lines(self) -> Iterator[bytes]:
+        """Its lines."""
+        return lines(self.index.pieces(self.row))
+
     def text(self) -> str:
-        """Its content."""
-        return self.index.text(self.row)
+        """All of it, for what has no lines."""
+        return b"".join(self.index.pieces(self.row)).decode("utf-8", "replace")
 
 
 def find_owners(merged: Merged) -> Ownership:
@@ -71,8 +75,11 @@ def find_owners(merged: Merged) -> Ownership:
     ownership = Ownership([Package(Manager.DEB, "", "")], array("i", bytes(4 * len(merged.visible))))
     finder = Finder(merged)
     for package, paths in chain(
-        _deb_packages(databases), _python_packages(databases), _conda_packages(databases)
+        _deb_packages(databases, finder), _python_packages(databases), _conda_packages(databases)
     ):
+        if len(ownership.packages) > _MOST_PACKAGES:
+            ownership.left_out += 1
+            continue
         number = len(ownership.packages)
         ownership.packages.append(_readable(package))
         for path in paths:
@@ -152,36 +159,42 @@ def _databases(merged: Merged) -> Iterator[_Database]:
 _Claim = tuple[Package, Iterable[bytes]]
 
 
-def _deb_packages(databases: list[_Database]) -> Iterator[_Claim]:
+def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim]:
     lists = {row.name.removesuffix(".list"): row for row in databases if row.directory.endswith("dpkg/info")}
     sums = {row.name: row for row in databases if row.name.endswith(".md5sums")}
     for row in databases:
         if row.directory == "var/lib/dpkg" and row.name == "status":
-            for name, version, architecture in parse_dpkg_status(row.text):
-                found = lists.get(f"{name}:{architecture}") or lists.get(name)
-                listed = found.text.splitlines() if found else ()
-                stems = (name, f"{name}:{architecture}")
-                own = [f"var/lib/dpkg/info/{stem}.{end}" for stem in stems for end in _DPKG_ENDS]
-                paths = [*listed, *own, *(_DPKG_FILES if name == "dpkg" else ())]
-                yield Package(Manager.DEB, name, version), map(_relative, paths)
+            info = _info_files(finder)
+            for deb in deb_packages(row.lines()):
+                stems = (f"{deb.name}:{deb.architecture}", deb.name)
+                found = next((lists.pop(stem) for stem in stems if stem in lists), None)
+                own = [path for stem in stems for path in info.pop(stem, ())]
+                files = _DPKG_FILES if deb.name == "dpkg" else ()
+                listed = map(_relative, found.lines()) if found else ()
+                yield Package(Manager.DEB, deb.name, deb.version), chain(listed, own, files)
         elif row.directory.endswith("dpkg/status.d") and not row.name.endswith(".md5sums"):  # distroless
-            for name, version, _ in parse_dpkg_status(row.text):
-                found = sums.get(f"{row.name}.md5sums")
-                paths = [line.partition("  ")[2] for line in found.text.splitlines()] if found else []
-                yield Package(Manager.DEB, name, version), map(_relative, paths)
+            for deb in deb_packages(row.lines()):
+                found = sums.pop(f"{row.name}.md5sums", None)
+                paths = (line.partition(b"  ")[2] for line in found.lines()) if found else ()
+                yield Package(Manager.DEB, deb.name, deb.version), map(_relative, paths)
 
 
-_DPKG_SCRIPTS = ("preinst", "postinst", "prerm", "postrm", "config")
-_DPKG_ENDS = ("list", "md5sums", "conffiles", "shlibs", "symbols", "triggers", "templates", *_DPKG_SCRIPTS)
-_DPKG_FILES = ("var/lib/dpkg/status", "var/lib/dpkg/status-old", "var/lib/dpkg/available")
+def _info_files(finder: Finder) -> dict[str, list[bytes]]:
+    """dpkg's own files about packages, by what stands before their ending: `name` or `name:architecture`."""
+    found: dict[str, list[bytes]] = {}
+    for name in finder.names(_DPKG_INFO):
+        stem, _, end = name.rpartition(b".")
+        if end in _DPKG_ENDS:
+            found.setdefault(stem.decode("utf-8", "surrogateescape"), []).append(join(_DPKG_INFO, name))
+    return found
 
 
-def parse_dpkg_status(text: str) -> Iterator[tuple[str, str, str]]:
-    """Name, version and architecture of each installed package in a dpkg status file."""
-    for stanza in re.split(r"\n\s*\n", text):
-        fields = dict(re.findall(r"^(Package|Version|Architecture|Status): *(.*?) *$", stanza, re.MULTILINE))
-        if "Package" in fields and fields.get("Status", "ok installed").endswith(" installed"):
-            yield fields["Package"], fields.get("Version", ""), fields.get("Architecture", "")
+_DPKG_INFO = b"var/lib/dpkg/info"
+_DPKG_ENDS = frozenset(
+    b"list md5sums conffiles shlibs symbols triggers templates preinst postinst prerm postrm config".split()
+)
+_DPKG_FILES = (b"var/lib/dpkg/status", b"var/lib/dpkg/status-old", b"var/lib/dpkg/available")
+_INSTALLERS = (b"INSTALLER", b"RECORD", b"REQUESTED", b"direct_url.json")
 
 
 def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
@@ -190,38 +203,32 @@ def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
         if row.name == "RECORD" and row.directory.endswith(".dist-info"):
             site, _, info = row.directory.rpartition("/")
             name, _, version = info.removesuffix(".dist-info").partition("-")
-            told = metadata.get(row.directory)
-            head = told.text.partition("\n\n")[0] if told else ""
-            fields = dict(re.findall(r"^(Name|Version): *(.*?) *$", head, re.MULTILINE))
-            package = Package(Manager.PYTHON, fields.get("Name", name), fields.get("Version", version), site)
-            yield package, _record_paths(row.text, site, row.directory)
-
-
-def _record_paths(record: str, site: str, info: str) -> Iterator[bytes]:
-    """The files that a RECORD lists, and the bytecode that was compiled from them after installation."""
-    for line in record.splitlines():
-        path = (
-            line[1:].partition('",')[0].replace('""', '"') if line.startswith('"') else line.split(",", 1)[0]
-        )
-        whole = posixpath.normpath(path if path.startswith("/") else f"{site}/{path}").lstrip("/")
-        yield whole.encode("utf-8", "surrogateescape")
-    for name in ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"):
-        yield f"{info}/{name}".encode("utf-8", "surrogateescape")
+            beside = metadata.get(row.directory)
+            told = python_name(beside.lines()) if beside else (None, None)
+            package = Package(Manager.PYTHON, told[0] or name, told[1] or version, site)
+            # installers list neither bytecode that was compiled later nor always their own files
+            own = (join(_raw(row.directory), end) for end in _INSTALLERS)
+            yield package, chain(recorded_paths(row.lines(), _raw(site)), own)
 
 
 def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
     for row in databases:
         if row.directory.endswith("conda-meta") and row.name.endswith(".json"):
-            prefix = row.directory.removesuffix("conda-meta")
-            try:
-                told = json.loads(row.text)
-                name, version, files = str(told["name"]), str(told["version"]), list(map(str, told["files"]))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # somebody's own file in that directory
-            paths = [prefix + path for path in (*files, f"conda-meta/{row.name}")]
-            yield Package(Manager.CONDA, name, version, prefix.rstrip("/")), map(_relative, paths)
+            found = conda_package(row.text())
+            if found:
+                prefix = row.directory.removesuffix("conda-meta")
+                paths = (prefix + path for path in chain(found.files, (f"conda-meta/{row.name}",)))
+                package = Package(Manager.CONDA, found.name, found.version, prefix.rstrip("/"))
+                yield package, (_relative(_raw(path)) for path in paths)
 
 
-def _relative(path: str) -> bytes:
-    raw = path.encode("utf-8", "surrogateescape")
-    return raw.removeprefix(b"/").removeprefix(b"./") if b"/." not in raw else b"/".join(split(raw))
+def _relative(path: bytes) -> bytes:
+    return path.removeprefix(b"/").removeprefix(b"./") if b"/." not in path else b"/".join(split(path))
+
+
+def _raw(text: str) -> bytes:
+    """A path's bytes. Lone surrogates of a JSON text name no file, but must not stop anything."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -257,6 +257,8 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     targets = {*facts.gpu_files, *facts.gpu_in_libraries}
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
         notes.append("say which cards this is for (--targets gfx1100) to learn what GPU code they can't run")
+    if facts.packages_left_out:
+        notes.append(f"{facts.packages_left_out:,} packages were too many to keep; nobody owns their files")
     if facts.dangling_links:
         notes.append(f"hard links that lead to nothing: {facts.dangling_links}")
     if facts.unread:

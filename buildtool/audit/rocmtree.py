@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 _ROOT = re.compile(rb"opt/rocm(?:-([0-9][^/]*))?(?=/|$)")
-_LIBRARY = re.compile(rb"lib([^/]+?)(?:\.so(?:\..*)?|\.a)$")
+_SHARED = re.compile(rb"\.so(?=\.|$)")
 _COMMON = {b"bin", b"lib", b"lib64", b"libexec", b"include", b"share"}  # hold every component's files
 _BELOW_COMMON = {b"cmake", b"doc", b"pkgconfig"}
 _ONE_COMPONENT = {"amdhip64": "hip", "hiprtc": "hip", "hiprtc-builtins": "hip"}
@@ -29,7 +29,16 @@ def component_of(directory: bytes, name: bytes) -> Component | None:
     common = b""
     while parts and parts[0] in (_COMMON if not common else _BELOW_COMMON):
         common = parts.pop(0)
-    library = _LIBRARY.match(name) if not parts else None
-    part = parts[0] if parts else library[1] if library else common
+    part = parts[0] if parts else _library(name) or common
     told = part.decode("utf-8", "backslashreplace").lower()
     return Component(place, version, _ONE_COMPONENT.get(told, told) or "rocm")
+
+
+def _library(name: bytes) -> bytes:
+    """A library's name without `lib` and its ending; empty for other files."""
+    if not name.startswith(b"lib"):
+        return b""
+    shared = _SHARED.search(name, 4)
+    if shared:
+        return name[3 : shared.start()]
+    return name[3:-2] if name.endswith(b".a") else b""

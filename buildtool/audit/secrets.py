@@ -2,6 +2,9 @@
 
 Two signs: a value that has a token's known form, whatever it is called; and a value that is given to a
 name such as PASSWORD. What is plainly a placeholder is passed over.
+
+Every search takes time linear in the text, whatever it holds: repetitions are possessive (`++`) or bounded
+where what follows them may be missing, and no search begins twice within one run of bytes.
 """
 
 import re
@@ -22,7 +25,7 @@ class Care(Enum):
     ALL_TEXT = "all text"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A credential in a text: its kind, and which bytes are the secret."""
 
@@ -63,11 +66,11 @@ _FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "Azure storage key": ((b"AccountKey=",), rb"AccountKey=(?P<s>[A-Za-z0-9+/]{60,}={0,2})"),
     "JSON web token": (
         (b"eyJ",),
-        rb"\b(?P<s>eyJ[A-Za-z0-9_-]{10,999}\.eyJ[A-Za-z0-9_-]{10,999}\.[A-Za-z0-9_-]{10,})",
+        rb"(?<![\w-])(?P<s>eyJ[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,})",
     ),
     "private key": (
         (b"PRIVATE KEY",),
-        rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----(?P<s>(?:\\n|[\s\w+/=:,.;-]){64,})",
+        rb"-----BEGIN (?:[A-Z0-9]++ ){0,4}PRIVATE KEY(?: BLOCK)?-----(?P<s>[\s\w+/=:,.;\\-]{64,})",
     ),
     "password in a URL": (
         (b"://",),
@@ -87,19 +90,57 @@ _FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     ),
     "login option": (
         (b" -u", b" --user"),
-        rb"\b(?:curl|wget|twine)\b[^\n|;&]{0,200}\s(?:-u|--user)[= ]?[\"']?[\w.@-]{1,64}:(?P<s>[^\s$\"']{4,})",  # noqa: E501
+        rb"\s(?:-u|--user)[= ]?[\"']?[\w.@-]{1,64}+:(?P<s>[^\s$\"']{4,})",
     ),
 }
-# What follows a name's telling word, and how it is tied to its value, by the kind of text.
+# A form that is a credential only in a command of these programs, at most so many bytes before it.
+_LOGIN = "login option"
+_CLIENT = re.compile(rb"\b(?:curl|wget|twine)\b")
+_NEXT_COMMAND = re.compile(rb"[\n|;&]")
+_CLIENT_BYTES = 200
+
 _WORD = (
     rb"(?i:passw(?:or)?d|passphrase|secret|token(?!s|iz)|api_?key|access_?key|private_?key|auth_?key|_auth\b"
-    rb"|credential)(?P<n>[\w-]{0,40})"
+    rb"|credential)(?P<n>[\w-]{0,40}+)"
 )
 _WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"credential")
-_TIED = {
-    "shell": rb"=(?P<q>[\"']?)(?P<s>[^\s\"';|&]{4,})(?P=q)",
-    "ini": rb"[ \t]{0,9}[=:][ \t]{0,9}(?P<q>[\"']?)(?P<s>[^\s\"'#;,()\[\]{}]{4,})(?P=q)[ \t\r]{0,9}(?=\n|$)",
-    "code": rb"[\"']?\]?[ \t]{0,9}[=:][ \t]{0,9}(?P<q>[\"'])(?P<s>[^\s\"'()\[\]{}]{6,})(?P=q)",
+
+
+class _Tie:
+    """How a kind of text ties a value to a name that tells: the value ends where a byte of `ends` stands."""
+
+    def __init__(self, opening: bytes, *, ends: bytes, least: int, closing: bytes = b"") -> None:
+        self._head = re.compile(_WORD + opening)
+        self._ends = re.compile(ends)
+        self._least = least
+        self._closing = re.compile(closing)
+
+    def values(self, raw: bytes) -> Iterator[tuple[bytes, int, int]]:
+        """What follows the name's telling word, and where its value lies."""
+        at = end = 0
+        while head := self._head.search(raw, at):
+            at = start = head.end()
+            if start >= end:  # else an earlier name's value, of the same run of bytes, ended there too
+                found = self._ends.search(raw, start)
+                end = found.start() if found else len(raw)
+            quote = head["q"]
+            if end - start < self._least or not raw.startswith(quote, end):
+                continue
+            closing = self._closing.match(raw, end + len(quote))
+            if closing:
+                at = closing.end()
+                yield head["n"], start, end
+
+
+_TIES = {
+    "shell": _Tie(rb"=(?P<q>[\"']?)", ends=rb"[\s\"';|&]", least=4),
+    "ini": _Tie(
+        rb"[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"']?)",
+        ends=rb"[\s\"'#;,()\[\]{}]",
+        least=4,
+        closing=rb"[ \t\r]{0,9}+(?=\n|\Z)",
+    ),
+    "code": _Tie(rb"[\"']?\]?[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"'])", ends=rb"[\s\"'()\[\]{}]", least=6),
 }
 _NOT_SECRET_NAME = re.compile(
     rb"(?i)(file|path|dir|url|uri|name|ttl|type|ids?|expir\w*|len\w*|limit|max|min|size|header|prefix|env|count"
@@ -143,7 +184,6 @@ _PLACEHOLDER = re.compile(
 
 
 _PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _FORMS.items()}
-_TIES = {style: re.compile(_WORD + text) for style, text in _TIED.items()}
 _OWN = {name: re.compile(text) for name, text in _SPECIAL.items()}
 
 
@@ -187,9 +227,12 @@ def kinds_in_document(content: bytes) -> tuple[str, ...]:
 def redacted(text: str) -> str:
     """The text without the credentials that `kinds_in_text` would find."""
     raw = text.encode("utf-8", "surrogatepass")
-    for hit in sorted(_hits(raw), key=lambda hit: -hit.start):
-        raw = raw[: hit.start] + _HIDDEN.encode() + raw[hit.end :]
-    return raw.decode("utf-8", "surrogatepass")
+    kept: list[bytes] = []
+    at = 0
+    for hit in _hits(raw):
+        kept += raw[at : hit.start], _HIDDEN.encode()
+        at = hit.end
+    return b"".join([*kept, raw[at:]]).decode("utf-8", "surrogatepass")
 
 
 def _hits(raw: bytes) -> list[Hit]:
@@ -208,15 +251,26 @@ def _formed(raw: bytes) -> Iterator[Hit]:
         if any(mark in raw for mark in marks):
             for match in pattern.finditer(raw):
                 value = match["s"][:_JUDGED]
-                if not _PLACEHOLDER.search(value) and len(set(value)) > 3:
+                if _PLACEHOLDER.search(value) or len(set(value)) <= 3:
+                    continue
+                if kind != _LOGIN or _is_of_client(raw, match.start()):
                     yield Hit(kind, *match.span("s"))
 
 
-def _tied(pattern: "re.Pattern[bytes]", raw: bytes) -> Iterator[Hit]:
+def _is_of_client(raw: bytes, option: int) -> bool:
+    """Does the option that begins there belong to a command of a client that logs in?"""
+    before = raw[max(0, option - _CLIENT_BYTES) : option]
+    ends = [match.end() for match in _CLIENT.finditer(before)]
+    return bool(ends) and not _NEXT_COMMAND.search(before, ends[-1])
+
+
+def _tied(tie: _Tie, raw: bytes) -> Iterator[Hit]:
     lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
-    for match in pattern.finditer(raw) if any(word in lowered for word in _WORDS) else ():
-        if not _NOT_SECRET_NAME.search(match["n"]) and not _PLACEHOLDER.search(match["s"][:_JUDGED]):
-            yield Hit("value of a name such as PASSWORD or TOKEN", *match.span("s"))
+    for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
+        if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(
+            raw[start : min(end, start + _JUDGED)]
+        ):
+            yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
 
 
 def _own(name: bytes, raw: bytes) -> Iterator[Hit]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from buildtool.audit.kinds import Kind
+from buildtool.audit.largest import depth_of
 from buildtool.quoting import terminal
 
 MAX_ROWS = 8000  # some 2.5 MB of JSON
@@ -145,7 +146,7 @@ class TreeCounter:
             own[directory] += sums.unpacked_bytes
         levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         for directory, n_bytes in own.items():
-            levels[_depth(directory)][directory] = n_bytes
+            levels[depth_of(directory)][directory] = n_bytes
         kept = {b""}
         for depth in range(max(levels, default=0), 0, -1):  # the deepest first: each adds to the one above
             for directory, n_bytes in levels.pop(depth, Counter()).items():
@@ -153,10 +154,6 @@ class TreeCounter:
                 if n_bytes >= least:
                     kept.add(directory)
         return kept
-
-
-def _depth(directory: bytes) -> int:
-    return directory.count(b"/") + 1 if directory else 0
 
 
 def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:

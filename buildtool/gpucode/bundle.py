@@ -18,7 +18,7 @@ PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runt
 HEAD_BYTES = 1 << 16  # as much of a bundle as its entry table may take here
 _MAX_ENTRIES = 1024
 _MAX_ID_BYTES = 512
-_ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]+[0-9a-z:+-]*|amdgcnspirv))?-?")
+_ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]++[0-9a-z:+-]*+|amdgcnspirv))?-?")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ AITER (`hsa/gfx942/*.co`), OpenMP's device libraries and kpack archives.
 """
 
 import re
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from buildtool.gpucode.target import PROCESSORS
@@ -33,12 +34,12 @@ def gfx_targets_of_path(path: str) -> tuple[str, ...]:
     called after a target. A family (aotriton's `gfx11xx`) gives every processor of it. Empty for all
     other files: fallbacks, generic ISAs, and files such as scripts and headers that mention a target.
     """
-    pure = PurePosixPath(path)
-    if not _PER_TARGET.search(pure.name):
+    *directories, name = path.rstrip("/").split("/")
+    if not _PER_TARGET.search(name):
         return ()
-    found = _targets_in(pure.name, miopen=bool(_MIOPEN_DB.match(pure.name)))
-    if not found and _ALWAYS_CODE.search(pure.name):
-        named = (parent.name for parent in pure.parents if _DIRECTORY.fullmatch(parent.name))
+    found = _targets_in(name, miopen=bool(_MIOPEN_DB.match(name)))
+    if not found and _ALWAYS_CODE.search(name):
+        named = (directory for directory in reversed(directories) if _DIRECTORY.fullmatch(directory))
         found = next((targets for name in named if (targets := _targets_in(name, miopen=False))), ())
     return found
 
@@ -53,13 +54,23 @@ def _targets_in(name: str, *, miopen: bool) -> tuple[str, ...]:
     for match in _TOKEN.finditer(name):
         token = match[1]
         if "x" in token:
-            family = re.compile("gfx" + token.replace("x", "[0-9a-f]"))
-            found |= {processor for processor in PROCESSORS if family.fullmatch(processor)}
+            found |= _family(token)
         elif miopen and f"gfx{token}" not in PROCESSORS:
             found |= _without_compute_units(f"gfx{token}")
         elif _EXACT.fullmatch(token) and token.strip("0"):  # gfx000 is Tensile's word for any target
             found.add(f"gfx{token}")
     return tuple(sorted(found))
+
+
+@lru_cache(maxsize=1 << 12)
+def _family(token: str) -> frozenset[str]:
+    """The processors whose digits a token such as `11xx` stands for."""
+    return frozenset(
+        processor
+        for processor in PROCESSORS
+        if len(processor) == len(token) + 3
+        and all(wanted in ("x", digit) for wanted, digit in zip(token, processor[3:], strict=True))
+    )
 
 
 def _without_compute_units(token: str) -> set[str]:

@@ -15,9 +15,9 @@ from image_maker import Image, file, folder, hardlink, symlink, tar
 from buildtool.audit import AuditReport, audit_image, audit_path, write_reports
 from buildtool.audit.audit import Wish
 from buildtool.audit.budget import Verdict, judge
+from buildtool.audit.databases import DebPackage, deb_packages
 from buildtool.audit.findings import Finding, Severity
 from buildtool.audit.kinds import Classifier, Kind
-from buildtool.audit.packages import parse_dpkg_status
 from buildtool.audit.render import MARKDOWN_BYTES, render_markdown, render_table, summary_row
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError
@@ -135,7 +135,8 @@ def test_debian_comes_before_python_where_both_claim_a_file() -> None:
 
 
 def test_dpkg_stanzas_of_removed_packages_are_passed_over() -> None:
-    assert list(parse_dpkg_status(STATUS.decode())) == [("libc6", "2.41-1", "amd64"), ("dpkg", "1.22", "")]
+    expected = [DebPackage("libc6", "2.41-1", "amd64"), DebPackage("dpkg", "1.22", "")]
+    assert list(deb_packages(STATUS.split(b"\n"))) == expected
 
 
 def test_distroless_databases_are_read() -> None:
