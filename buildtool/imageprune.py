@@ -18,7 +18,7 @@ from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFa
 from buildtool.files import free_bytes, replacing, scratch, sweep_partials
 from buildtool.flat import FlatImage, archive, created, flat_image, read_config
 from buildtool.gpucode.archive import ArchiveResult, prune_tar
-from buildtool.gpucode.manifest import IMAGE_PATH, image_manifest
+from buildtool.gpucode.manifest import IMAGE_PATH, MAX_BYTES, image_manifest
 from buildtool.gpucode.target import TargetId
 from buildtool.imageconfig import config_of
 from buildtool.layerfile import pack_layer
@@ -188,10 +188,10 @@ def _prune_files(
                     "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
                 )
     say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, targets))}")
-    earlier = _earlier_runs(whole)
 
     def manifest(result: ArchiveResult) -> dict[str, bytes]:
-        return {IMAGE_PATH: image_manifest(targets, [*earlier, run_of(original.ref, result)]).encode()}
+        runs = [*_earlier_runs(whole), run_of(original.ref, result)]
+        return {IMAGE_PATH: image_manifest(targets, runs).encode()}
 
     with replacing(scratch / "rootfs.tar") as part:
         result = prune_tar(
@@ -212,7 +212,8 @@ def _earlier_runs(whole: Path) -> list[Any]:
     with tarfile.open(whole, "r:") as tar:
         for name in (IMAGE_PATH, f"./{IMAGE_PATH}"):
             with contextlib.suppress(KeyError, ValueError, TypeError, RecursionError):
-                file = tar.extractfile(name)
+                info = tar.getmember(name)
+                file = tar.extractfile(info) if info.isreg() and info.size <= MAX_BYTES else None
                 return list(json.loads(file.read())["runs"]) if file else []
     return []
 

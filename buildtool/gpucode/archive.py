@@ -12,10 +12,14 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
+from buildtool.audit.tarwalk import DANGLING, FILE, NO_PADDING, TarReader
 from buildtool.errors import DataError
 from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
@@ -32,6 +36,10 @@ Say = Callable[[str], None]
 
 _BLOCK = tarfile.BLOCKSIZE
 _MAX_LINKS = 40  # as many as Linux follows
+_READ_BYTES = 64 << 10  # at a time, while headers are walked
+_AGAIN = "it is damaged or was cut short: make or fetch it again"
+# what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
+_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclass
@@ -69,8 +77,8 @@ def prune_tar(
 
     A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
     in a tree. `latest` caps times (seconds since 1970); paths in `dropped` go; files that `added` makes of
-    the result come last. Raises DataError for a file that is no plain tar, VerifyFailed, and OSError when
-    `out` can't be written.
+    the result come last. Raises DataError for a file that is no plain tar or a damaged one, before anything
+    is written, VerifyFailed, and OSError when `out` can't be written.
     """
     result = ArchiveResult(TreeResult(tuple(map(str, targets))))
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
@@ -115,14 +123,51 @@ class _Member:
 
 
 def _members(original: Path) -> list[_Member]:
+    """All members. Raises DataError unless the archive is whole.
+
+    Python's reader ends at the first header that it can't read, as if the archive ended there. The
+    audit's reader doesn't, and the two must have seen the same.
+    """
+    strict = _walked(original)
     try:
         with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
             found = [_Member(info, _normal(info.name)) for info in tar]
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(f"{original} is no plain tar: {error}") from error
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise DataError(f"{original} is no plain tar: {error}", _AGAIN) from error
+    for member, walked in zip_longest(found, strict):
+        if member is None or walked != (member.path, member.content, member.n_bytes):
+            place = walked[1] if walked else member.content
+            raise DataError(
+                f"{original}: its readers disagree about the member before byte {place:,}", _AGAIN
+            )
     if any(member.info.issparse() for member in found):
         raise DataError(f"{original} has sparse members, which aren't read here")
     return found
+
+
+def _walked(original: Path) -> list[tuple[str, int, int]]:
+    """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
+    with open_source(original) as (source, descriptor):
+        chunks = iter(partial(os.read, descriptor, _READ_BYTES), b"")
+        leap = partial(_leap, descriptor=descriptor, size=source.size)
+        reader = TarReader(chunks, place="the archive", leap=leap)
+        try:
+            found = [
+                (_normal(name.decode("utf-8", "surrogateescape")), reader.offset, size if kind == FILE else 0)
+                for name, kind, size, _ in reader
+            ]
+        except DataError as fault:
+            raise DataError(
+                f"{original} is no plain tar, or a damaged one: {fault.message}", _AGAIN
+            ) from fault
+    if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
+        raise DataError(f"{original} ends without the end marker of an archive", _AGAIN)
+    return found
+
+
+def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
+    at = os.lseek(descriptor, 0, os.SEEK_CUR)
+    return os.lseek(descriptor, min(at + n_bytes, size), os.SEEK_SET) - at
 
 
 def _normal(path: str) -> str:
@@ -261,8 +306,8 @@ def prune_wheel(
         ):
             for info in old.infolist():
                 _wheel_member(old, new, info, folder=Path(scratch), targets=targets, result=result, say=say)
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{original} is no wheel: {error}") from error
+    except _ZIP_FAULTS as error:
+        raise DataError(f"{original} is no wheel, or a damaged one: {error}", _AGAIN) from error
     return result
 
 

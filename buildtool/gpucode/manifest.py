@@ -13,6 +13,7 @@ from buildtool.gpucode.tree import TreeResult
 from buildtool.places import Place, place_at
 
 SCHEMA_VERSION = 1
+MAX_BYTES = 64 << 20  # of a manifest; one of a whole ROCm tree has 1 MB
 FILE_NAME = "weir-prune.json"
 IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 

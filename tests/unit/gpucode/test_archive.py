@@ -4,6 +4,7 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,6 +187,39 @@ def test_what_is_no_plain_tar_is_refused(tmp_path: Path, data: bytes) -> None:
         pruned(path)
 
 
+def test_no_flipped_header_byte_makes_members_vanish(whole: Path) -> None:
+    good = whole.read_bytes()
+    infos = list(members(whole).values())
+    starts = [(info.offset, info.offset_data) for info in infos]
+    for number, (start, content_start) in enumerate(starts):
+        for at in (start, start + 30, start + 124, start + 148, start + 156, content_start - 512):
+            bad = bytearray(good)
+            bad[at] ^= 0x01
+            whole.write_bytes(bad)
+            with pytest.raises(DataError, match="damaged") as caught:
+                pruned(whole)
+            assert "again" in caught.value.hint, number
+
+
+def test_no_cut_makes_members_vanish(whole: Path) -> None:
+    good = whole.read_bytes()
+    starts = [info.offset for info in members(whole).values()]
+    last = list(members(whole).values())[-1]
+    end = last.offset_data + 512
+    for length in (*starts[1:], *(start + 512 for start in starts), *(start + 700 for start in starts), end):
+        whole.write_bytes(good[:length])
+        with pytest.raises(DataError):
+            pruned(whole)
+
+
+def test_a_lone_zero_block_does_not_end_an_archive(whole: Path) -> None:
+    good = whole.read_bytes()
+    start = list(members(whole).values())[3].offset
+    whole.write_bytes(good[:start] + bytes(512) + good[start:])
+    with pytest.raises(DataError):
+        pruned(whole)
+
+
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "torch-2-py3-none-any.whl"
@@ -216,6 +250,16 @@ def test_the_same_wheel_gives_the_same_bytes(wheel: Path) -> None:
     prune_wheel(wheel, first, GFX906)
     prune_wheel(wheel, second, GFX906)
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.9, 0.999])
+def test_a_damaged_wheel_is_an_error_and_no_traceback(wheel: Path, share: float) -> None:
+    good = wheel.read_bytes()
+    at = int(len(good) * share)
+    for damaged in (good[:at], good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :]):
+        wheel.write_bytes(damaged)
+        with suppress(DataError):  # the flipped byte may be one that nobody reads
+            prune_wheel(wheel, wheel.with_name("out.whl"), GFX906)
 
 
 def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
