@@ -14,6 +14,7 @@ from probes.files import sweep_partials, sync_directory
 
 __all__ = [
     "free_bytes",
+    "link_over",
     "locked",
     "replacing",
     "scratch",
@@ -54,6 +55,12 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         with _translated(path):
             held.enter_context(files.locked(path, on_wait))
         yield
+
+
+def link_over(existing: Path, path: Path) -> None:
+    """Make `path` one more name of the file `existing`, in one step. Raises as `replacing` does."""
+    with _translated(path):
+        files.link_over(existing, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -90,6 +90,24 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def link_over(existing: Path, path: Path) -> None:
+    """Make `path` one more name of the file `existing`, in one step; what had that name loses it.
+
+    Raises OSError. Symbolic links aren't followed.
+    """
+    descriptor = os.open(existing, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    partial = path.parent / _new_name()
+    try:
+        with suppress(OSError):  # without locks on this file system, a sweep leaves all alone
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.link(existing, partial, follow_symlinks=False)
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
 def sweep_partials(directory: Path) -> None:
     """Remove the partial files and scratch directories of runs that no longer live; never raises.
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from buildtool import imageprune
@@ -14,7 +14,7 @@ from buildtool.commands.build import workplace
 from buildtool.engine import Engine
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
-from buildtool.gpucode.manifest import FILE_NAME, require_manifest, write_manifest
+from buildtool.gpucode.manifest import FILE_NAME, journal
 from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
@@ -140,18 +140,19 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         copy = command("cp", "-a", "--", str(args.path), str(args.out))
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or args.path / FILE_NAME
-    if not args.dry_run:
-        require_manifest(manifest)
-    with _naming(args.path):
+    with ExitStack() as stack:
+        stack.enter_context(_naming(args.path))
+        written = None if args.dry_run else stack.enter_context(journal(manifest, args.path, targets))
         result = prune_tree(
             args.path,
             targets,
             compress=args.compress,
             dry_run=args.dry_run,
             say=say,
+            announce=written.announce if written else lambda _changes: None,
         )
-    if result.changed and not args.dry_run:
-        write_manifest(manifest, result)
+        if written:
+            written.finish(result)
     tell(_summary(args.path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 

@@ -7,7 +7,6 @@ stays of a tar is copied byte for byte. The same archive and targets give the sa
 import copy
 import io
 import os
-import posixpath
 import shutil
 import tarfile
 import tempfile
@@ -23,6 +22,7 @@ from buildtool.audit.tarwalk import DANGLING, FILE, NO_PADDING, TarReader
 from buildtool.errors import DataError
 from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.links import Links, normal_path
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.prune import PrunePlan, plan_prune
 from buildtool.gpucode.rewrite import copy_range, open_source, prune_file, write_plan
@@ -35,7 +35,6 @@ from buildtool.gpucode.verify import verify_prune
 Say = Callable[[str], None]
 
 _BLOCK = tarfile.BLOCKSIZE
-_MAX_LINKS = 40  # as many as Linux follows
 _READ_BYTES = 64 << 10  # at a time, while headers are walked
 _AGAIN = "it is damaged or was cut short: make or fetch it again"
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
@@ -131,7 +130,7 @@ def _members(original: Path) -> list[_Member]:
     strict = _walked(original)
     try:
         with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
-            found = [_Member(info, _normal(info.name)) for info in tar]
+            found = [_Member(info, normal_path(info.name)) for info in tar]
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DataError(f"{original} is no plain tar: {error}", _AGAIN) from error
     for member, walked in zip_longest(found, strict):
@@ -153,7 +152,11 @@ def _walked(original: Path) -> list[tuple[str, int, int]]:
         reader = TarReader(chunks, place="the archive", leap=leap)
         try:
             found = [
-                (_normal(name.decode("utf-8", "surrogateescape")), reader.offset, size if kind == FILE else 0)
+                (
+                    normal_path(name.decode("utf-8", "surrogateescape")),
+                    reader.offset,
+                    size if kind == FILE else 0,
+                )
                 for name, kind, size, _ in reader
             ]
         except DataError as fault:
@@ -170,26 +173,23 @@ def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
     return os.lseek(descriptor, min(at + n_bytes, size), os.SEEK_SET) - at
 
 
-def _normal(path: str) -> str:
-    return posixpath.normpath("/" + path).lstrip("/")
-
-
 def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: ArchiveResult) -> set[str]:
     """Paths for other cards alone. A file goes when all its names (hard links) do and no link needs it."""
-    links = {m.path: m.info.linkname for m in members if m.info.issym()}
-    needed = {_destination(path, links) for path in links if not is_foreign_path(path, targets)}
+    said = {m.path: m.info.linkname for m in members if m.info.issym()}
+    links = Links(said)
+    needed = {links.destination(path) for path in said if not is_foreign_path(path, targets)}
     names: dict[str, list[_Member]] = {}
     for member in members:
         if member.info.isreg() or member.info.issym():
             names[member.path] = [member]
         elif member.info.islnk():
-            names.setdefault(_normal(member.info.linkname), []).append(member)
+            names.setdefault(normal_path(member.info.linkname), []).append(member)
     gone: set[str] = set()
     for group in names.values():
         paths = [member.path for member in group]
         for path in paths:
             result.saw(path)
-        if all(is_foreign_path(path, targets) and path not in needed for path in paths):
+        if all(is_foreign_path(path, targets) and links.place(path) not in needed for path in paths):
             gone |= set(paths)
             freed = [group[0].n_bytes, *(0 for _ in paths[1:])]
             result.done.deleted += [
@@ -197,22 +197,6 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Ar
                 for path, n_bytes in zip(paths, freed, strict=True)
             ]
     return gone
-
-
-def _destination(path: str, links: Mapping[str, str]) -> str:
-    """Where a symbolic link leads in the end, links to directories on the way followed."""
-    left = path
-    for _ in range(_MAX_LINKS):
-        parts = left.split("/")
-        heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
-        link = next((head for head in heads if head in links), None)
-        if link is None:
-            break
-        rest = left[len(link) :].lstrip("/")
-        to = links[link]
-        base = "" if to.startswith("/") else posixpath.dirname(link)
-        left = _normal(posixpath.join(base, to.lstrip("/") if not base else to, rest))
-    return left
 
 
 def _planned(

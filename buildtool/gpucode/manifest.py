@@ -1,44 +1,121 @@
-"""The list of what prunes took out of a tree, kept beside it as JSON; each run adds an entry."""
+"""The list of what prunes took out of a tree, kept beside it as JSON; each run adds an entry.
 
+While a prune runs, the list is a journal: a line for each change, on disk before the change is made. Whatever
+stops the prune, the journal says what went, and this run or the next one adds it to the list.
+"""
+
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ToolError
+from buildtool.files import sync_directory, write_text
 from buildtool.gpucode.target import TargetId
-from buildtool.gpucode.tree import TreeResult
-from buildtool.places import Place, place_at
+from buildtool.gpucode.tree import Change, Deleted, Pruned, TreeResult
 
 SCHEMA_VERSION = 1
-MAX_BYTES = 64 << 20  # of a manifest; one of a whole ROCm tree has 1 MB
+MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
 FILE_NAME = "weir-prune.json"
 IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
+_JOURNAL = ".journal"  # after the manifest's name
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ELSEWHERE = "move it away, or say where the list is to be: --manifest FILE"
 
 
-def require_manifest(path: Path) -> None:
-    """Raises, before a prune, the DataError or EnvironmentMissing that `write_manifest` would after it."""
-    _runs(path)
-    if not os.access(path.parent, os.W_OK):
-        raise EnvironmentMissing(f"{path.parent} can't be written", "say where else: --manifest FILE")
+class Journal:
+    """A prune's changes so far, in a locked file beside the manifest. Use `journal` to get one."""
+
+    def __init__(self, manifest: Path, root: Path, targets: Sequence[TargetId]) -> None:
+        """Raises EnvironmentMissing when the journal can't be written: nothing may be changed then."""
+        self.path = _journal_of(manifest)
+        self._manifest = manifest
+        self._root = root
+        self._announced = TreeResult(tuple(map(str, targets)))
+        self._result: TreeResult | None = None
+        self._descriptor = _created(self.path)
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "root": str(root.resolve()),
+            "targets": list(map(str, targets)),
+        }
+        try:
+            self._append([json.dumps(head)])
+            sync_directory(self.path.parent)
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            raise
+
+    def announce(self, changes: Sequence[Change]) -> None:
+        """Write down what is about to be done. Raises EnvironmentMissing, and it must not be done then."""
+        self._append([json.dumps({_kind(change): asdict(change)}) for change in changes])
+        self._announced.add(changes)
+
+    def finish(self, result: TreeResult) -> None:
+        """The prune came to its end: this is what it did."""
+        self._result = result
+
+    def close(self) -> None:
+        """Add the run to the manifest and remove the journal.
+
+        Raises EnvironmentMissing, DataError when the manifest can't be written. The journal stays then.
+        """
+        try:
+            run = _finished(self._result) if self._result else _unfinished(self._announced, self._root)
+            if run:
+                _add_run(self._manifest, run)
+            self.path.unlink()
+        except ToolError as error:
+            error.message += f"; what went is listed in {self.path}, and the next prune adds it to the list"
+            raise
+        finally:
+            os.close(self._descriptor)
+
+    def _append(self, lines: Iterable[str]) -> None:
+        view = memoryview("".join(f"{line}\n" for line in lines).encode())
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise EnvironmentMissing(
+                f"{self.path} can't be written: {error.strerror}; what it doesn't list wasn't touched",
+                "free some space and run the same command again",
+            ) from error
 
 
-def write_manifest(path: Path, result: TreeResult) -> None:
-    """Add a run to the manifest. Raises DataError for a file that is none, EnvironmentMissing."""
-    run = asdict(result) | {"saved_bytes": result.saved_bytes}
-    document = {"schema_version": SCHEMA_VERSION, "runs": [*_runs(path), run]}
-    temporary = path.with_name(f".{path.name}.tmp")
+@contextmanager
+def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator[Journal]:
+    """A journal for the prune of `root`; what a killed prune left of one is added to the manifest first.
+
+    If the block raises, or doesn't `finish`, what was done till then is listed as unfinished. Raises
+    DataError for a manifest or a journal that is none, ConfigError while another prune is at work,
+    EnvironmentMissing: all before anything is touched.
+    """
+    _refuse_link(manifest, root)
+    manifest = Path(os.path.realpath(manifest))
+    _runs(manifest)
+    _take_over(_journal_of(manifest), manifest)
+    written = Journal(manifest, root, targets)
     try:
-        with temporary.open("w") as handle:
-            handle.write(json.dumps(document, indent=1, sort_keys=True) + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise EnvironmentMissing(f"{path} can't be written: {error.strerror}") from error
+        yield written
+    except ToolError as error:
+        try:
+            written.close()
+        except ToolError as second:
+            error.message += f"\n{second.message}"
+        raise
+    except BaseException:
+        with suppress(ToolError):
+            written.close()
+        raise
+    written.close()
 
 
 def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
@@ -47,13 +124,125 @@ def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def _runs(path: Path) -> list[object]:
-    if place_at(path) is Place.NOTHING:
-        return []
+def _journal_of(manifest: Path) -> Path:
+    return manifest.with_name(f"{manifest.name}{_JOURNAL}")
+
+
+def _finished(result: TreeResult) -> dict[str, Any] | None:
+    """A run as an entry of the manifest; None for one that changed nothing."""
+    if not result.changed:
+        return None
+    return asdict(result) | {"saved_bytes": result.saved_bytes, "finished": True}
+
+
+def _unfinished(announced: TreeResult, root: Path) -> dict[str, Any] | None:
+    """What of the announced changes was made, by what is there now."""
+    done = TreeResult(announced.targets)
+    done.add([item for item in announced.deleted if not os.path.lexists(root / item.path)])
+    done.add([item for item in announced.pruned if _size(root / item.path) != item.bytes_before])
+    run = _finished(done)
+    return run | {"finished": False} if run else None
+
+
+def _size(path: Path) -> int | None:
     try:
-        document = json.loads(path.read_text())
+        return path.lstat().st_size
+    except OSError:
+        return None
+
+
+def _add_run(manifest: Path, run: dict[str, Any]) -> None:
+    document = {"schema_version": SCHEMA_VERSION, "runs": [*_runs(manifest), run]}
+    write_text(manifest, json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+
+def _refuse_link(manifest: Path, root: Path) -> None:
+    """A link in the tree leads where its maker wants, and the list would replace what is there."""
+    if manifest.parent == root and manifest.is_symlink():
+        raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
+
+
+def _runs(path: Path) -> list[object]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
+    try:
+        document = json.loads(_content(path, descriptor))
         if document["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {document['schema_version']}")
         return list(document["runs"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is no manifest of a prune ({error})", "move it away") from error
+        raise DataError(f"{path} is no manifest of a prune ({error})", _ELSEWHERE) from error
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path, descriptor: int) -> bytes:
+    """All of a regular file. Raises DataError for anything else and for a large one."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} isn't a regular file", _ELSEWHERE)
+    if status.st_size > MAX_BYTES:
+        raise DataError(f"{path} is larger than a prune's list gets", _ELSEWHERE)
+    with open(os.dup(descriptor), "rb") as file:  # noqa: PTH123  a descriptor, not a path
+        return file.read(MAX_BYTES)
+
+
+def _created(path: Path) -> int:
+    try:
+        descriptor = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise EnvironmentMissing(f"{path} can't be written: {error.strerror}", _ELSEWHERE) from error
+    with suppress(OSError):  # no locks on this file system: a second prune isn't noticed there
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _take_over(path: Path, manifest: Path) -> None:
+    """Add what a killed prune did to the manifest, and remove its journal. Raises DataError, ConfigError."""
+    try:
+        descriptor = os.open(path, _OPEN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        announced, root = _read_back(path, _content(path, descriptor))
+        run = _unfinished(announced, root)
+        if run:
+            _add_run(manifest, run)
+        path.unlink()
+    except BlockingIOError as error:
+        raise ConfigError(f"another prune is at work: it holds {path}", "wait for its end") from error
+    finally:
+        os.close(descriptor)
+
+
+def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
+    """A journal's changes and the tree that they are in. Raises DataError for what is no journal."""
+    lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
+    if not lines:
+        return TreeResult(()), path.parent
+    try:
+        head, *rows = map(json.loads, lines)
+        announced = TreeResult(tuple(map(str, head["targets"])))
+        announced.add([_change(row) for row in rows])
+        return announced, Path(str(head["root"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is no journal of a prune ({error})", _ELSEWHERE) from error
+
+
+def _kind(change: Change) -> str:
+    return "deleted" if isinstance(change, Deleted) else "pruned"
+
+
+def _change(row: dict[str, Any]) -> Change:
+    [(kind, fields)] = row.items()
+    if kind == "deleted":
+        return Deleted(str(fields["path"]), int(fields["freed_bytes"]), tuple(map(str, fields["targets"])))
+    sizes = (int(fields["bytes_before"]), int(fields["bytes_after"]))
+    return Pruned(str(fields["path"]), *sizes, dict(fields["kept_bytes"]), dict(fields["removed_bytes"]))

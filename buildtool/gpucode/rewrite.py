@@ -1,13 +1,13 @@
 """Carry out a prune plan on a file: written beside it, checked, then put in its place with one rename."""
 
+import errno
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from buildtool.errors import EnvironmentMissing
+from buildtool.files import link_over, replacing
 from buildtool.gpucode.edit import Copy, chunks_of
 from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.prune import PrunePlan, plan_prune
@@ -39,13 +39,16 @@ def prune_file(
     strict: bool = True,
     links: Sequence[Path] = (),
     dry_run: bool = False,
+    announce: Callable[[PrunePlan], None] = lambda _plan: None,
 ) -> PrunePlan:
     """Prune one file, in place or to `out`, and verify it before anything is replaced.
 
     `links` are the file's other hard links, which follow it. With `dry_run` all is checked and
-    planned, nothing written. Mode, owner, extended attributes and times are kept. Raises what
-    `plan_prune` raises, VerifyFailed, EnvironmentMissing, and PruneRefused for hard links that aren't
-    in `links`; the original is then untouched and nothing is left behind.
+    planned, nothing written. `announce` hears of the change when it is ready to be made; if it raises, it
+    isn't made. Mode, owner, extended attributes and times are kept. Raises what `plan_prune` raises,
+    VerifyFailed, EnvironmentMissing when the disk is full, DataError when it can't be written, and
+    PruneRefused for hard links that aren't in `links`; the original is then untouched and nothing is left
+    behind.
     """
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
@@ -61,44 +64,27 @@ def prune_file(
             )
         if dry_run:
             return plan
-        destination = out or path
-        try:
-            _write_checked(plan, path, destination, source=source, descriptor=descriptor, targets=targets)
-            for link in links if out is None else ():
-                _relink(path, link)
-        except OSError as error:
-            raise EnvironmentMissing(f"{destination} can't be written: {error.strerror}") from error
+        with replacing(out or path) as partial:
+            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets)
+            if plan.changed:
+                announce(plan)
+        for link in links if out is None else ():
+            link_over(path, link)
     return plan
 
 
 def _write_checked(
-    plan: PrunePlan,
-    original: Path,
-    destination: Path,
-    *,
-    source: Source,
-    descriptor: int,
-    targets: Sequence[TargetId],
+    plan: PrunePlan, partial: Path, *, source: Source, descriptor: int, targets: Sequence[TargetId]
 ) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{destination.name}.", dir=destination.parent)
-    temporary = Path(name)
+    handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        try:
-            write_plan(plan, source, descriptor, handle)
-            written = Source(
-                os.fstat(handle).st_size, lambda offset, length: os.pread(handle, length, offset)
-            )
-            if plan.changed:
-                verify_prune(source, written, targets)
-            _copy_status(original, temporary)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        temporary.replace(destination)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(destination.parent)
+        write_plan(plan, source, descriptor, handle)
+        written = Source(os.fstat(handle).st_size, lambda offset, length: os.pread(handle, length, offset))
+        if plan.changed:
+            verify_prune(source, written, targets)
+        _copy_status(descriptor, handle)
+    finally:
+        os.close(handle)
 
 
 def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *, origin: int = 0) -> None:
@@ -130,24 +116,30 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _copy_status(original: Path, temporary: Path) -> None:
+def _copy_status(original: int, copy: int) -> None:
     """Owner first: changing it clears the set-user-id bits that the mode brings back."""
-    status = original.stat()
+    status = os.fstat(original)
     if (os.geteuid(), os.getegid()) != (status.st_uid, status.st_gid):
-        os.chown(temporary, status.st_uid, status.st_gid)
-    shutil.copystat(original, temporary)
+        os.fchown(copy, status.st_uid, status.st_gid)
+    _copy_attributes(original, copy)
+    os.fchmod(copy, stat.S_IMODE(status.st_mode))
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _relink(path: Path, link: Path) -> None:
-    beside = link.with_name(f".{link.name}.weir-link")
-    beside.unlink(missing_ok=True)
-    os.link(path, beside)
-    beside.replace(link)
+def _copy_attributes(original: int, copy: int) -> None:
+    """Extended attributes, but for those that the file system or our rights don't allow."""
+    names: list[str] = []
+    with _where_allowed():
+        names = os.listxattr(original)
+    for name in names:
+        with _where_allowed():
+            os.setxattr(copy, name, os.getxattr(original, name))
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def _where_allowed() -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.ENODATA, errno.EINVAL, errno.EACCES):
+            raise

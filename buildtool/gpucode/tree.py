@@ -4,20 +4,25 @@ Stays on one file system and follows no symbolic link. Each file is finished bef
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.files import sweep_partials
 from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.links import Links
 from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import open_source, prune_file
 from buildtool.gpucode.scan import may_hold_bundles, scan_file
 from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
+Announce = Callable[[Sequence["Change"]], None]
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class Pruned:
     removed_bytes: dict[str, int]
 
 
+Change = Deleted | Pruned
+
+
 @dataclass(frozen=True)
 class Refused:
     """A file that was left as it is, and why."""
@@ -56,6 +64,11 @@ class TreeResult:
     deleted: list[Deleted] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Count changes in."""
+        self.deleted += [change for change in changes if isinstance(change, Deleted)]
+        self.pruned += [change for change in changes if isinstance(change, Pruned)]
 
     @property
     def saved_bytes(self) -> int:
@@ -79,12 +92,14 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Job:
-    """The order: what to keep below which directory, and whether to touch anything."""
+    """The order: what to keep below which directory, whether to touch anything, and who hears of it."""
 
     root: Path
     targets: tuple[TargetId, ...]
     compress: int | None
     dry_run: bool
+    say: Say
+    announce: Announce
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -107,47 +122,59 @@ def prune_tree(
     compress: int | None = None,
     dry_run: bool = False,
     say: Say = lambda _line: None,
+    announce: Announce = lambda _changes: None,
 ) -> TreeResult:
     """Prune everything below `root` to what `targets` can run; `say` hears a line for each change.
 
+    `announce` hears of changes before they are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` is no directory; TargetMissing when there
-    is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing
-    when it can't be written: what was done before that is whole, and running again does the rest.
+    is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing,
+    DataError when it can't be written: what was done before that is whole, and running again does the rest.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory")
-    job = _Job(root, tuple(targets), compress, dry_run)
-    listing = _walk(root)
+    job = _Job(root, tuple(targets), compress, dry_run, say, announce)
+    listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
-    protected = {_destination(root, link) for link in listing.links if not job.is_foreign(link)}
     result = TreeResult(tuple(map(str, targets)))
+    foreign = _foreign(job, listing)
+    _delete_all(job, foreign, result)
     for names in listing.names.values():
-        foreign = [path for path in names if job.is_foreign(path) and path.resolve() not in protected]
-        for path in foreign:
-            _delete(job, path, result, say, frees=len(foreign) == len(names) and path == foreign[-1])
         remaining = [path for path in names if path not in foreign]
         if remaining and _worth_a_look(remaining[0]):
-            _prune(job, remaining, result, say)
-    for link in listing.links:
-        if job.is_foreign(link):
-            _delete(job, link, result, say, frees=False)
+            _prune(job, remaining, result)
     return result
 
 
-def _walk(root: Path) -> _Listing:
+def _walk(root: Path, *, sweep: bool) -> _Listing:
+    """Regular files and links on the root's own file system. Raises EnvironmentMissing."""
     listing = _Listing()
     device = root.stat().st_dev
-    for directory, subdirectories, names in os.walk(root, onerror=_unreadable):
-        here = Path(directory)
-        subdirectories[:] = sorted(name for name in subdirectories if (here / name).lstat().st_dev == device)
-        for path in (here / name for name in sorted((*names, *_linked(here, subdirectories)))):
-            if path.is_symlink():
+    waiting = [root]
+    while waiting:
+        here = waiting.pop()
+        if sweep:
+            sweep_partials(here)
+        below = []
+        for entry in _entries(here):
+            path, status = here / entry.name, entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
                 listing.links.append(path)
-            elif path.is_file():
-                status = path.lstat()
+            elif stat.S_ISREG(status.st_mode):
                 listing.names.setdefault((status.st_dev, status.st_ino), []).append(path)
+            elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                below.append(path)
+        waiting += reversed(below)
     return listing
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise EnvironmentMissing(f"{directory} can't be read: {error.strerror}") from error
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
@@ -168,32 +195,49 @@ def _codes_of(job: _Job, path: Path) -> set[TargetId]:
         return set()
 
 
-def _linked(here: Path, subdirectories: Sequence[str]) -> Iterator[str]:
-    """Symbolic links to directories, which a walk gives as directories."""
-    return (name for name in subdirectories if (here / name).is_symlink())
+def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
+    """Names for other cards alone that nothing else needs -> the bytes that go with each."""
+    said = {job.relative(link): _said_by(job.root, link) for link in listing.links}
+    links = Links(said)
+    needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
+    found: dict[Path, int] = {}
+    for names in listing.names.values():
+        foreign = [path for path in names if job.is_foreign(path) and job.relative(path) not in needed]
+        found |= dict.fromkeys(foreign, 0)
+        if foreign and len(foreign) == len(names):
+            found[foreign[-1]] = _size(foreign[-1])
+    return found | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
-def _destination(root: Path, link: Path) -> Path:
-    """Where a link leads when `root` is the root directory, as it will be in a container."""
-    to = link.readlink()
-    there = root / to.relative_to("/") if to.is_absolute() else link.parent / to
-    return Path(os.path.realpath(there))  # `resolve` raises for links in a circle
+def _said_by(root: Path, link: Path) -> str:
+    """What a link says. A container will have the tree as its root; until then it may name its own place."""
+    to = str(link.readlink())
+    inside = f"{root.resolve()}/"
+    return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
 
 
-def _unreadable(error: OSError) -> None:
-    raise EnvironmentMissing(f"{error.filename} can't be read: {error.strerror}") from error
-
-
-def _delete(job: _Job, path: Path, result: TreeResult, say: Say, *, frees: bool) -> None:
-    relative = job.relative(path)
-    say(f"{'would delete' if job.dry_run else 'delete'} {relative}")
+def _size(path: Path) -> int:
     try:
-        freed = path.lstat().st_size if frees else 0
-        if not job.dry_run:
-            path.unlink()
+        return path.lstat().st_size
     except OSError as error:
-        raise EnvironmentMissing(f"{path} can't be deleted: {error.strerror}") from error
-    result.deleted.append(Deleted(relative, freed, gfx_targets_of_path(relative)))
+        raise EnvironmentMissing(f"{path} can't be read: {error.strerror}") from error
+
+
+def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> None:
+    changes = [
+        Deleted(job.relative(path), freed, gfx_targets_of_path(job.relative(path)))
+        for path, freed in foreign.items()
+    ]
+    if changes and not job.dry_run:
+        job.announce(changes)
+    for path, change in zip(foreign, changes, strict=True):
+        job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
+        try:
+            if not job.dry_run:
+                path.unlink()
+        except OSError as error:
+            raise EnvironmentMissing(f"{path} can't be deleted: {error.strerror}") from error
+        result.add([change])
 
 
 def _worth_a_look(path: Path) -> bool:
@@ -205,8 +249,12 @@ def _worth_a_look(path: Path) -> bool:
     return may_hold_bundles(head)
 
 
-def _prune(job: _Job, names: Sequence[Path], result: TreeResult, say: Say) -> None:
+def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
     relative = job.relative(names[0])
+
+    def change(plan: PrunePlan) -> Pruned:
+        return Pruned(relative, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
+
     try:
         plan = prune_file(
             names[0],
@@ -215,14 +263,14 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult, say: Say) -> No
             strict=False,
             links=names[1:],
             dry_run=job.dry_run,
+            announce=lambda plan: job.announce([change(plan)]),
         )
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-        say(f"left whole: {relative}: {error.message}")
+        job.say(f"left whole: {relative}: {error.message}")
         result.refused.append(Refused(relative, error.message))
         return
     if plan.changed:
         verb = "would prune" if job.dry_run else "prune"
-        say(f"{verb} {relative}: {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}")
-        result.pruned.append(
-            Pruned(relative, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
-        )
+        sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
+        job.say(f"{verb} {relative}: {sizes}")
+        result.add([change(plan)])
