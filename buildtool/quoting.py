@@ -6,14 +6,13 @@ renderer, a browser, a terminal) sees exactly that text and no syntax. There are
 
 - What a person reads (`terminal`, `markdown`, `html`, ...) takes any text, and shows characters that don't
   print as escapes such as `\x1b`.
-- What a person pastes (`shell`, `dockerfile_value`, ...) names something, and an escape would name something
+- What a person pastes (`shell`, `shell_pattern`) names something, and an escape would name something
   else. These functions raise Unquotable for a text that can't be pasted safely.
 """
 
 import html as _html
 import json
 import re
-from collections.abc import Sequence
 
 from probes.readable import markdown, markdown_block, markdown_code, markdown_sentence, terminal
 
@@ -21,8 +20,6 @@ __all__ = [
     "Unquotable",
     "bake_text",
     "command",
-    "dockerfile_value",
-    "dockerfile_words",
     "html",
     "markdown",
     "markdown_block",
@@ -94,26 +91,6 @@ def shell_pattern(directory: str | bytes, ending: str | bytes) -> str:
     if not _ENDING.fullmatch(suffix):
         raise Unquotable("an ending holds characters that a shell would read as a pattern")
     return f"{shell(directory)}/*.{suffix}"
-
-
-def dockerfile_value(text: str) -> str:
-    """A text as the value of ENV or LABEL, or a path of COPY or ADD, in double quotation marks.
-
-    It stays itself under the default escape character, a backslash. Raises Unquotable.
-    """
-    escaped = _pasteable(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
-    return f'"{escaped}"'
-
-
-def dockerfile_words(texts: Sequence[str]) -> str:
-    """Texts as the JSON form of RUN, CMD, ENTRYPOINT or SHELL, where no variable is replaced.
-
-    Raises Unquotable for text that is not Unicode; control characters stand as JSON's escapes.
-    """
-    for text in texts:
-        if not _is_unicode(text):
-            raise Unquotable("it holds bytes that are not UTF-8")
-    return json.dumps(list(texts))
 
 
 def bake_text(text: str) -> str:

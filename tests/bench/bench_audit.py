@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / "audit"), str(Path(__file__).parent)]
+UNIT = ROOT / "tests" / "unit"
+sys.path[:0] = [str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
 
 import audit_inputs  # noqa: E402
 import audit_naive  # noqa: E402
@@ -28,6 +29,7 @@ import audit_stacks  # noqa: E402
 import bench_prune  # noqa: E402
 import hostile  # noqa: E402
 import image_maker as make  # noqa: E402
+import injection as injected  # noqa: E402
 import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
@@ -325,6 +327,11 @@ def naive(board: Board, work: Path, args: argparse.Namespace) -> None:
     board.bar("cpu-naive: predicted Python bytes off by", off, 0.05, "of the cpu image's")
 
 
+def injection(board: Board, work: Path, args: argparse.Namespace) -> None:
+    """10,000 hostile texts through shells, BuildKit, Markdown renderers, an HTML parser, onto a terminal."""
+    injected.judge(board, work)
+
+
 Group = Callable[[Board, Path, argparse.Namespace], None]
 GROUPS: dict[str, Group] = {
     "headers": headers,
@@ -337,6 +344,7 @@ GROUPS: dict[str, Group] = {
     "secrets": secrets,
     "gpu": gpu_code,
     "naive": naive,
+    "injection": injection,
 }
 
 if __name__ == "__main__":

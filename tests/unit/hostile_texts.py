@@ -120,6 +120,7 @@ PIECES = (
     *"\u202e\u2066\u200b\u2028\xa0\ufeff\udcff\ud800aAzZ09\xe9\u4e2d",
     *("$(", "${", "%{", "<<", "]](", "](", "<b>", "&lt;", "www.", "://", "--", "\\\n", "RUN ", "'\"'"),
 )
+PRINTABLE = tuple(piece for piece in PIECES if piece.isprintable())
 
 
 def hostile_texts(count: int, seed: int = 1) -> Iterator[str]:
@@ -128,7 +129,8 @@ def hostile_texts(count: int, seed: int = 1) -> Iterator[str]:
     for number in range(count):
         if number < len(CHOSEN):
             yield CHOSEN[number]
-        elif number % 8:
-            yield "".join(chance.choices(PIECES, k=chance.randint(1, 12)))
-        else:
+        elif number % 8 == 0:
             yield "".join(chance.choices(CHOSEN, k=2))
+        else:
+            pieces = PIECES if number % 4 == 0 else PRINTABLE
+            yield "".join(chance.choices(pieces, k=chance.randint(1, 12)))

@@ -36,13 +36,6 @@ def shell_words(line: str) -> list[str]:
     return words
 
 
-def dockerfile_value(written: str) -> str:
-    """A double-quoted value, as BuildKit reads it under the default escape character."""
-    if not re.fullmatch(r'"([^"\\$\n\r]|\\["\\$])*"', written):
-        raise Syntax(written)
-    return re.sub(r"\\(.)", r"\1", written[1:-1])
-
-
 class _Text(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -43,18 +43,6 @@ def test_text_that_would_name_something_else_is_never_pasted(text: str | bytes) 
         quoting.shell_pattern(text, "so")
 
 
-def test_dockerfile_reads_hostile_text_as_one_value() -> None:
-    for text in TEXTS:
-        with contextlib.suppress(Unquotable):
-            assert read.dockerfile_value(quoting.dockerfile_value(text)) == text
-
-
-def test_dockerfile_words_survive_as_json() -> None:
-    assert json.loads(quoting.dockerfile_words(["a\nb", '"$x"', "\x1b"])) == ["a\nb", '"$x"', "\x1b"]
-    with pytest.raises(Unquotable):
-        quoting.dockerfile_words(["\udcff"])
-
-
 @pytest.mark.parametrize(
     ("template", "tags"),
     [
