@@ -7,7 +7,7 @@ READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check types unit test bench-audit bench-build bench-images bench-prune bench-probes readme-figures mutants
+.PHONY: help images engine probe check types unit test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ bench-build: images ## our build of `cpu` against two others, rebuilds, and the 
 
 bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
 	@$(PY) tests/bench/bench_images.py
+
+bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is left, and whether the next run works (as root)
+	@$(PY) tests/bench/bench_trouble.py
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py

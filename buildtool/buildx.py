@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.command import CommandFailed, run, run_loud
-from buildtool.engine import Engine
+from buildtool.engine import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.model import BuiltImage
 from buildtool.plan import Target, render_plan
@@ -52,7 +52,9 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
     """
     with tempfile.TemporaryDirectory(prefix="weir-bake-") as scratch:
         metadata = Path(scratch) / "metadata.json"
-        command = ["docker", "buildx", "bake", "-f", "-", "--progress=plain", f"--metadata-file={metadata}"]
+        # the builder inside the engine that the CLI talks to: another one would keep its images elsewhere
+        command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
+        command += ["--progress=plain", f"--metadata-file={metadata}"]
         try:
             run_loud(
                 command + (["--no-cache"] if no_cache else []),
@@ -63,7 +65,14 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
         except CommandFailed as error:
             raise _cause(error, engine) from error
         data = json.loads(metadata.read_text())
-    return {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
+    digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
+    for name, digest in digests.items():
+        if engine.inspect(digest) is None:
+            raise BuildFailed(
+                f"the image {name} was built as {digest}, and the engine doesn't have it",
+                "build into the engine itself: see `docker context ls` and `docker buildx ls`",
+            )
+    return digests
 
 
 def _cause(error: CommandFailed, engine: Engine) -> ToolError:

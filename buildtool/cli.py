@@ -48,6 +48,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         try:
             return _run_verb(argv)
+        except KeyboardInterrupt:  # also while a verb's module is still being imported
+            complain("interrupted; what is half-written is removed, by the next run at the latest")
+            return int(Exit.INTERRUPTED)
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
     except OutputLost as lost:
@@ -63,9 +66,6 @@ def _run_verb(argv: Sequence[str]) -> int:
     except ToolError as error:
         complain(f"error: {error}")
         return int(error.exit_code)
-    except KeyboardInterrupt:
-        complain("interrupted; what is half-written is removed, by the next run at the latest")
-        return int(Exit.INTERRUPTED)
 
 
 def entry() -> None:

@@ -3,31 +3,39 @@
 The only module that imports the docker package.
 """
 
+import contextlib
 import os
 import posixpath
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import docker
 import docker.errors
+import docker.tls
 import requests.exceptions
 from docker.models.containers import Container
 from docker.types import LogConfig, Mount
 
+from buildtool.endpoint import Endpoint, current_endpoint
 from buildtool.errors import (
     BuildFailed,
     ConfigError,
     DataError,
+    EngineForbidden,
     EngineUnavailable,
     EnvironmentMissing,
     ProofFailed,
     SourceUnreachable,
 )
+from buildtool.files import scratch, sweep_partials
 from buildtool.quoting import command
 from buildtool.reference import Reference
+from buildtool.shipped import state_directory
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
@@ -70,6 +78,7 @@ class RunLimits:
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
 _NO_HEALTHCHECK = {"test": ["NONE"]}
+_OWNER = "io.weir.owner"  # label of a container: the host and the directory of the run that it belongs to
 
 
 class Engine:
@@ -77,7 +86,7 @@ class Engine:
 
     def __init__(self, timeout_s: float = 600) -> None:
         with _translated():
-            self._client: docker.DockerClient = docker.from_env(timeout=int(timeout_s))
+            self._client = _client(timeout_s)
             self._client.ping()
 
     def info(self) -> EngineInfo:
@@ -107,8 +116,7 @@ class Engine:
         Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable.
         """
         try:
-            client = docker.from_env(timeout=ANSWER_TIMEOUT_S)
-            return str(client.images.get_registry_data(ref).id)
+            return str(_client(ANSWER_TIMEOUT_S).images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
         except requests.exceptions.RequestException as error:
@@ -140,12 +148,8 @@ class Engine:
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
-        with _translated():
-            container = self._created(ref, ["true"], {"healthcheck": _NO_HEALTHCHECK})
-            try:
-                yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
-            finally:
-                container.remove(force=True, v=True)
+        with _translated(), self._created(ref, ["true"], {"healthcheck": _NO_HEALTHCHECK}) as container:
+            yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
     def load(self, chunks: Iterator[bytes]) -> None:
         """Take in an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
@@ -197,34 +201,50 @@ class Engine:
         BuildFailed when the engine can't run it.
         """
         with _translated():
-            container = self._created(
-                ref,
-                command,
-                {
-                    "environment": dict(env or {}),
-                    "healthcheck": _NO_HEALTHCHECK,
-                    "read_only": True,
-                    "mounts": self._read_only_volumes(ref),
-                    "cap_drop": ["ALL"],
-                    "security_opt": ["no-new-privileges"],
-                    **_limited(limits),
-                },
-            )
-            try:
+            settings = {
+                "environment": dict(env or {}),
+                "healthcheck": _NO_HEALTHCHECK,
+                "read_only": True,
+                "mounts": self._read_only_volumes(ref),
+                "cap_drop": ["ALL"],
+                "security_opt": ["no-new-privileges"],
+                **_limited(limits),
+            }
+            with self._created(ref, command, settings) as container:
                 container.start()
                 code = _awaited(container, ref, limits)
                 out, err = (_said(container, stream, limits) for stream in ("stdout", "stderr"))
-            finally:
-                container.remove(force=True, v=True)
         return RunResult(code, out, err)
 
-    def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Container:
-        try:
-            return self._client.containers.create(
-                ref, command, entrypoint=[], network_mode="none", **settings
-            )
-        except docker.errors.ImageNotFound as error:
-            raise _unknown(ref) from error
+    @contextmanager
+    def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
+        """A container for the length of the block. Those that killed runs left behind are removed first.
+
+        Its label names a directory that this process holds for as long: `files.scratch`.
+        """
+        folder = state_directory().resolve() / "containers"
+        with scratch(folder) as held:
+            self._sweep_containers(folder)
+            owner = {_OWNER: f"{socket.gethostname()}:{held}"}
+            try:
+                container = self._client.containers.create(
+                    ref, command, entrypoint=[], network_mode="none", labels=owner, **settings
+                )
+            except docker.errors.ImageNotFound as error:
+                raise _unknown(ref) from error
+            try:
+                yield container
+            finally:
+                container.remove(force=True, v=True)
+
+    def _sweep_containers(self, folder: Path) -> None:
+        sweep_partials(folder)
+        ours = f"{socket.gethostname()}:{folder}/"
+        for row in self._client.api.containers(all=True, filters={"label": _OWNER}):
+            owner = str(row["Labels"][_OWNER])
+            if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
+                with contextlib.suppress(docker.errors.APIError):  # another run was quicker
+                    self._client.api.remove_container(row["Id"], v=True, force=True)
 
     def _read_only_volumes(self, ref: str) -> list[Mount]:
         """What an image declares as volumes would be writable, and on the host's disk without a limit."""
@@ -288,7 +308,50 @@ def _translated() -> Iterator[None]:
             ) from error
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
-        asked = os.environ.get("DOCKER_HOST")
-        at = f" at {asked}, where DOCKER_HOST says" if asked else ""
-        step = "unset DOCKER_HOST, or start the engine there" if asked else NEXT_STEP
-        raise EngineUnavailable(f"no Docker engine answers{at}", step) from error
+        raise _unavailable(error, endpoint_here()) from error
+
+
+def endpoint_here() -> Endpoint:
+    """The engine that this process's environment names. Raises EngineUnavailable."""
+    return current_endpoint(os.environ, Path.home())
+
+
+def _client(timeout_s: float) -> docker.DockerClient:
+    """A connection to the engine that the Docker CLI uses; the package alone may find another one."""
+    endpoint = endpoint_here()
+    tls: docker.tls.TLSConfig | bool = False
+    if found := endpoint.tls:
+        client = (str(found.client[0]), str(found.client[1])) if found.client else None
+        ca = str(found.ca) if found.ca else None
+        tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=found.verify)
+    return docker.DockerClient(
+        base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
+    )
+
+
+def _unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
+    """Why an engine doesn't answer, and what to type. Pure."""
+    if any(isinstance(cause, PermissionError) for cause in _causes(error)):
+        return EngineForbidden(
+            f"permission denied on {endpoint.host}: an engine is there, and you may not use it",
+            "run this as root; or as root: `usermod -aG docker USER`, and log in again",
+        )
+    if endpoint.named_by:
+        return EngineUnavailable(
+            f"no Docker engine answers at {endpoint.host}, which {endpoint.named_by} names",
+            f"start the engine there, or use this host's own: {endpoint.way_back}",
+        )
+    return EngineUnavailable("no Docker engine answers", NEXT_STEP)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and all that led to it; urllib3 keeps some of them among the arguments."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [
+                e for e in (one.__cause__, one.__context__, *one.args) if isinstance(e, BaseException)
+            ]

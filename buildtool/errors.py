@@ -49,6 +49,10 @@ class EngineUnavailable(EnvironmentMissing):
     """No Docker engine answers, or it went away."""
 
 
+class EngineForbidden(EngineUnavailable):
+    """There is an engine, and we aren't allowed to talk to it."""
+
+
 class SourceUnreachable(EnvironmentMissing):
     """None of a list of sources (registry, package index, mirror) answered."""
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from buildtool.buildx import require_buildx
 from buildtool.command import CommandFailed, find, run
-from buildtool.engine import NEXT_STEP, Engine, EngineInfo
-from buildtool.errors import EnvironmentMissing
+from buildtool.engine import Engine, EngineInfo
+from buildtool.errors import EnvironmentMissing, ToolError
 from buildtool.files import free_bytes
 from buildtool.gpucode.target import target_of_override
 from probes.placement import gfx_target, read_kfd_nodes
@@ -44,7 +44,7 @@ class Card:
 class Facts:
     """What was found; None stands for not there."""
 
-    engine: EngineInfo | None
+    engine: EngineInfo | ToolError  # or why none answers
     buildx: str | None
     compose: str | None
     mmdebstrap: bool
@@ -67,13 +67,13 @@ class Row:
 
 def gather(root: Path = Path("/")) -> Facts:
     """Look at this host. Device files are looked for below `root`."""
-    engine = _or_none(lambda: Engine(timeout_s=10).info())
+    engine = _engine()
     return Facts(
         engine=engine,
         buildx=_or_none(require_buildx),
         compose=_or_none(_compose_version),
         mmdebstrap=find("mmdebstrap") is not None,
-        free_disk_bytes=free_bytes(Path(engine.root_dir if engine else "/var/lib")),
+        free_disk_bytes=free_bytes(Path(engine.root_dir if isinstance(engine, EngineInfo) else "/var/lib")),
         kfd=(root / "dev/kfd").exists(),
         dxg=(root / "dev/dxg").exists(),
         nvidia=(root / "dev/nvidiactl").exists(),
@@ -101,13 +101,14 @@ def diagnose(facts: Facts) -> list[Row]:
 
 def _engine_rows(facts: Facts) -> list[Row]:
     hint = "as root on Debian or Ubuntu: make engine"
-    if facts.engine is None:
-        engine = Row("engine", State.MISSING, "none answers", NEXT_STEP)
+    if isinstance(facts.engine, ToolError):
+        engine = Row("engine", State.MISSING, facts.engine.message, facts.engine.hint)
     elif facts.engine.containerd_store:
         engine = Row("engine", State.OK, f"{facts.engine.version}, containerd image store")
     else:
         switch = (
-            'for zstd layers put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json'
+            'for zstd layers put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json '
+            "(it hides the images that are there now)"
         )
         engine = Row("engine", State.NOTE, f"{facts.engine.version}, classic image store", switch)
     plugins = [
@@ -148,6 +149,13 @@ def _card_rows(facts: Facts) -> list[Row]:
     return rows or [
         Row("GPU", State.NOTE, "no /dev/kfd, /dev/dxg or /dev/nvidiactl", "docker compose up (on the CPU)")
     ]
+
+
+def _engine() -> EngineInfo | ToolError:
+    try:
+        return Engine(timeout_s=10).info()
+    except ToolError as error:
+        return error
 
 
 def _compose_version() -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, run, run_loud, spawn
-from buildtool.engine import NEXT_STEP, Engine
-from buildtool.errors import EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.engine import NEXT_STEP, Engine, endpoint_here
+from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import write_text
 
 Say = Callable[[str], None]
@@ -39,6 +39,8 @@ class Host:
     is_root: bool
     buildx_in_suite: bool
     has_engine: bool
+    has_settings: bool = False  # a daemon.json
+    has_images: bool = False  # or at least the data directory of an engine that was here once
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def plan_install(host: Host) -> InstallPlan:
         )
     if not host.is_root:
         raise EngineUnavailable("no Docker engine answers, and only root may install or start one", NEXT_STEP)
+    if host.has_engine:
+        return InstallPlan(BESIDE, None)
     if host.distribution == "ubuntu":
         return InstallPlan(UBUNTU + BESIDE, None)
     if host.buildx_in_suite:
@@ -67,6 +71,14 @@ def plan_install(host: Host) -> InstallPlan:
     return InstallPlan(DEBIAN + BESIDE, following)
 
 
+def chooses_store(host: Host) -> bool:
+    """Whether the engine's settings are ours to write: nobody else has, and no images can be hidden by it.
+
+    Another image store doesn't show the images of the first, so an engine that was here before keeps its own.
+    """
+    return not (host.has_engine or host.has_settings or host.has_images)
+
+
 def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
     """A connection to a working engine, after installing and starting one if need be.
 
@@ -74,17 +86,35 @@ def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
     """
     try:
         return Engine()
+    except EngineForbidden:
+        raise
     except EngineUnavailable:
-        host = describe_host()
-        plan = plan_install(host)
+        if endpoint_here().named_by:  # somebody else's engine, maybe on another machine
+            raise
+    host = describe_host()
+    plan = plan_install(host)
     if not (host.has_engine and find("mmdebstrap")):
         where = f" (from Debian {plan.suite})" if plan.suite else ""
         say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
         if not (assume_yes or _agreed()):
             raise EngineUnavailable("no Docker engine, and none was to be installed", NEXT_STEP)
-        install(plan, say)
+        _install_on(host, plan, say)
     start(say)
     return Engine()
+
+
+def _install_on(host: Host, plan: InstallPlan, say: Say) -> None:
+    """Install; a new engine's settings come first, since its package may start it at once."""
+    ours = chooses_store(host)
+    if ours:
+        say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
+        write_text(DAEMON_JSON, MODERN_STORE)
+    try:
+        install(plan, say)
+    except BaseException:
+        if ours:
+            DAEMON_JSON.unlink(missing_ok=True)
+        raise
 
 
 def describe_host(root: Path = Path("/")) -> Host:
@@ -96,6 +126,8 @@ def describe_host(root: Path = Path("/")) -> Host:
         is_root=os.geteuid() == 0,
         buildx_in_suite=_has_candidate("docker-buildx"),
         has_engine=find("dockerd") is not None,
+        has_settings=(root / DAEMON_JSON.relative_to("/")).exists(),
+        has_images=(root / "var/lib/docker").exists(),
     )
 
 
@@ -120,12 +152,14 @@ def install(plan: InstallPlan, say: Say) -> None:
 
 def start(say: Say) -> None:
     """Start the engine and wait until it answers. Raises EngineUnavailable with its last words."""
-    if not DAEMON_JSON.exists():
-        say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
-        write_text(DAEMON_JSON, MODERN_STORE)
     if Path("/run/systemd/system").is_dir():
         say("starting docker with systemd")
-        run(["systemctl", "start", "docker"])
+        try:
+            run(["systemctl", "start", "docker"])
+        except CommandFailed as error:
+            raise EngineUnavailable(
+                f"systemd can't start docker:\n{error.tail}", "see why: journalctl -u docker"
+            ) from error
     else:
         say(f"starting dockerd (its log: {DOCKERD_LOG})")
         spawn(["dockerd"], log=DOCKERD_LOG)
@@ -175,7 +209,12 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
 def _agreed() -> bool:
     """Ask where a person sits; elsewhere having said it is enough."""
     asked = sys.stdin is not None and sys.stdin.isatty()  # None: started with no standard input at all
-    return not asked or input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")
+    if not asked:
+        return True
+    try:
+        return input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 def _has_candidate(package: str) -> bool:

@@ -15,6 +15,8 @@ import pytest
 from standins import ROOT, Index, Shop, make_torch, package_index
 
 from buildtool import command
+from buildtool.buildx import bake_plan
+from buildtool.engine import Engine
 from buildtool.errors import Exit
 
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
@@ -206,6 +208,73 @@ def test_programs_whose_output_is_parsed_speak_english(monkeypatch: pytest.Monke
     lines: list[str] = []
     command.run_loud(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], say=lines.append, env=dict(os.environ))
     assert lines == ["C,"]
+
+
+@pytest.fixture
+def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Docker CLI with settings of its own."""
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    return folder
+
+
+def test_the_context_that_the_cli_uses_is_used(
+    docker_config: Path, second_engine: tuple[str, "subprocess.Popen[bytes]"]
+) -> None:
+    address, _ = second_engine
+    here = Engine().info().root_dir
+    for command_line in (
+        ["docker", "context", "create", "second", f"--docker=host={address}"],
+        ["docker", "context", "use", "second"],
+    ):
+        subprocess.run(command_line, check=True, capture_output=True)
+    there = Engine().info().root_dir
+    assert there != here
+    assert there.startswith(str(Path(address.removeprefix("unix://")).parent))
+    assert bake_one(docker_config, Engine())
+
+
+def test_a_builder_that_the_user_chose_does_not_take_the_image_elsewhere(
+    docker_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = ["docker", "buildx", "create", "--name=elsewhere", "--driver=docker-container", "--use"]
+    subprocess.run(create, check=True, capture_output=True)
+    monkeypatch.setenv("BUILDX_BUILDER", "elsewhere")
+    engine = Engine()
+    assert bake_one(docker_config, engine)
+
+
+def bake_one(folder: Path, engine: Engine) -> bool:
+    """Build an image of one file; whether the engine has what was built."""
+    context = folder / "context"
+    context.mkdir()
+    (context / "file").write_text("x")
+    target = {"context": str(context), "dockerfile-inline": "FROM scratch\nCOPY file /\n"}
+    tag = f"weir-test-{os.getpid()}:latest"
+    baked = {"group": {"default": {"targets": ["one"]}}, "target": {"one": {**target, "tags": [tag]}}}
+    try:
+        digest = bake_plan(baked, engine=engine, say=lambda _line: None)["one"]
+        return engine.inspect(digest) is not None
+    finally:
+        engine.forget(tag)
+
+
+BECOME_NOBODY = """
+import os
+from buildtool.engine import Engine
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+Engine()
+"""
+
+
+def test_an_engine_that_we_may_not_use_says_so() -> None:
+    command_line = [sys.executable, "-c", BECOME_NOBODY]
+    done = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "EngineForbidden: permission denied on unix:///var/run/docker.sock" in done.stderr, done.stderr
 
 
 def test_no_engine_at_all_gives_the_next_step(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buildtool.engine import EngineInfo
+from buildtool.errors import EngineUnavailable
 from buildtool.host import Card, Facts, State, _render_nodes, diagnose
 
 WELL = Facts(
@@ -30,7 +31,7 @@ def test_a_well_host_with_an_amd_card_gets_the_compose_line_with_its_group() -> 
 
 
 def test_a_missing_engine_and_plugin_are_missing_and_have_a_next_step() -> None:
-    rows = diagnose(replace(WELL, engine=None, buildx=None))
+    rows = diagnose(replace(WELL, engine=EngineUnavailable("no engine", "start it"), buildx=None))
     missing = {row.thing: row.next_step for row in rows if row.state is State.MISSING}
     assert set(missing) == {"engine", "buildx"}
     assert all(missing.values())
