@@ -217,7 +217,7 @@ def measure(board: Board, whole: Whole, target: str, *, folder: Path, referee: R
     name = f"{library.name} {target}"
     ratio, peak_kib = time_against_cp(library, target, out)
     before, after = library.stat().st_size, out.stat().st_size
-    board.bar(f"{name}: size", after / before, 0.15, "of the original")
+    board.bar(f"{name}: size", after / before, 0.15, "of the original", before_bytes=before)
     board.bar(f"{name}: time", ratio, 3, "of cp's")
     board.bar(f"{name}: peak memory", peak_kib / 1024, 300, "MiB")
     with open_source(library) as (source, _):

@@ -18,7 +18,7 @@ from typing import Any
 
 from buildtool.files import write_text
 from probes.headline import headline
-from probes.report import read_report
+from probes.report import ProbeReport, read_report
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -93,6 +93,11 @@ def span(of: str, pattern: str, form: str = "{:.2g}", scale: float = 1.0) -> Fig
     return bench(of, render)
 
 
+def block(lines: Sequence[str]) -> str:
+    """Lines that stand by themselves: every Markdown needs them apart from the comments around."""
+    return "\n".join(["", "", *lines, "", ""])
+
+
 def minutes(seconds: float) -> str:
     """`3:56`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
@@ -104,7 +109,7 @@ def quoted(paragraphs: Sequence[str]) -> str:
         textwrap.fill(text, WIDTH, initial_indent="> - ", subsequent_indent=">   ", break_on_hyphens=False)
         for text in paragraphs
     ]
-    return "\n" + "\n".join(wrapped) + "\n"
+    return block(wrapped)
 
 
 def images_block(results: Results) -> str:
@@ -119,7 +124,7 @@ def images_block(results: Results) -> str:
         "$ docker compose up  # the inference service on http://127.0.0.1:8000",
         "$ make probe         # what memory placement costs on this machine",
     )
-    return "\n".join(["", "```", begun, *tables, "", *rest, "```", ""])
+    return block(["```", begun, *tables, "", *rest, "```"])
 
 
 def build_block(results: Results) -> str:
@@ -143,18 +148,97 @@ def build_block(results: Results) -> str:
     start, compiled = (results.value(f"start to ready, {way} bytecode") for way in ("without", "with"))
     text = (
         f"That is {ratio:.2f} and {fair:.2f} of the others' time (`make bench-build`, medians of "
-        f"{len(results.row('ours: build')['each'])}; caches empty). A build with nothing changed takes "
-        f"{results.value('rebuild-unchanged'):.1f} s, one with changed service code "
-        f"{results.value('rebuild-service-changed'):.1f} s. Leaving out {left_out} "
-        f"of bytecode costs time at every start: a container is ready after {start:.1f} s instead of "
-        f"{compiled:.1f} s."
+        f"{len(results.row('ours: build')['each'])}, caches empty{busy(results)}). A build with nothing "
+        f"changed takes {results.value('rebuild-unchanged'):.1f} s, one with changed service code "
+        f"{results.value('rebuild-service-changed'):.1f} s. Leaving out {left_out} of bytecode costs time at "
+        f"every start: a container is ready after {start:.1f} s instead of {compiled:.1f} s."
     )
-    return "\n".join(["", *table, *rows, "", textwrap.fill(text, WIDTH, break_on_hyphens=False), ""])
+    return block([*table, *rows, "", textwrap.fill(text, WIDTH, break_on_hyphens=False)])
+
+
+def prune_images(results: Results) -> str:
+    """The `rocm` image built for one card at a time."""
+    sizes = {
+        name.split()[1].rstrip(":"): f"{row['value'] / 1e9:.2f} GB"
+        for name, row in results.rows.items()
+        if re.fullmatch(r"rocm \S+: unpacked", name)
+    }
+    whole = f"{results.value('rocm: unpruned root file system') / 1e9:.2f} GB"
+    return block(
+        [
+            f"| | unpruned root file system | {' | '.join(f'image for {target}' for target in sizes)} |",
+            f"|{'---|' * (len(sizes) + 2)}",
+            f"| unpacked | {whole} | {' | '.join(sizes.values())} |",
+        ]
+    )
+
+
+def prune_libraries(results: Results) -> str:
+    """Debian's libraries, each pruned to one card at a time."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, row in results.rows.items():
+        if match := re.fullmatch(r"(?P<library>lib\S+) (?P<target>\S+): size", name):
+            found.setdefault(match["library"], {})[match["target"]] = row
+    targets = list(dict.fromkeys(target for sizes in found.values() for target in sizes))
+    lines = [
+        f"| Debian's library | before | {' | '.join(targets)} | time |",
+        f"|{'---|' * (len(targets) + 3)}",
+    ]
+    for library, sizes in found.items():
+        shares = " | ".join(f"{sizes[target]['value']:.1%}" if target in sizes else "" for target in targets)
+        before = next(iter(sizes.values()))["before_bytes"] / 1e6
+        times = _span(results.values(rf"{re.escape(library)} \S+: time"))
+        lines.append(f"| {library} | {before:.0f} MB | {shares} | {times} |")
+    return block(lines)
+
+
+def bars(results: Results) -> str:
+    """Every bar of a bench as a table; those that differ in a number or a file's name alone share a row."""
+    grouped: dict[tuple[str, str], list[float]] = {}
+    for row in results.document["rows"]:
+        if "bar" in row and row["value"] is not None:
+            name = _without_numbers(row["bar"])
+            must = f"{row['must_be']} {_number(row['limit'])} {row['unit']}".replace(" 1 1", " 1").rstrip()
+            grouped.setdefault((name, must), []).append(row["value"])
+    lines = ["| bar | must be | seen |", "|---|---|---|"]
+    for (name, must), seen in grouped.items():
+        count = f" ({len(seen)} times)" if len(seen) > 1 else ""
+        lines.append(f"| {name} | {must} | {_span(seen)}{count} |")
+    ran = f"`{results.document['command']}`, {results.document['date']}, {cores(results)}{busy(results)}:"
+    return block([ran, "", *lines])
+
+
+def _without_numbers(name: str) -> str:
+    prefix, colon, rest = name.rpartition(": ")
+    variable = bool(re.search(r"[\d/]", prefix))
+    return re.sub(r"\d+(\.\d+)?", "N", rest if variable else f"{prefix}{colon}{rest}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _span(values: Sequence[float]) -> str:
+    least, most = _number(min(values)), _number(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def busy(results: Results) -> str:
+    """Says so where other work ran beside the bench."""
+    before = results.document["load"][0]
+    return (
+        f", on a machine with other work: load {before:g}" if before > results.document["cores"] / 2 else ""
+    )
 
 
 def megabytes(results: Results, name: str) -> str:
     """A row in bytes as MB of 10^6 bytes."""
     return f"{results.value(name) / 1e6:.0f} MB"
+
+
+def seconds_of(report: ProbeReport) -> float:
+    """What the probes of a run took together."""
+    return sum(run.seconds for run in report.runs)
 
 
 def cores(results: Results) -> str:
@@ -164,6 +248,23 @@ def cores(results: Results) -> str:
 
 FIGURES: dict[str, Figure] = {
     "images": bench("images", images_block),
+    "audit.bars": bench("audit", bars),
+    "audit.time": span("audit", r"weir/rocm:latest: .*(?:wall|time against).*", "{:.1f}"),
+    "audit.vast-memory": value("audit", "vast image: peak memory", "{:.0f} MiB"),
+    "audit.naive-cuda": value("audit", "cpu-naive: CUDA that the finding names", "{:.3f} GB", 1e9),
+    "audit.naive-cuda-recorded": value("audit", "cpu-naive: CUDA by the wheels' lists", "{:.3f} GB", 1e9),
+    "audit.naive-predicted": value("audit", "cpu-naive: predicted Python bytes", "{:.0f} MB", 1e6),
+    "audit.naive-slim": value("audit", "cpu: Python bytes", "{:.0f} MB", 1e6),
+    "device.quick": bench("device-quick", bars),
+    "device.full": bench("device-full", bars),
+    "prune.bars": bench("prune", bars),
+    "prune.images": bench("prune", prune_images),
+    "prune.libraries": bench("prune", prune_libraries),
+    "prune.gfx906": value("prune", "rocm gfx906: unpacked", "{:.2f} GB", 1e9),
+    "prune.whole": value("prune", "rocm: unpruned root file system", "{:.2f} GB", 1e9),
+    "trust.bars": bench("probes", bars),
+    "probes.quick-s": Figure("h200-quick.json", lambda report: f"{seconds_of(report):.0f} s"),
+    "probes.full-min": Figure("h200-full.json", lambda report: f"{seconds_of(report) / 60:.0f} minutes"),
     "probes.answer": Figure("h200-quick.json", lambda report: quoted(headline(report))),
     "build": bench("build", build_block),
 }
@@ -199,6 +300,13 @@ def render(text: str, load: Callable[[str], Any]) -> tuple[str, set[str]]:
     return MARK.sub(renew, text), missing
 
 
+def maker(file: str) -> str:
+    """How to make a file of results."""
+    if file.startswith("bench-device") or not file.startswith("bench-"):
+        return "run tests/device/run_quick.sh on a machine with a GPU and copy it from there"
+    return f"run make {Path(file).stem}"
+
+
 def documents() -> list[Path]:
     """Where figures may stand."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -218,10 +326,7 @@ def main() -> int:
             write_text(path, renewed)
             print(f"{path.relative_to(ROOT)}: figures renewed")
     for file in sorted(missing):
-        print(
-            f"no docs/results/{file}: run make {Path(file).stem}; its figures stay as they are",
-            file=sys.stderr,
-        )
+        print(f"no docs/results/{file}: {maker(file)}; its figures stay as they are", file=sys.stderr)
     return int(bool(missing))
 
 

@@ -41,6 +41,7 @@ def image_bars(board: Board, targets: Sequence[str]) -> None:
     engine = Engine()
     with _workplace() as place:
         foretold, whole_bytes = _foretell(place, engine, targets)
+        board.figure("rocm: unpruned root file system", whole_bytes, "bytes")
         for target in targets:
             staged = _prepared(place, engine, _variant(target))
             with _image(engine, staged) as image:

@@ -85,3 +85,72 @@ def test_a_part_of_a_bench_leaves_the_last_results_alone(tmp_path: Path) -> None
     board.bar("ratio", 0.3, 0.4, "1")
     assert board.finish() == 0
     assert not list(tmp_path.iterdir())
+
+
+SAMPLE = [
+    *({"figure": f"{name}: build", "value": 12.34, "each": [12, 13]} for name in ("ours", "naive", "fair")),
+    *(
+        {"figure": f"{name}: {kind}", "value": 177_223_000}
+        for name in ("ours", "naive", "fair")
+        for kind in ("stored", "unpacked")
+    ),
+    *({"figure": f"start to ready, {way} bytecode", "value": 2.5} for way in ("without", "with")),
+    {"figure": "bytecode left out", "value": 98_000_000},
+    *(
+        {"bar": name, "value": 0.5, "must_be": "at most", "limit": 3, "unit": "s"}
+        for name in ("build-ratio", "build-ratio-fair", "rebuild-unchanged", "rebuild-service-changed")
+    ),
+    {"bar": "images from nothing", "value": 236.4, "must_be": "at most", "limit": 300, "unit": "s"},
+    {"figure": "printed", "value": "image  digest\nweir/cpu:latest  sha256:0"},
+    {"figure": "rocm: unpruned root file system", "value": 5_020_000_000},
+    *(
+        {"bar": f"rocm {card}: unpacked", "value": 1_380_000_000, "must_be": "at most"}
+        | {"limit": 2_000_000_000, "unit": "bytes"}
+        for card in ("gfx906", "gfx1100")
+    ),
+    *(
+        {"bar": f"librocblas.so.0 {card}: {what}", "value": seen, "must_be": "at most"}
+        | {"limit": 3, "unit": "x", "before_bytes": 450_000_000}
+        for card, seen in (("gfx906", 0.126), ("gfx1100", 0.132))
+        for what in ("size", "time")
+    ),
+    {"bar": "launches", "value": None, "waived": "no GPU"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def sample() -> Results:
+    return Results(
+        "bench-x.json",
+        {"command": "make bench-x", "date": "2026-11-21", "cores": 2, "load": [0.1, 2.0], "rows": SAMPLE},
+    )
+
+
+def test_builds_are_told_with_the_fair_baseline_and_the_start_cost(sample: Results) -> None:
+    told = figures.build_block(sample)
+    assert "| the same without bytecode, compressed as ours is | 12.3 s | 177 MB | 177 MB |" in told
+    assert "Leaving out 98 MB of bytecode costs time" in told.replace("\n", " ")
+    assert "other work" not in told
+
+
+def test_a_bench_beside_other_work_says_so(sample: Results) -> None:
+    busy = Results(sample.file, {**sample.document, "load": [7.3, 7.0]})
+    assert "on a machine with other work: load 7.3" in figures.build_block(busy).replace("\n", " ")
+
+
+def test_what_make_images_printed_stands_in_a_fence_of_its_own(sample: Results) -> None:
+    told = figures.images_block(sample).split("\n")
+    assert told[1:4] == ["", "```", told[3]]
+    assert "3:56 from nothing on 2 cores" in told[3]
+    assert "weir/cpu:latest  sha256:0" in told
+
+
+def test_pruned_sizes_become_tables(sample: Results) -> None:
+    assert "| unpacked | 5.02 GB | 1.38 GB | 1.38 GB |" in figures.prune_images(sample)
+    assert "| librocblas.so.0 | 450 MB | 12.6% | 13.2% | 0.126 to 0.132 |" in figures.prune_libraries(sample)
+
+
+def test_bars_that_differ_in_a_number_alone_share_a_row(sample: Results) -> None:
+    lines = figures.bars(sample).split("\n")
+    assert "| size | at most 3 x | 0.126 to 0.132 (2 times) |" in lines
+    assert not [line for line in lines if "launches" in line]
