@@ -19,6 +19,8 @@ from probes.files import sweep_partials
 from probes.report import ProbeReport, Record
 
 SUFFIX = ".journal"
+# Its name follows from the report's: a symbolic link that somebody put there must not lead elsewhere.
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def open_journal(report: Path) -> Iterator[Journal]:
     path = path_of(report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, _OPEN, 0o666)
     except OSError as error:
         raise ReportError(
             f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
@@ -163,7 +165,7 @@ def sweep(folder: Path) -> tuple[Path, ...]:
 
 def _alive(journal: Path) -> bool:
     try:
-        descriptor = os.open(journal, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

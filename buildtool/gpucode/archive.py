@@ -9,7 +9,6 @@ import io
 import os
 import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from buildtool.audit.tarwalk import DANGLING, FILE, NO_PADDING, TarReader
 from buildtool.errors import DataError
+from buildtool.files import scratch
 from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.links import Links, normal_path
@@ -286,10 +286,10 @@ def prune_wheel(
         with (
             zipfile.ZipFile(original) as old,
             zipfile.ZipFile(out, "w") as new,
-            tempfile.TemporaryDirectory(prefix=".prune-", dir=out.parent) as scratch,
+            scratch(out.parent) as folder,
         ):
             for info in old.infolist():
-                _wheel_member(old, new, info, folder=Path(scratch), targets=targets, result=result, say=say)
+                _wheel_member(old, new, info, folder=folder, targets=targets, result=result, say=say)
     except _ZIP_FAULTS as error:
         raise DataError(f"{original} is no wheel, or a damaged one: {error}", _AGAIN) from error
     return result

@@ -1,6 +1,7 @@
 """The architecture, held: who may import whom, and where the outside world may be touched."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,33 @@ ACTING = {
 }
 
 
+# who may open a file for writing by himself; everybody else goes through buildtool/files.py
+WRITERS = {
+    "probes/files.py",  # the mechanism
+    "buildtool/files.py",
+    "probes/journal.py",  # appends to a file that it holds locked
+    "probes/lock.py",  # a lock file without content
+    "probes/job.py",  # a pipe to the parent process
+    "buildtool/command.py",  # the log of a program that outlives us
+    "buildtool/provision.py",  # a scratch directory for apt
+    "buildtool/buildx.py",  # a scratch directory for buildx
+    "buildtool/context.py",  # fills a scratch directory that is renamed as a whole
+    "buildtool/wheels.py",  # pip's scratch directory
+    "buildtool/rootfs.py",  # another name for a directory, in one of its own
+    "buildtool/audit/gpuprobe.py",  # a file without a name
+    # these write into what `replacing` or `scratch` gave them
+    "buildtool/imageprune.py",
+    "buildtool/layerfile.py",
+    "buildtool/gpucode/archive.py",
+    "buildtool/gpucode/manifest.py",  # the journal of a prune, O_EXCL
+}
+WRITES = re.compile(
+    r"""\.write_(text|bytes)\(|open\([^)]*["'][wax]b?\+?b?["']"""  # by Path, by open()
+    r"|O_CREAT|O_WRONLY|\btempfile\."
+)
+IS_OURS = re.compile(r"\bfiles\.write_text\(")
+
+
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
     found: set[str] = set()
@@ -192,3 +220,11 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
             assert ok, f"{relative} imports {name} of the other program"
         if relative in THOUGHT:
             assert name not in ACTING, f"{relative} thinks, {name} acts"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_files_are_written_in_one_way(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    lines = [line for line in path.read_text().splitlines() if WRITES.search(IS_OURS.sub("", line))]
+    if relative not in WRITERS:
+        assert not lines, f"{relative} writes files by itself: buildtool/files.py or probes/files.py does it"

@@ -65,6 +65,14 @@ def test_a_broken_line_in_the_middle_is_told(tmp_path: Path) -> None:
         journal.read(path)
 
 
+def test_a_link_planted_in_the_journals_place_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious, without a line break")
+    journal.path_of(tmp_path / "r.json").symlink_to("victim")
+    with pytest.raises(ReportError, match="can't write"), journal.open_journal(tmp_path / "r.json"):
+        raise AssertionError("it was opened")
+    assert (tmp_path / "victim").read_text() == "precious, without a line break"
+
+
 def test_without_a_journal_there_is_nothing_to_go_on_with(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="has no journal"):
         journal.read(tmp_path / "r.json")
