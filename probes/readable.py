@@ -12,7 +12,7 @@ _SURROGATES = 0xDC00
 # Signs that only mean something at a line's ends (lists, headings, quotes) or before others are left
 # readable elsewhere: `torch_build`, `sha256:0a1b`, `a > b`.
 _MARKDOWN = (
-    r"[\\`*\[\]<|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|@+|^[>:#]|#(?=#* *$)|:(?=/)"
+    r"[\\`*\[\]<|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|@+|(?<!#)#++(?= *+$)|^[>:#]|:(?=/)"
     r"|(?i:(?<=mailto)|(?<=xmpp)):|(?i:(?<=www))\.|^ | $"
 )
 _TEXT = re.compile(_MARKDOWN)
@@ -63,6 +63,8 @@ def _literal(special: str) -> str:
     """GitHub links addresses and mentions even where the `@` is escaped, but not where it is code."""
     if special[0] == "`" and len(special) > 1:
         return markdown(special) if "|" in special else markdown_code(special[1:-1])
+    if special[0] == "#":
+        return "\\#" * len(special)
     return f"`{special}`" if "@" in special else _REFERENCES.get(special, f"\\{special}")
 
 
