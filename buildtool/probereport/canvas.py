@@ -28,6 +28,7 @@ DESK = Sheet("desk", 10.4, 2)
 PHONE = Sheet("phone", 4.5, 1)
 
 _STYLE = {
+    "text.parse_math": False,  # a dollar sign in a name is one
     "svg.fonttype": "none",  # text stays text: it can be found, copied and read aloud
     "svg.hashsalt": "weir",  # the same report gives the same page
     "font.family": "DejaVu Sans",  # comes with matplotlib; the page sets narrower fonts into its places

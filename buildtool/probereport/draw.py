@@ -20,6 +20,7 @@ from buildtool.probereport.charts import (
 from buildtool.probereport.palette import light
 from buildtool.probereport.quantities import size, span
 from buildtool.probereport.svg import HALO
+from buildtool.quoting import terminal
 from probes.report import Label, Pass, Scenario
 from probes.residency import Controls
 
@@ -66,7 +67,7 @@ def bandwidth(panels: Sequence[BandwidthPanel], sheet: Sheet) -> str:
         for axes, panel in zip(places, panels, strict=True):
             for i, trace in enumerate(sorted(panel.traces, key=_place)):
                 _trace(axes, trace, PATHS.get(trace.path) or OTHER_PATHS[i % len(OTHER_PATHS)])
-            axes.set_title(panel.title)
+            axes.set_title(terminal(panel.title))
             bytes_axis(axes, "size of one buffer")
             plain_log_y(axes, "bandwidth, GB/s")
             legend_below(axes, columns=2)
@@ -103,7 +104,7 @@ def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
         fmt=shape,
         color=colour,
         markerfacecolor=colour if filled else light("paper"),
-        label=trace.path + ("" if trace.fitted else " (no fit)"),
+        label=terminal(trace.path) + ("" if trace.fitted else " (no fit)"),
     )
 
 
@@ -205,7 +206,7 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
             longest = max(seconds(one)[0] for one in panel.bars)
             axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
             axes.locator_params(axis="x", nbins=5)
-            axes.set_title(panel.title)
+            axes.set_title(terminal(panel.title))
             axes.set_xlabel("time of a forward pass, ms")
             if panel.link_s is not None:
                 told = f"link's limit, computed: {span(panel.link_s, bare=True)}"

@@ -86,6 +86,20 @@ def test_a_registry_base_and_a_rocm_index_make_a_proved_image(shop: Shop, base: 
     assert shop.leftovers() == []
 
 
+def test_a_state_directory_and_a_catalog_with_any_signs_in_their_path_build(
+    tmp_path: Path, base: str, index: Index
+) -> None:
+    make_torch(index.files, "9.1.0+rocm9.9", hip="9.9")
+    index.refresh()
+    shop = Shop(tmp_path / "a b'c\"d${HOME}%{x}[z]")
+    shop.folder.mkdir()
+    source = f'{{name: standin-index, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
+    shop.write(variant(base, source))
+    done = shop.build("--no-audit")
+    assert done.returncode == Exit.OK, done.stderr
+    subprocess.run(["docker", "image", "rm", "-f", "weir/standin:latest"], check=False, capture_output=True)
+
+
 def test_a_locked_base_stays_when_its_tag_moves(shop: Shop, base: str, tmp_path: Path) -> None:
     assert shop.build("--no-audit").returncode == Exit.OK
     pinned = shop.lock["variants"]["standin"]["base"]["pin"]  # type: ignore[index]

@@ -1,8 +1,10 @@
 """What a finding offers to paste does what it says, whatever the image calls its files, labels and itself."""
 
 import json
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import image_maker as make
@@ -23,10 +25,12 @@ from buildtool.audit.render import render_markdown, render_table
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.spot import PackageName, Pattern, naming
+from buildtool.cli import main
 from buildtool.quoting import terminal
 
 MB = 1_000_000
 LARGE = bytes(2 * MB)
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def commands(remedy: str) -> list[list[str]]:
@@ -124,7 +128,7 @@ def test_no_output_format_fails_on_or_interprets_a_hostile_name() -> None:
                 [tag for tag in tags if tag != "code"] for tags in plain_tags
             ], text
         if text:
-            jsonschema.validate(json.loads(to_json(report)), SCHEMA)
+            VALIDATOR.validate(json.loads(to_json(report)))
         ElementTree.fromstring(render_junit(report, compared(text)))
         sarif = json.loads(render_sarif(report, compared(text)))
         assert "](" not in sarif["runs"][0]["results"][0]["message"]["text"]
@@ -139,6 +143,21 @@ def test_no_hostile_name_adds_an_element_to_the_page() -> None:
 def _markdown(text: str) -> str:
     report = hostile_report(text)
     return render_markdown(report, 10, compared(text)) + render_diff_markdown(diff(report, small_report()))
+
+
+@pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit"])
+def test_an_archive_whose_own_name_is_not_utf_8_is_told_in_every_format(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / os.fsdecode(b"caf\xe9\x1b[2J.tar")
+    archive.write_bytes(make.archive(make.docker_25(make.Image([tar(file(b"caf\xe9/tests/f", LARGE))]))))
+    saved = tmp_path / os.fsdecode(b"\xff.json")
+    platform = ["--platform", "linux/amd64"]
+    assert main(["audit", str(archive), "--format", form, "--json", str(saved), *platform]) == 0
+    assert main(["audit", str(archive), "--format", form, "--baseline", str(saved), *platform]) == 0
+    assert main(["diff", str(saved), str(archive)]) == 0
+    told = capsys.readouterr()
+    assert all(char.isprintable() or char == "\n" for char in told.out + told.err)
 
 
 def test_bytes_that_are_not_utf_8_are_shown_in_every_format() -> None:
