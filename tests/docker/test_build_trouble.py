@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from buildtool import command
 from buildtool.buildx import bake_plan
 from buildtool.engine import Engine
 from buildtool.errors import Exit
+from buildtool.files import sweep_partials
 
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 SLOW = "FROM scratch AS rootfs\nADD rootfs.tar /\nFROM rootfs\nRUN --network=none sleep 120\n"
@@ -189,6 +190,65 @@ def test_a_stop_ends_programs_with_all_that_they_started_and_starts_no_queued_on
     assert len(started) == 2
     sessions = {path.read_text().strip() for path in started}
     assert not sessions.intersection(sessions_of_living_processes())
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from buildtool.files import replacing, scratch
+
+with scratch(Path(".")) as folder, replacing(Path("result")) as partial:
+    (folder / "file").write_text("half")
+    partial.write_text("half")
+    print("writing", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_what_a_living_run_writes_is_left_alone_and_what_a_killed_one_left_is_swept(tmp_path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout
+    assert writer.stdout.readline() == "writing\n"
+    sweep_partials(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    writer.kill()
+    writer.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
+    sweep_partials(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str) -> None:
+    script = f"from buildtool.engine import Engine; Engine().run({cached_base!r}, ['sleep', '300'])"
+    killed = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    wait_until(lambda: len(containers_of(cached_base)) == 1)
+    killed.kill()
+    killed.wait()
+    assert len(containers_of(cached_base)) == 1
+    assert Engine().run(cached_base, ["true"]).exit_code == 0
+    assert containers_of(cached_base) == []
+
+
+@pytest.fixture
+def cached_base(tmp_path: Path) -> Iterator[str]:
+    """An image of the cached root file system of `cpu`, under a name of its own."""
+    rootfs = next((ROOT / ".weir/rootfs").glob("bookworm-*.tar"))
+    name = f"weir-test-{os.getpid()}:base"
+    subprocess.run(["docker", "import", str(rootfs), name], check=True, capture_output=True)
+    yield name
+    Engine().forget(name)
+
+
+def containers_of(ref: str) -> list[str]:
+    listing = ["docker", "ps", "-aq", "--filter", f"ancestor={ref}"]
+    return subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def sessions_of_living_processes() -> Iterator[str]:
