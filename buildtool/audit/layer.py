@@ -76,6 +76,9 @@ def join(directory: bytes, name: bytes) -> bytes:
 
 def split(path: bytes) -> tuple[bytes, bytes]:
     """Directory and name of a path, with `.`, `..` and doubled slashes resolved inside the image's root."""
+    if not (path.startswith((b"/", b".")) or path.endswith(b"/") or b"//" in path or b"/." in path):
+        directory, _, name = path.rpartition(b"/")
+        return directory, name
     parts: list[bytes] = []
     for part in path.split(b"/"):
         if part == b"..":

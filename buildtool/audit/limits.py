@@ -19,7 +19,7 @@ class Limits:
     captured_bytes: int = 128 * MIB  # package databases kept, compressed, while streaming; conda's are large
     captured_file_bytes: int = 16 * MIB
     unpacked_bytes: int = 1 << 38  # of all blobs together after decompression
-    unpacked_ratio: int = 200  # times the archive's own bytes; honest layers have 2 to 20, text up to 50
+    unpacked_ratio: int = 100  # times the archive's own bytes; honest layers have 2 to 20, text up to 50
     unpacked_free_bytes: int = 1 << 30  # whatever the ratio: honest layers may hold a file of zeros
     window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window
     index_depth: int = 4  # indexes within indexes

@@ -122,7 +122,12 @@ class _Walker:
 
     def holder(self, directory: bytes) -> Tree | None:
         """What a directory holds, links in its path followed; None when it isn't there."""
-        return self._descend(directory)[1][-1]
+        there: int | Tree | None = self.tree
+        for part in directory.split(b"/") if directory else ():  # quick where no link and no `..` is met
+            there = there.get(part) if isinstance(there, dict) else None
+            if not isinstance(there, dict):
+                return self._descend(directory)[1][-1]
+        return there if isinstance(there, dict) else None
 
     def link(self, row: int) -> bytes | None:
         """A symbolic link's target, None for other members. A hard link to one is one, too."""
@@ -186,6 +191,7 @@ class _Merger(_Walker):
         index, start = self._layers[position], self._starts[position]
         self._known, self._gone = {}, {}
         self._take_away(index)
+        self._known = {}
         directory, holder = None, self.tree
         for at, (where, name, kind) in enumerate(zip(index.dirs, index.names, index.kinds, strict=True)):
             if where is not directory or not self._known:
@@ -221,11 +227,22 @@ class _Merger(_Walker):
         """What a directory holds; it and those above it are made where something else or nothing is there."""
         holder = self._known.get(directory)
         if holder is None:
-            names, trail = self._descend(directory)
-            holder = self.tree
-            for name, there in zip(names, trail[1:], strict=True):
-                holder = self._made(holder, name) if there is None else there
+            above, _, name = directory.rpartition(b"/")
+            parent = self._known.get(above) if directory else None
+            there = parent.get(name) if parent is not None else None
+            if parent is not None and there is None:
+                there = self._made(parent, name)
+            holder = there if isinstance(there, dict) else self._made_all(directory)
             self._known[directory] = holder
+        return holder
+
+    def _made_all(self, directory: bytes) -> Tree:
+        names, trail = self._descend(directory)
+        parent = holder = self.tree
+        for name, there in zip(names, trail[1:], strict=True):
+            parent, holder = holder, self._made(holder, name) if there is None else there
+        if b"/".join(names) == directory:  # the next directory is often beside this one
+            self._known[directory.rpartition(b"/")[0]] = parent
         return holder
 
     def _made(self, holder: Tree, name: bytes) -> Tree:
@@ -242,15 +259,13 @@ class _Merger(_Walker):
             return
         rows = zip(index.dirs, index.names, index.kinds, strict=True)
         own = {(directory, name) for directory, name, kind in rows if kind == DIRECTORY}
-        for directory in index.opaque:
+        for directory in dict.fromkeys(index.opaque):
             holder = self._below(directory, own)
             if holder:
                 self.removed(dict(holder))
                 holder.clear()
-        known, holder = None, None
         for directory, name in index.whiteouts:
-            if directory is not known:
-                known, holder = directory, self._below(directory, own)
+            holder = self._below(directory, own)
             if holder is not None and name in holder:
                 gone = holder.pop(name)
                 self.removed(gone)
@@ -261,11 +276,21 @@ class _Merger(_Walker):
         """What a directory held in lower layers. A link there that the layer's `own` directory replaces
         isn't followed: what it leads to is another directory's.
         """
-        holder, parts = self.tree, directory.split(b"/") if directory else []
+        if not directory:
+            return self.tree
+        above, _, name = directory.rpartition(b"/")
+        holder, parts = self.tree, directory.split(b"/")
+        if above in self._known:  # the last whiteout was often beside this one
+            holder, parts = self._known[above], [name]
         for at, part in enumerate(parts):
+            if at == len(parts) - 1:
+                self._known[above] = holder
             child = holder.get(part)
-            if not isinstance(child, dict):
-                return None if (b"/".join(parts[:at]), part) in own else self.holder(directory)
+            if child is None:
+                return None
+            if isinstance(child, int):
+                place = b"/".join(parts[:at]) if len(parts) > 1 else above
+                return None if (place, part) in own else self.holder(directory)
             holder = child
         return holder
 

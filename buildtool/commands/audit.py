@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-unpacked",
         metavar="SIZE",
-        help="read that much of an archive, however small it is (default: 200 times its size or 1 GiB, "
+        help="read that much of an archive, however small it is (default: 100 times its size or 1 GiB, "
         "at most 256 GiB)",
     )
     parser.add_argument(
