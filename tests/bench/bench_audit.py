@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests" / "unit"
 sys.path[:0] = [str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
 
+import audit_heavy  # noqa: E402
 import audit_inputs  # noqa: E402
 import audit_naive  # noqa: E402
 import audit_stacks  # noqa: E402
+import audit_tars  # noqa: E402
 import bench_prune  # noqa: E402
 import hostile  # noqa: E402
 import image_maker as make  # noqa: E402
@@ -170,29 +172,41 @@ def headers(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 
 def hostile_archives(board: Board, work: Path, args: argparse.Namespace) -> None:
-    """Every archive of the hostile corpus, each in a watched process."""
-    cases = list(hostile.corpus())
+    """Every archive of the hostile corpus, and bombs of 16 GiB, each in a watched process."""
+    corpus = [
+        (f"{group}: {variant}", partial(bytes, content)) for group, variant, content in hostile.corpus()
+    ]
     scratch = work / "hostile"
     scratch.mkdir()
     tempfile.tempdir = str(scratch)
-    outcomes = []
-    for group, variant, content in cases:
+    outcomes = {}
+    for name, made in (*corpus, *audit_heavy.cases()):
         file = scratch / "evil.tar"
-        file.write_bytes(content)
+        audit_heavy.write(made, file)
         outcome = audit_inputs.watched(lambda file=file: cli.main(["audit", str(file)]), scratch)
-        outcomes.append(outcome)
+        outcomes[name] = outcome
         if outcome.said not in EXITS or outcome.written or list(scratch.iterdir()) != [file]:
-            board.line({"hostile": f"{group}: {variant}", "said": outcome.said, "wrote": outcome.written})
+            board.line({"hostile": name, "said": outcome.said, "wrote": outcome.written})
     tempfile.tempdir = None
-    classes = {group for group, _, _ in cases}
+    classes, rows = {name.partition(":")[0] for name in outcomes}, outcomes.values()
     board.bar("hostile archives: classes", len(classes), 24, "classes", at_least=True)
-    board.bar("hostile archives: files", len(cases), 120, "files", at_least=True)
-    board.bar("hostile archives: tracebacks", sum(row.said not in EXITS for row in outcomes), 0, "files")
-    board.bar(
-        "hostile archives: written outside scratch", sum(bool(row.written) for row in outcomes), 0, "files"
-    )
-    board.bar("hostile archives: slowest", max(row.seconds for row in outcomes), 5, "s")
-    board.bar("hostile archives: peak memory", max(row.peak_mib for row in outcomes), 256, "MiB")
+    board.bar("hostile archives: files", len(outcomes), 120, "files", at_least=True)
+    board.bar("hostile archives: tracebacks", sum(row.said not in EXITS for row in rows), 0, "files")
+    board.bar("hostile archives: written outside scratch", sum(bool(row.written) for row in rows), 0, "files")
+    slowest = max(outcomes, key=lambda name: outcomes[name].seconds)
+    largest = max(outcomes, key=lambda name: outcomes[name].peak_mib)
+    board.bar("hostile archives: slowest", outcomes[slowest].seconds, 5, "s", which=slowest)
+    board.bar("hostile archives: peak memory", outcomes[largest].peak_mib, 256, "MiB", which=largest)
+
+
+def corpora(board: Board, work: Path, args: argparse.Namespace) -> None:
+    """Tars of Go's and CPython's tests, and mutated headers, as Go's reader and we read them."""
+    audit_tars.judge_corpora(board, work)
+
+
+def mutations(board: Board, work: Path, args: argparse.Namespace) -> None:
+    """Tar headers whose numeric fields have 2,000 values each."""
+    audit_tars.judge_mutations(board, work)
 
 
 def damage(board: Board, work: Path, args: argparse.Namespace) -> None:
@@ -342,6 +356,8 @@ GROUPS: dict[str, Group] = {
     "real": real_images,
     "vast": vast,
     "hostile": hostile_archives,
+    "corpora": corpora,
+    "mutations": mutations,
     "damage": damage,
     "stacks": stacks,
     "dialects": dialects,
