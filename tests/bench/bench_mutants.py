@@ -62,6 +62,8 @@ SAMPLE = 1500
 MEMORY_BYTES = 2 << 30  # beyond what the process has mapped when it is forked
 SURVIVED, KILLED, RELOAD, BROKEN = 0, 1, 2, 3  # exit statuses of a mutant's process
 
+DEAD = ("killed", "over its limits")
+
 Lines = set[tuple[str, int]]
 
 
@@ -196,7 +198,7 @@ class Pool:
 def pytest_options(scratch: Path) -> list[str]:
     off = [part for name in ("cacheprovider", "xdist") for part in ("-p", f"no:{name}")]
     quiet = ("-qq", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-    return [*off, *quiet, "--capture=no", f"--basetemp={scratch}", "-o", "tmp_path_retention_policy=none"]
+    return [*off, *quiet, "--capture=no", f"--basetemp={scratch}", "-o", "tmp_path_retention_policy=failed"]
 
 
 class Watcher:
@@ -397,9 +399,15 @@ def run(chosen: Sequence[Mutant], jobs: int, *, folders: Sequence[str], scratch:
     """Every mutant's verdict by its key."""
     verdicts: dict[str, str] = {}
     begun = time.monotonic()
+    told = {key_of(mutant): mutant for mutant in chosen}
+    output = os.dup(1)  # the server's own output is pytest's
 
     def done(key: str, verdict: str) -> None:
         verdicts[key] = verdict
+        if verdict not in (*DEAD, "reload"):
+            mutant = told[key]
+            row = {"survivor": f"{mutant.path}:{mutant.line}", "mutant": mutant.name, "because": verdict}
+            os.write(output, json.dumps(row).encode() + b"\n")
         if len(verdicts) % 250 == 0:
             tell(f"{len(verdicts)} of {len(chosen)} mutants, {time.monotonic() - begun:.0f} s")
 
@@ -529,18 +537,12 @@ def main() -> int:
 def say(
     chosen: Sequence[Mutant], verdicts: Mapping[str, str], *, population: int, listed: int, seed: int
 ) -> int:
-    """The survivors, a table by module, and the bar."""
+    """A table by module, and the bar."""
     board = Board("mutants", command="make mutants")
     by_module: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in sorted(chosen, key=lambda one: (one.path, one.line)):
-        verdict = verdicts[key_of(mutant)]
-        dead = verdict in ("killed", "over its limits")
-        by_module[mutant.path]["killed" if dead else "alive"] += 1
-        if not dead:
-            board.line(
-                {"survivor": f"{mutant.path}:{mutant.line}", "mutant": mutant.name, "because": verdict}
-            )
-    for path, counts in by_module.items():
+    for mutant in chosen:
+        by_module[mutant.path]["killed" if verdicts[key_of(mutant)] in DEAD else "alive"] += 1
+    for path, counts in sorted(by_module.items()):
         tell(f"{counts['killed']:4} of {counts.total():4} killed in {path}")
     killed = sum(counts["killed"] for counts in by_module.values())
     low, high = interval(killed, len(chosen))

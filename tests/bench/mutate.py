@@ -4,7 +4,8 @@ What is changed: a comparison and its boundary, arithmetic, constants, `and`, `o
 the value that is returned, one end of a slice, `min`, `max`, `any`, `all`, `sorted`, `abs`; statements are
 deleted.
 What isn't, because no behaviour depends on it or only prose does: annotations, decorators, docstrings,
-`assert`, `Literal[...]`, `zip(strict=)`, texts with a blank in them and texts inside `raise` or an f-string.
+`assert`, `Literal[...]`, `zip(strict=)`, `usedforsecurity=`, `flush=`, the name `utf-8`, texts with a blank in
+them and texts inside `raise` or an f-string.
 """
 
 import ast
@@ -109,6 +110,10 @@ def _is_idle(child: ast.AST, parent: ast.AST) -> bool:
         return True
     if isinstance(child, ast.keyword) and child.arg == "strict":
         return isinstance(parent, ast.Call) and ast.unparse(parent.func) == "zip"
+    if isinstance(child, ast.keyword) and child.arg in ("usedforsecurity", "flush"):
+        return True
+    if isinstance(child, ast.Constant) and child.value == "utf-8":
+        return True  # Python takes `utf-8~` for the same
     return isinstance(child, (ast.Assert, ast.Import, ast.ImportFrom))
 
 
