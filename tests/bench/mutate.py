@@ -4,8 +4,8 @@ What is changed: a comparison and its boundary, arithmetic, constants, `and`, `o
 the value that is returned, one end of a slice, `min`, `max`, `any`, `all`, `sorted`, `abs`; statements are
 deleted.
 What isn't, because no behaviour depends on it or only prose does: annotations, decorators, docstrings,
-`assert`, `Literal[...]`, `zip(strict=)`, `usedforsecurity=`, `flush=`, the name `utf-8`, texts with a blank in
-them and texts inside `raise` or an f-string.
+`assert`, `Literal[...]`, `zip(strict=)`, `usedforsecurity=`, `flush=`, the name `utf-8`, texts with a blank
+in them and texts inside `raise` or an f-string.
 """
 
 import ast
