@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from buildtool.errors import Exit, ToolError
-from probes.output import OutputLost, complain, harden
+from probes.output import OutputLost, Parser, complain, harden
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
@@ -25,7 +25,7 @@ VERBS = {
 
 def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with every verb, the arguments of `verb` alone filled in (imports stay lazy)."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m buildtool",
         description="Build, audit and prune container images of PyTorch services.",
         epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",

@@ -51,5 +51,6 @@ class Progress:
 
     def _write(self, line: str) -> None:
         self._said = time.monotonic()
-        self._stream.write(f"[{self.seconds:6.1f}s] {terminal(line)}\n")
+        shown = terminal(line, keep="\t")
+        self._stream.write(f"[{self.seconds:6.1f}s] {shown}\n")
         self._stream.flush()

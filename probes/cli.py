@@ -19,7 +19,7 @@ from probes.headline import headline, next_step
 from probes.job import Told
 from probes.machine_text import machine_lines
 from probes.model import DTYPES, MODELS
-from probes.output import OutputLost, complain, hand_over, harden, tell
+from probes.output import OutputLost, Parser, complain, hand_over, harden, tell
 from probes.progress import BEGINNING, Planned, progress, told
 from probes.report import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.units import parse_bytes
@@ -92,7 +92,7 @@ class Teller(session.Listener):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m probes",
         description=PURPOSE,
         epilog=EXITS,

@@ -8,10 +8,11 @@ verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters t
 lacks are written as escapes.
 """
 
+import argparse
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from probes.readable import terminal
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _OUT, _ERR = 1, 2
+_LAYOUT = "\n\t"  # what programs lay their words out with
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -58,14 +60,22 @@ class _Descriptor(io.RawIOBase):
             return n_bytes
 
 
+class Parser(argparse.ArgumentParser):
+    """Repeats arguments without their control characters: a shell's `*` may stand for a hostile name."""
+
+    def error(self, message: str) -> NoReturn:
+        """The usage and the message, on standard error, and exit code 2."""
+        super().error(terminal(message))
+
+
 def tell(text: str) -> None:
     """Lines for people, on standard output."""
-    print(terminal(text, keep="\n"), flush=True)
+    print(terminal(text, keep=_LAYOUT), flush=True)
 
 
 def complain(text: str) -> None:
     """Lines for people, on standard error."""
-    print(terminal(text, keep="\n"), file=sys.stderr, flush=True)
+    print(terminal(text, keep=_LAYOUT), file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:

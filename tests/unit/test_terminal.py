@@ -1,6 +1,7 @@
 """Nothing that others wrote acts on a terminal: names in images and trees, words of drivers, engines, apt."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from buildtool.cli import main
 from buildtool.errors import BuildFailed, Exit
 from buildtool.progress import Progress
 from probes import output
+from probes.cli import main as probes_main
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\r"
 
 
 def harmless(text: str) -> bool:
-    return all(char.isprintable() or char == "\n" for char in text)
+    return all(char.isprintable() or char in "\n\t" for char in text)
 
 
 def test_the_three_ways_to_speak_quote_every_hostile_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +69,18 @@ def test_names_in_a_pruned_tree_are_shown_harmless(
     assert harmless(told.out + told.err)
     assert "would delete" in told.err
     assert not [line for line in (told.out + told.err).splitlines() if line.startswith("forged")]
+
+
+@pytest.mark.parametrize("program", [main, probes_main], ids=["weir", "weir-probes"])
+def test_a_wrong_argument_is_named_without_its_escape_sequences(
+    program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program(["show" if program is probes_main else "doctor", "r.json", f"--{EVIL}"])
+    assert ended.value.code == Exit.USAGE
+    told = capsys.readouterr().err
+    assert "owned" in told
+    assert harmless(told)
 
 
 def test_tables_of_a_build_hold_no_control_characters() -> None:
