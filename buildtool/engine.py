@@ -113,10 +113,13 @@ class Engine:
     def registry_digest(self, ref: str) -> str:
         """The manifest (or index) digest that a registry now gives for a reference.
 
-        Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable.
+        Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable, and
+        EngineUnavailable when it is the engine that doesn't answer.
         """
+        with _translated():
+            client = _client(ANSWER_TIMEOUT_S)
         try:
-            return str(_client(ANSWER_TIMEOUT_S).images.get_registry_data(ref).id)
+            return str(client.images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
         except requests.exceptions.RequestException as error:
