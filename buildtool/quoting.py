@@ -82,7 +82,7 @@ def command(*words: str) -> str:
     try:
         return " ".join(map(shell, words))
     except Unquotable as error:
-        return f"# no command to paste: a name in it can't be written there ({error})"
+        return f"# no command to paste: a name in it cannot be pasted ({error})"
 
 
 def shell_pattern(directory: str | bytes, ending: str | bytes) -> str:

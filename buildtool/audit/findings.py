@@ -131,7 +131,7 @@ def _strippable(facts: Facts) -> Finding | None:
                 "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't"
             ),
         )
-        + f"\n{more}# in the layer that installs them, with binutils there; never after `buildtool prune`;\n"
+        + f"\n{more}# in the layer that installs them, with binutils there; never after buildtool prune;\n"
         "# then try what was stripped: libraries that patchelf changed may not load any more",
     )
 

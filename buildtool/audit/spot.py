@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from buildtool.quoting import Unquotable, shell, shell_pattern, terminal
 
-_UNNAMED = "their names hold what can't be pasted safely"
+_UNNAMED = "their names hold what is not safe to paste"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy, 5.6.1), Python's and conda's
 
 
@@ -53,7 +53,7 @@ def naming(spots: Iterable[Spot], command: Callable[[str], str]) -> str:
             unnamed += 1
     lines = [command(" ".join(words))] if words else []
     if unnamed:
-        lines.append(f"# {unnamed} {'place' if unnamed == 1 else 'places'} can't be named here: {_UNNAMED}")
+        lines.append(f"# {unnamed} {'place' if unnamed == 1 else 'places'} cannot be named here: {_UNNAMED}")
     return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ def test_targets_named_by_a_label_are_targets_or_nothing(label: str) -> None:
 def test_a_place_that_can_not_be_pasted_is_counted_instead(name: bytes) -> None:
     remedy = found(audited(tar(file(name + b"/tests/f", LARGE), file("q/tests/f", LARGE))), "tests").remedy
     assert commands(remedy) == [["rm", "-rf", "/q/tests"]]
-    assert "# 1 place can't be named here" in remedy
+    assert "# 1 place cannot be named here" in remedy
     alone = found(audited(tar(file(name + b"/tests/f", LARGE))), "tests").remedy
     assert commands(alone) == []
 
