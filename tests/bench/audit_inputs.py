@@ -20,7 +20,8 @@ class Outcome:
     """How a watched child ended: `said` is its exit code, or the name of what escaped it."""
 
     said: str
-    seconds: float
+    seconds: float  # on the wall's clock
+    cpu_seconds: float  # of all its threads: what others' load doesn't change
     peak_mib: float
     written: tuple[str, ...]  # files that it opened for writing outside of its directory
 
@@ -44,7 +45,8 @@ def watched(action: Callable[[], int], scratch: Path) -> Outcome:
     _, status, usage = os.wait4(child, 0)
     seconds = os.times().elapsed - begun
     said = lines[0] if os.waitstatus_to_exitcode(status) == 0 and lines[0] else f"died, status {status}"
-    return Outcome(said, seconds, usage.ru_maxrss / 1024, tuple(lines[1:]))
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Outcome(said, seconds, cpu_seconds, usage.ru_maxrss / 1024, tuple(lines[1:]))
 
 
 def _in_child(action: Callable[[], int], scratch: Path) -> tuple[str, list[str]]:
