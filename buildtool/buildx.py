@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from buildtool.command import CommandFailed, run, run_loud
 from buildtool.engine import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.files import scratch
 from buildtool.model import BuiltImage
 from buildtool.plan import Target, render_plan
 
@@ -50,8 +49,8 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
-    with tempfile.TemporaryDirectory(prefix="weir-bake-") as scratch:
-        metadata = Path(scratch) / "metadata.json"
+    with scratch() as folder:
+        metadata = folder / "metadata.json"
         # the builder inside the engine that the CLI talks to: another one would keep its images elsewhere
         command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
         command += ["--progress=plain", f"--metadata-file={metadata}"]

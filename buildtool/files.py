@@ -39,9 +39,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch(directory: Path) -> Iterator[Path]:
-    """A directory below `directory` for this block alone, removed afterwards. Raises as `replacing` does."""
-    with _translated(directory), files.scratch(directory) as path:
+def scratch(directory: Path | None = None) -> Iterator[Path]:
+    """A directory for this block alone, removed afterwards: below `directory`, or where the system has such.
+
+    Raises as `replacing` does.
+    """
+    with _translated(directory or Path("a temporary directory")), files.scratch(directory) as path:
         yield path
 
 

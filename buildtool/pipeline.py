@@ -47,7 +47,7 @@ class Workplace:
 
     def sweep(self) -> None:
         """Remove what killed runs left half-written, in every folder that a build writes into."""
-        for folder in (self.lock.parent, self.state, *self.state.glob("*")):
+        for folder in (None, self.lock.parent, self.state, *self.state.glob("*")):
             sweep_partials(folder)
 
     @property

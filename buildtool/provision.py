@@ -5,7 +5,6 @@ What would be done is decided first, as a value (`plan_install`), and said befor
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from buildtool.command import CommandFailed, find, run, run_loud, spawn
 from buildtool.engine import NEXT_STEP, Engine, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
-from buildtool.files import write_text
+from buildtool.files import scratch, write_text
 
 Say = Callable[[str], None]
 
@@ -133,8 +132,8 @@ def describe_host(root: Path = Path("/")) -> Host:
 
 def install(plan: InstallPlan, say: Say) -> None:
     """Install with apt; another suite's packages come through a configuration of our own."""
-    with tempfile.TemporaryDirectory(prefix="weir-apt-") as name:
-        options = _borrow_suite(Path(name), plan.suite) if plan.suite else []
+    with scratch() as folder:
+        options = _borrow_suite(folder, plan.suite) if plan.suite else []
         packages = [f"{p}/{plan.suite}" if plan.suite and p in DEBIAN else p for p in plan.packages]
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]

@@ -7,8 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, run, run_loud
@@ -27,6 +26,11 @@ EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list
 
 # What of the host's environment packages' scripts get to see: how to reach the mirror, nothing of its tastes.
 FROM_HOST = ("PATH", "APT_CONFIG", "SSL_CERT_DIR", "SSL_CERT_FILE")
+# The end of our process ends this one (--pdeathsig), which ends process 1 of the namespace and so all in it.
+CONTAINER = (
+    *("setpriv", "--pdeathsig=KILL"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")  # in either case
 
 
@@ -95,6 +99,20 @@ def environment(base: Bootstrap, host: Mapping[str, str], epoch: int) -> dict[st
     return {**kept, **fixed, **recipe, "SOURCE_DATE_EPOCH": str(epoch)}
 
 
+def _container() -> Sequence[str]:
+    """The words before a command that give it namespaces of its own; none where we may not make any.
+
+    Run by root, mmdebstrap mounts /proc, /sys and more in the namespace of its caller, where they outlive it.
+    """
+    if os.geteuid() != 0:
+        return ()
+    try:
+        run([*CONTAINER, "true"])
+    except (CommandFailed, EnvironmentMissing):
+        return ()
+    return CONTAINER
+
+
 class RootfsCache:
     """Root file systems as plain tars, by recipe."""
 
@@ -139,7 +157,7 @@ class RootfsCache:
         self._say(f"{base.suite}: making a root file system with mmdebstrap")
         with replacing(path) as partial, scratch(path.parent) as folder, _alias(folder) as named:
             folder.chmod(0o755)  # apt's own user works in there
-            command = mmdebstrap_command(base, partial, host_mirror())
+            command = [*_container(), *mmdebstrap_command(base, partial, host_mirror())]
             try:
                 run_loud(
                     command,
@@ -161,9 +179,9 @@ class RootfsCache:
 @contextlib.contextmanager
 def _alias(folder: Path) -> Iterator[Path]:
     """Another name for a directory, without signs of its path that apt can't handle: quotation marks."""
-    with tempfile.TemporaryDirectory(prefix="weir-") as name:
-        Path(name).chmod(0o755)  # apt's own user goes through it
-        alias = Path(name, "rootfs")
+    with scratch() as place:
+        place.chmod(0o755)  # apt's own user goes through it
+        alias = place / "rootfs"
         alias.symlink_to(folder, target_is_directory=True)
         yield alias
 

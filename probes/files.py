@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes spaces
 _MAX_LINKS = 40  # as Linux: path_resolution(7)
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -56,14 +57,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def scratch(directory: Path) -> Iterator[Path]:
-    """A directory below `directory` for this block alone, removed with all in it. Raises OSError."""
+def scratch(directory: Path | None = None) -> Iterator[Path]:
+    """A directory for this block alone, removed with all in it unless something is mounted below it.
+
+    It is made below `directory`, or where the system has its temporary files. Raises OSError.
+    """
+    directory = directory or Path(tempfile.gettempdir())
     directory.mkdir(parents=True, exist_ok=True)
     path, descriptor = _create_directory(directory)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         os.close(descriptor)
 
 
@@ -108,13 +113,15 @@ def link_over(existing: Path, path: Path) -> None:
         os.close(descriptor)
 
 
-def sweep_partials(directory: Path) -> None:
+def sweep_partials(directory: Path | None = None) -> None:
     """Remove the partial files and scratch directories of runs that no longer live; never raises.
+
+    `directory` None is the system's place for temporary files, as for `scratch`.
 
     What a living process holds is left alone, and so is everything that has no name of ours.
     """
     with suppress(OSError):
-        for path in directory.iterdir():
+        for path in (directory or Path(tempfile.gettempdir())).iterdir():
             if _PARTIAL.fullmatch(path.name):
                 _sweep(path)
 
@@ -222,16 +229,22 @@ def _sweep(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                _remove(path)
+            else:
                 path.unlink(missing_ok=True)
-            elif not _has_mounts(path):
-                shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)
 
 
+def _remove(directory: Path) -> None:
+    """Remove a directory unless something is mounted below it: a killed bootstrap leaves /dev so."""
+    if not _has_mounts(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _has_mounts(directory: Path) -> bool:
-    """Whether something is mounted below: a killed bootstrap may leave the host's /dev there."""
     below = f"{os.path.realpath(directory)}/"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123
-        return any(line.split()[4].startswith(below) for line in mounts)
+        points = (_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in mounts)
+        return any(point.startswith(below) for point in points)

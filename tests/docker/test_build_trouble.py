@@ -229,6 +229,41 @@ def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str
     assert containers_of(cached_base) == []
 
 
+BOOTSTRAP = """
+import sys
+from pathlib import Path
+from buildtool.model import Bootstrap
+from buildtool.rootfs import RootfsCache
+
+RootfsCache(Path("cache"), lambda line: print(line, flush=True)).bring(Bootstrap("bookworm", ("tini",)), 1)
+"""
+
+
+def test_a_killed_bootstrap_leaves_no_mounts_and_no_processes(tmp_path: Path) -> None:
+    killed = subprocess.Popen(
+        [sys.executable, "-c", BOOTSTRAP], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout
+    for line in killed.stdout:
+        if "installing essential packages" in line:  # now /proc and /sys are mounted in there
+            break
+    killed.kill()
+    killed.communicate()
+    wait_until(lambda: not processes_that_name(str(tmp_path)))
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    sweep_partials(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def processes_that_name(text: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (process / "cmdline").read_bytes():
+                found.append(process.name)
+    return found
+
+
 @pytest.fixture
 def cached_base(tmp_path: Path) -> Iterator[str]:
     """An image of the cached root file system of `cpu`, under a name of its own."""

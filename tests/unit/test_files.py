@@ -152,6 +152,25 @@ def test_only_what_the_dead_left_is_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == [".users.partial", "file"]
 
 
+def test_what_is_mounted_below_a_leftover_is_never_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed bootstrap may leave the host's /dev bound below its scratch directory."""
+    (tmp_path / LEFT / "rootfs/dev").mkdir(parents=True)
+    (tmp_path / LEFT / "rootfs/dev/null").touch()
+    monkeypatch.setattr(files, "_has_mounts", lambda _directory: True)
+    sweep_partials(tmp_path)
+    with scratch(tmp_path) as folder:
+        (folder / "mounted").touch()
+    assert (tmp_path / LEFT / "rootfs/dev/null").exists()
+    assert (folder / "mounted").exists()
+
+
+def test_mounts_are_seen_in_what_the_kernel_lists() -> None:
+    assert files._has_mounts(Path("/dev"))  # /dev/shm, /dev/pts
+    assert not files._has_mounts(Path("/proc/self/nothing"))
+
+
 def test_a_swept_link_does_not_lose_what_it_leads_to(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/precious").write_text("x")

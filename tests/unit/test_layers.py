@@ -156,10 +156,8 @@ WRITERS = {
     "probes/job.py",  # a pipe to the parent process
     "buildtool/command.py",  # the log of a program that outlives us
     "buildtool/provision.py",  # a scratch directory for apt
-    "buildtool/buildx.py",  # a scratch directory for buildx
     "buildtool/context.py",  # fills a scratch directory that is renamed as a whole
     "buildtool/wheels.py",  # pip's scratch directory
-    "buildtool/rootfs.py",  # another name for a directory, in one of its own
     "buildtool/audit/gpuprobe.py",  # a file without a name
     # these write into what `replacing` or `scratch` gave them
     "buildtool/imageprune.py",
