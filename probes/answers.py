@@ -11,6 +11,7 @@ from probes.report import (
     Block,
     Expectation,
     Measurement,
+    Noise,
     Pass,
     ProbeReport,
     Reads,
@@ -18,13 +19,15 @@ from probes.report import (
     Request,
     Scenario,
     Stop,
+    Timed,
     Unknown,
 )
-from probes.stats import median, summarize
+from probes.rounds import merged
+from probes.stats import summarize
 from probes.units import binary_bytes, duration, gb_per_s
 
 R = TypeVar("R", bound=Record)
-CLEAR = 3.0  # standard errors between two means before one is called smaller
+CLEAR = 3.0  # standard errors between two figures before one is called smaller
 WORTH_TELLING = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
 
 
@@ -34,8 +37,8 @@ def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
 
 
 def all_records(report: ProbeReport) -> list[Record]:
-    """The records of every probe."""
-    return [record for run in report.runs for record in run.records]
+    """The records of every probe, each case once with what all of its processes measured."""
+    return [record for run in merged(report).runs for record in run.records]
 
 
 def answers(report: ProbeReport) -> tuple[str, ...]:
@@ -45,12 +48,31 @@ def answers(report: ProbeReport) -> tuple[str, ...]:
 
 
 def best_gb_per_s(records: Sequence[Record], name: str) -> float | None:
-    """The bandwidth of a path at the largest size measured, from the median. None where it wasn't."""
+    """The bandwidth of a path at the largest size measured, GB/s. None where it wasn't."""
+    largest = _largest(records, name)
+    return gb_per_s(largest.moved_bytes, summarize(largest.times_s).median) if largest else None
+
+
+def _largest(records: Sequence[Record], name: str) -> Measurement | None:
     rows = [m for m in pick(records, Measurement) if m.name == name]
-    if not rows:
-        return None
-    largest = max(rows, key=lambda m: m.payload_bytes)
-    return gb_per_s(largest.moved_bytes, median(largest.samples_s))
+    return max(rows, key=lambda m: m.payload_bytes, default=None)
+
+
+def large_break_even(records: Sequence[Record]) -> breakeven.BreakEven | None:
+    """k* of a large buffer, from the bandwidths of a copy, of reads in place and of reads in VRAM.
+
+    Latencies are left out, so for small buffers (about a megabyte) the true value is higher. None where one
+    of the three wasn't measured.
+    """
+    rows = [_largest(records, name) for name in ("h2d_pinned", "zero_copy_read", "vram_read")]
+    per_byte = []
+    for row in rows:
+        if row is None:
+            return None
+        told = breakeven.timed(row)
+        per_byte.append(breakeven.Timed(told.seconds / row.moved_bytes, told.error_s / row.moved_bytes))
+    copy, in_place, vram = per_byte
+    return breakeven.k_star(1, copy, in_place=in_place, vram=vram)
 
 
 def _link(records: Sequence[Record]) -> list[str]:
@@ -66,7 +88,7 @@ def _link(records: Sequence[Record]) -> list[str]:
     if pinned and in_place and vram:
         said.append(
             f"A kernel reads host memory in place at {in_place:.1f} GB/s, {in_place / pinned:.0%} of a "
-            f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(pinned, in_place, vram)}"
+            f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(large_break_even(records))}"
         )
     return said
 
@@ -93,32 +115,57 @@ def _break_even(records: Sequence[Record]) -> list[str]:
 def _advice(found: Sequence[breakeven.BreakEven]) -> str:
     """For runs of neighbouring sizes with one answer: from how many reads on copying to VRAM first pays."""
     parts = []
-    for least, run in groupby(found, key=least_reads):
+    for (least, sure), run in groupby(found, key=lambda at: (least_reads(at), surely_reads(at))):
         sizes = [at.n_bytes for at in run]
         span = binary_bytes(sizes[0]) + (f" to {binary_bytes(sizes[-1])}" if len(sizes) > 1 else "")
-        if least is None:
+        if least is None or sure is None:
             parts.append(f"{span}: leave it, VRAM is no faster")
-        elif least <= 1:
+        elif sure <= 1:
             parts.append(f"{span}: copy it to VRAM first, even for one read")
+        elif least < sure:
+            parts.append(f"{span}: copy it first from {sure} reads on ({_undecided(least, sure)})")
         else:
             parts.append(f"{span}: copy it first from {least} reads on")
     return "; ".join(parts)
 
 
+def _undecided(least: int, sure: int) -> str:
+    """For which counts of reads the two ways are too close: from `least` to one below `sure`."""
+    if sure - least > 1:
+        return f"{least} to {sure - 1} are too close to tell"
+    return f"{'one read is' if least == 1 else f'{least} are'} too close to tell"
+
+
 def least_reads(at: breakeven.BreakEven) -> int | None:
-    """The smallest whole number of reads for which copying first is faster; None when it never is."""
-    return None if math.isinf(at.reads) else math.floor(at.reads) + 1
+    """The smallest whole number of reads for which copying first may be faster; None when it never is.
+
+    It may be for the first whole number above what lies three standard errors below break-even.
+    """
+    return None if math.isinf(at.reads) else max(math.floor(at.reads - CLEAR * at.error) + 1, 1)
 
 
-def _reads(copy: float, in_place: float, vram: float) -> str:
-    k = breakeven.k_star_of_bandwidths(copy, in_place, vram)
-    if math.isinf(k):
+def surely_reads(at: breakeven.BreakEven) -> int | None:
+    """The smallest whole number of reads that lies above break-even by three standard errors."""
+    return None if math.isinf(at.reads) else math.floor(at.reads + CLEAR * at.error) + 1
+
+
+def reads_advice(at: breakeven.BreakEven, what: str) -> str:
+    """From how many reads on copying pays, as a clause; `what` is what would be copied. Not for infinity."""
+    least, sure = least_reads(at), surely_reads(at)
+    assert least is not None
+    assert sure is not None
+    if least == sure:
+        return f"{what} if they are read {sure} times or more, and else leave them"
+    return f"{what} if they are read {sure} times or more ({_undecided(least, sure)})"
+
+
+def _reads(k: breakeven.BreakEven | None) -> str:
+    if k is None or math.isinf(k.reads):
         return "VRAM is no faster, so copying never pays."
-    if k <= 1:
-        return f"data that is read even once is better copied to VRAM (break-even at {k:.2f} reads)."
-    return (
-        f"data that is read {math.floor(k) + 1} times or more is better copied (break-even at {k:.2f} reads)."
-    )
+    told = f"break-even at {k.reads:.2f} +- {k.error:.2g} reads"
+    if surely_reads(k) == 1:
+        return f"data that is read even once is better copied to VRAM ({told})."
+    return f"{reads_advice(k, 'copy data')}; {told}."
 
 
 def _spill(records: Sequence[Record]) -> list[str]:
@@ -127,6 +174,9 @@ def _spill(records: Sequence[Record]) -> list[str]:
         return []
     requests, expected = pick(records, Request), pick(records, Expectation)
     said = [f"Asking for more device memory: {residency.verdict(requests, pick(records, Block), stops[-1])}."]
+    first = residency.first_read_verdict(pick(records, Block))
+    if isinstance(first, str):
+        said.append(f"When the blocks were read again, {first}.")
     forced = residency.forced_verdict(requests)
     if isinstance(forced, str):
         said.append(f"Around the limit: {forced}.")
@@ -141,6 +191,12 @@ def _spill(records: Sequence[Record]) -> list[str]:
 
 
 Way = tuple[str, str, int]  # model, element type, batch size
+NAMES: dict[Scenario, str] = {
+    "resident": "all in VRAM",
+    "streamed": "streamed",
+    "zero_copy_weights": "with weights read in place",
+    "zero_copy_all": "with weights and inputs read in place",
+}
 
 
 def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
@@ -166,7 +222,30 @@ def _scenarios(records: Sequence[Record]) -> list[str]:
         ),
         f"Streaming the spilled weights through two VRAM buffers, held against the better of the two "
         f"zero-copy ways: {streamed}.",
+        *_by_the_device(complete),
     ]
+
+
+def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]:
+    """The device's own time, which leaves out what the host needs to hand a pass over."""
+    parts = []
+    for key, times in complete.items():
+        found = [device_time_s(times[name]) for name in ("resident", "streamed")]
+        known = [seconds for seconds in found if seconds is not None]
+        if len(known) == 2:
+            parts.append(f"{_named(key)} {duration(known[0])} all in VRAM, {duration(known[1])} streamed")
+    if not parts:
+        return []
+    return [
+        f"The times of passes above are by the wall clock. Device time alone, behind a queued wait: "
+        f"{'; '.join(parts)}."
+    ]
+
+
+def device_time_s(one: Pass) -> float | None:
+    """Seconds of a pass by the device's clock. None where it has none, or the host held it up."""
+    found = one.devices_s
+    return None if isinstance(found, Unknown) or one.host_bound else summarize(found).median
 
 
 def _named(key: Way) -> str:
@@ -185,28 +264,34 @@ def _claim(statement: str, found: Mapping[Way, tuple[str, str]]) -> str:
     return f'"{statement}" {"; it ".join(parts)}.'
 
 
+def took_s(one: Pass) -> float:
+    """Seconds that a pass takes by the wall clock."""
+    return summarize(one.times_s).median
+
+
 def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
-    """The verdict and its figures."""
-    resident, spilled = times["resident"], times["zero_copy_weights"]
-    factor = median(spilled.samples_s) / median(resident.samples_s)
-    share = spilled.spilled_bytes / spilled.weight_bytes
+    """The verdict, held against every other way, and the figures of the fastest of them."""
+    resident = times["resident"]
+    others = sorted((one for name, one in times.items() if name != "resident"), key=took_s)
+    best = others[0]
+    share = best.spilled_bytes / best.weight_bytes
     figures = (
-        f"{_ms(resident)} against {_ms(spilled)} with {share:.0%} of the weights left in system RAM, "
-        f"{factor:.1f} x"
+        f"{_ms(resident)} against {_ms(best)} {NAMES[best.scenario]} with {share:.0%} of the weights left "
+        f"in system RAM, {took_s(best) / took_s(resident):.2f} x"
     )
-    return _holds(resident, spilled), figures
+    return _verdict([is_faster(resident, other) for other in others]), figures
 
 
 def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict and its figures."""
     copied, left = times["zero_copy_weights"], times["zero_copy_all"]
-    return _holds(left, copied), f"{_ms(left)} left there, {_ms(copied)} copied"
+    return _verdict([is_faster(left, copied)]), f"{_ms(left)} left there, {_ms(copied)} copied"
 
 
 def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
     streamed = times["streamed"]
-    rival = min(median(times["zero_copy_weights"].samples_s), median(times["zero_copy_all"].samples_s))
-    took = median(streamed.samples_s)
+    rival = min(took_s(times["zero_copy_weights"]), took_s(times["zero_copy_all"]))
+    took = took_s(streamed)
     text = f"{_ms(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
     if link:
         limit = streamed.spilled_bytes / link / 1e9
@@ -215,20 +300,35 @@ def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
 
 
 def _ms(passes: Pass) -> str:
-    told = summarize(passes.samples_s)
-    error = f" +- {duration(told.sem)}" if told.sem is not None else ""
+    told = summarize(passes.times_s)
+    error = f" +- {duration(told.error)}" if told.error is not None else ""
     return f"{duration(told.median)}{error}"
 
 
-def is_faster(one: Pass, other: Pass) -> bool | None:
-    """Whether the first is the faster one, by means and standard errors; None where it can't be told."""
-    a, b = summarize(one.samples_s), summarize(other.samples_s)
-    gap, error = b.mean - a.mean, math.hypot(a.sem or 0.0, b.sem or 0.0)
-    if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.mean, b.mean):
+def is_faster(one: Timed, other: Timed) -> bool | None:
+    """Whether the first is the faster one; None where it can't be told.
+
+    By more than three standard errors, which include how processes differ and how successive samples
+    correlate, and by more than a percent. What else goes on only ever slows a row down: where the slower one
+    was disturbed, its fastest samples (p5) stand for it.
+    """
+    a, b = summarize(one.times_s), summarize(other.times_s)
+    gap, error = b.median - a.median, math.hypot(a.error or 0.0, b.error or 0.0)
+    slower, told = (other, b) if gap > 0 else (one, a)
+    if disturbed(slower):
+        gap = math.copysign(max(abs(gap) - (told.median - told.p5), 0.0), gap)
+    if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.median, b.median):
         return None
     return gap > 0
 
 
-def _holds(faster: Pass, slower: Pass) -> str:
-    verdicts = {True: "holds here", False: "does NOT hold here", None: "can't be told from its opposite here"}
-    return verdicts[is_faster(faster, slower)]
+def disturbed(row: Timed) -> bool:
+    """Whether something else was seen to go on while the row was measured."""
+    return isinstance(row.noise, Noise) and bool(row.noise.flags)
+
+
+def _verdict(faster: Sequence[bool | None]) -> str:
+    """Of a statement that something is faster than each of others."""
+    if all(faster):
+        return "holds here"
+    return "does NOT hold here" if False in faster else "can't be told from its opposite here"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from probes.fit import Fit, Point, between, fit
 from probes.report import Measurement, Reads, Unknown
-from probes.stats import settled
+from probes.stats import summarize
 from probes.workbench import READS_AFTER
 
 # The copy as the work that reads it sees it: copies in a row hide the handover between the copy engine and
@@ -54,33 +54,22 @@ def k_star(n_bytes: int, copy: Timed, *, in_place: Timed, vram: Timed, share: fl
     return BreakEven(n_bytes, reads, error)
 
 
-def k_star_of_bandwidths(copy: float, in_place: float, vram: float) -> float:
-    """k* of a large buffer from bandwidths in GB/s, as a datasheet gives them; infinite where it never pays.
-
-    The copy's latency is left out, so for small buffers (about a megabyte) the true value is higher.
-    """
-    gain = 1 / in_place - 1 / vram
-    return 1 / copy / gain if gain > 0 else math.inf
-
-
 @dataclass(frozen=True)
 class _Curve:
-    """Times over size, and the widest standard error among them, relative.
+    """Times over size, each with its standard error; between sizes the nearest one's error counts.
 
     Copies follow latency plus size over bandwidth, and a fit evens out a size that was unlucky. Reads by a
     kernel don't: it spreads over more of the GPU as the size grows.
     """
 
     points: tuple[Point, ...]
-    error: float
+    errors: tuple[float, ...]  # of the points, relative
     pieces: Fit | None = None  # where the path follows one
 
     def at(self, n_bytes: float) -> Timed:
-        if self.pieces:
-            seconds = self.pieces.seconds(n_bytes)
-            return Timed(seconds, seconds * max(self.error, self.pieces.residual))
-        seconds = between(self.points, n_bytes)
-        return Timed(seconds, seconds * self.error)
+        nearest = min(range(len(self.points)), key=lambda i: abs(math.log(self.points[i].n_bytes / n_bytes)))
+        seconds = self.pieces.seconds(n_bytes) if self.pieces else between(self.points, n_bytes)
+        return Timed(seconds, seconds * self.errors[nearest])
 
 
 @dataclass(frozen=True)
@@ -120,7 +109,13 @@ def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
 def _timed(rows: Sequence[Measurement], name: str) -> dict[int, Timed]:
     """A path's times by size."""
     mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    return {row.payload_bytes: Timed(*settled(row.samples_s)) for row in mine}
+    return {row.payload_bytes: timed(row) for row in mine}
+
+
+def timed(row: Measurement | Reads) -> Timed:
+    """A row's figure with its standard error, 0 for a single sample."""
+    told = summarize(row.times_s)
+    return Timed(told.median, told.error or 0.0)
 
 
 def _copy_alone(read: Timed, reread: Timed) -> Timed:
@@ -131,7 +126,7 @@ def _copy_alone(read: Timed, reread: Timed) -> Timed:
 
 def _curve(by_size: dict[int, Timed]) -> _Curve:
     points = tuple(Point(n_bytes, one.seconds) for n_bytes, one in by_size.items())
-    return _Curve(points, max(one.error_s / one.seconds for one in by_size.values()))
+    return _Curve(points, tuple(one.error_s / one.seconds for one in by_size.values()))
 
 
 @dataclass(frozen=True)
@@ -167,22 +162,29 @@ def measured(rows: Iterable[Reads], n_bytes: int) -> BreakEven | Unknown:
     if start <= 0:
         return Unknown("the copy costs nothing measurable")
     reads = start / gain
-    error = math.hypot(math.hypot(copied.error_s, in_place.error_s) / start, _slope_error(mine) / gain)
-    return BreakEven(n_bytes, reads, reads * error)
+    error_s = math.hypot(copied.error_s(reads), in_place.error_s(reads))
+    return BreakEven(n_bytes, reads, error_s / gain)
 
 
 @dataclass(frozen=True)
 class _Line:
     start_s: float
     slope_s: float  # per read
-    error_s: float  # of the start
+    middle: float  # weighted mean of the counts of reads
+    middle_error_s: float  # standard error of the line there
+    slope_error_s: float
+
+    def error_s(self, reads: float) -> float:
+        """The standard error of the line at so many reads."""
+        return math.hypot(self.middle_error_s, self.slope_error_s * (reads - self.middle))
 
 
 def _line(rows: Sequence[Reads]) -> _Line | None:
     """The line through times over reads, by least squares on relative error."""
     if len({row.reads for row in rows}) < 2:
         return None
-    told = [(row.reads, *settled(row.samples_s)) for row in rows]
+    figures = [(row.reads, timed(row)) for row in rows]
+    told = [(k, one.seconds, one.error_s) for k, one in figures]
     weights = [1 / seconds**2 for _, seconds, _ in told]
     total = math.fsum(weights)
     x = math.fsum(w * k for w, (k, _, _) in zip(weights, told, strict=True)) / total
@@ -190,12 +192,11 @@ def _line(rows: Sequence[Reads]) -> _Line | None:
     spread = math.fsum(w * (k - x) ** 2 for w, (k, _, _) in zip(weights, told, strict=True))
     slope = math.fsum(w * (k - x) * (s - y) for w, (k, s, _) in zip(weights, told, strict=True))
     slope /= spread
-    return _Line(y - slope * x, slope, max(error_s for _, _, error_s in told))
-
-
-def _slope_error(rows: Sequence[Reads]) -> float:
-    errors = [settled(row.samples_s)[1] / row.reads for row in rows]
-    return max(errors, default=0.0)
+    # the line at the middle and its slope are weighted sums of the times, and so are their errors
+    parts = [(w / total, w * (k - x) / spread, error) for w, (k, _, error) in zip(weights, told, strict=True)]
+    middle_error = math.hypot(*(share * error for share, _, error in parts))
+    slope_error = math.hypot(*(lever * error for _, lever, error in parts))
+    return _Line(y - slope * x, slope, x, middle_error, slope_error)
 
 
 def crossings(rows: Sequence[Measurement], reads: Sequence[Reads]) -> tuple[Crossing, ...] | Unknown:
@@ -212,9 +213,9 @@ def crossings(rows: Sequence[Measurement], reads: Sequence[Reads]) -> tuple[Cros
 
 
 def faster(reads: Sequence[Reads]) -> dict[tuple[int, int], str]:
-    """Which way was the faster one, by size and count of reads, from the settled times."""
+    """Which way was the faster one, by size and count of reads."""
     times: dict[tuple[int, int], dict[str, float]] = {}
     for row in reads:
         place = times.setdefault((row.payload_bytes, row.reads), {})
-        place[row.way] = settled(row.samples_s)[0]
+        place[row.way] = timed(row).seconds
     return {key: min(ways, key=lambda way: ways[way]) for key, ways in times.items() if len(ways) == 2}

@@ -1,6 +1,6 @@
 """The table of probes: what each is for, when it is waived, how long it may take, what it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from probes.errors import UsageError
 from probes.expectation import expect
 from probes.progress import BEGINNING, Planned
 from probes.report import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
+from probes.rounds import FULL_ROUNDS, QUICK_ROUNDS
 from probes.workbench import Workbench
 
-START_S = 4.0  # to start a process, import torch and open the card
+START_S = 2.0  # to start a process, import torch and open the card; less where one waits
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe. The time limits are for a slow machine: past them it is taken to hang."""
+    """One probe. The time limits of a process are for a slow machine: past them it is taken to hang."""
 
     name: str
     summary: str
     needs_gpu: bool
     quick_limit_s: float
     full_limit_s: float
+    repeats: bool  # whether every round measures it again; what isn't a timing is looked at once
     run: Callable[[Workbench, Context], Iterator[Record]]
 
 
@@ -100,6 +102,7 @@ PROBES = (
         needs_gpu=False,
         quick_limit_s=120,
         full_limit_s=900,
+        repeats=True,
         run=_transfer,
     ),
     Probe(
@@ -108,6 +111,7 @@ PROBES = (
         needs_gpu=True,
         quick_limit_s=120,
         full_limit_s=900,
+        repeats=True,
         run=_breakeven,
     ),
     Probe(
@@ -116,6 +120,7 @@ PROBES = (
         needs_gpu=True,
         quick_limit_s=120,
         full_limit_s=600,
+        repeats=False,
         run=_spill,
     ),
     Probe(
@@ -124,6 +129,7 @@ PROBES = (
         needs_gpu=True,
         quick_limit_s=120,
         full_limit_s=900,
+        repeats=True,
         run=_scenarios,
     ),
 )
@@ -159,11 +165,20 @@ def plan(
         "scenarios": scenarios.planned(settings, has_transformers=has_transformers),
     }
     return tuple(
-        Planned(probe.name, case, cost_s)
-        for probe in select(names)
+        Planned(probe.name, case, cost_s, turn)
+        for probe, turn in schedule(select(names), settings)
         if waive(probe, machine) is None
         for case, cost_s in ((BEGINNING, START_S), *cases[probe.name])
     )
+
+
+def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, int], ...]:
+    """The processes of a run in order: each probe and its round.
+
+    Round by round, so that the rounds of a case lie as far apart in time as the run allows. Pure.
+    """
+    rounds = QUICK_ROUNDS if settings.quick else FULL_ROUNDS
+    return tuple((probe, turn) for turn in range(rounds) for probe in probes if turn == 0 or probe.repeats)
 
 
 def limit_s(probe: Probe, settings: Settings) -> float:

@@ -42,9 +42,9 @@ class Teller(session.Listener):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._plan: tuple[Planned, ...] = ()
-        self._done: set[tuple[str, str]] = set()
-        self._ended: set[str] = set()
-        self._probe = ""
+        self._done: set[tuple[str, int, str]] = set()
+        self._ended: set[tuple[str, int]] = set()
+        self._probe, self._round = "", 0
         self._began_s = self._planned_s = self._told_s = now()
 
     def planned(self, plan: tuple[Planned, ...]) -> None:
@@ -68,25 +68,26 @@ class Teller(session.Listener):
         """How to go on with an earlier run."""
         tell(f"an earlier run was cut short; to go on with it: run --resume {shlex.quote(str(report))}")
 
-    def started(self, probe: catalog.Probe) -> None:
+    def started(self, probe: catalog.Probe, turn: int) -> None:
         """The probe's name, before it can hang."""
-        self._probe = probe.name
-        tell(f"{probe.name}: {probe.summary}")
+        self._probe, self._round = probe.name, turn
+        again = f"round {turn + 1}, in a fresh process" if turn else probe.summary
+        tell(f"{probe.name}: {again}")
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
         text = "" if isinstance(record, TorchFacts) else render.record_line(record)
         if text:
             tell(f"  {text}")
-        self._done.add((self._probe, BEGINNING))
+        self._done.add((self._probe, self._round, BEGINNING))
         if isinstance(record, Case):
-            self._done.add((self._probe, record.case))
+            self._done.add((self._probe, self._round, record.case))
         if self._now() - self._told_s >= TELL_EVERY_S:
             self._tell()
 
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
-        self._ended.add(run.probe)
+        self._ended.add((run.probe, run.round))
         tell(f"{run.probe}: {render.ended_line(run)}")
 
 
@@ -115,6 +116,12 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--vram", type=_size, metavar="SIZE", help="pretend the card has no more, e.g. 4GiB")
     run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
     run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
+    run.add_argument(
+        "--numa",
+        choices=("as_found", "gpu"),
+        default="as_found",
+        help="gpu: use only processors and host memory of the GPU's NUMA node (%(default)s)",
+    )
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
     run.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run that was cut short")
     run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
@@ -160,12 +167,13 @@ def _run(args: argparse.Namespace) -> Exit:
         vram_cap_bytes=args.vram,
         models=tuple(args.model or ()),
         dtypes=tuple(args.dtype or ()),
+        numa=args.numa,
     )
     return _tell(args, *session.measure(probes, settings, folder=args.out, listener=Teller()))
 
 
 def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
-    if args.names or args.quick or args.vram or args.seed is not None:
+    if args.names or args.quick or args.vram or args.seed is not None or args.numa != "as_found":
         raise UsageError("--resume goes on with the run's own settings", "give it alone: run --resume FILE")
     return session.resume(args.resume, listener=Teller())
 

@@ -14,6 +14,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 T = TypeVar("T")
 
 TAG = "is"
+DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
 
 
 def encode(value: object) -> Json:
@@ -25,8 +26,13 @@ def encode(value: object) -> Json:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     tag = getattr(type(value), "tag", None)
-    fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    fields = {field.name: encode(getattr(value, field.name)) for field in kept_fields(type(value))}
     return {TAG: tag, **fields} if tag else fields
+
+
+def kept_fields(shape: type) -> tuple[dataclasses.Field[typing.Any], ...]:
+    """The fields of a dataclass that a file holds."""
+    return tuple(f for f in dataclasses.fields(shape) if f.metadata != DERIVED)
 
 
 def decode(shape: type[T], value: Json, where: str = "report") -> T:
@@ -80,7 +86,7 @@ def _dataclass(shape: type, value: Json, where: str) -> object:
     if not isinstance(value, dict):
         raise _mismatch("an object", value, where)
     hints = typing.get_type_hints(shape)
-    fields = dataclasses.fields(shape)
+    fields = kept_fields(shape)
     missing = [f.name for f in fields if f.name not in value and f.default is dataclasses.MISSING]
     if missing:
         raise ReportError(f"{where}: the key `{missing[0]}` is missing")

@@ -11,22 +11,23 @@ from functools import partial
 
 import torch
 
-from probes import architectures
+from probes import architectures, numa, sampling
 from probes.errors import OutOfMemory, ProbeError, Unsupported
 from probes.model import Shape, StackPlan
 from probes.pattern import WORD_BYTES, Pattern, signed
+from probes.report import Unknown
 from probes.stack import LayerStack
 from probes.stats import median
 from probes.torchfacts import first_line
 from probes.units import binary_bytes
-from probes.workbench import READS_AFTER, WRITTEN, Action, Kind, Operation, Span
+from probes.workbench import READS_AFTER, WRITTEN, Action, Clocked, Kind, Operation, Span
 
 CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which even a small container has
-# torch.cuda._sleep counts clock cycles; 2 GHz is above what today's cards reach, so waits come out longer
-CYCLES_PER_S = 2e9
 SHORTEST_LEAD_S, LONGEST_LEAD_S = 20e-6, 0.2
+# The device is ahead when it has not even begun as the last operation is handed over. Where its queue is too
+# short for that (about a thousand kernels), when so much of the sample is still to be done.
+STILL_TO_DO = 0.1
 BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
-WAKE_CYCLES = 100_000_000  # some 50 ms: an idle card needs them to raise its clocks
 
 
 class _HostView:
@@ -68,15 +69,38 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
 
 
 class TorchSpan:
-    """A piece of a buffer: `seen` by operations, `home` where its content is written and compared."""
+    """Pieces of a buffer, a row each: `seen` by operations, `home` where content is written and compared."""
 
-    def __init__(self, seen: torch.Tensor, home: torch.Tensor, kind: Kind, first_word: int) -> None:
-        self.seen, self.home, self.kind, self.first_word = seen, home, kind, first_word
+    def __init__(
+        self, seen: torch.Tensor, home: torch.Tensor, kind: Kind, *, first_word: int, stride_words: int
+    ) -> None:
+        self.seen, self.home, self.kind = seen, home, kind
+        self.first_word, self.stride_words = first_word, stride_words
 
     @property
     def n_bytes(self) -> int:
-        """Its length."""
+        """Its length, of all pieces together."""
         return int(self.seen.numel()) * WORD_BYTES
+
+    def against(self, pattern: Pattern) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Parts of `home` of no more than CHUNK_WORDS, each with what the pattern has there.
+
+        That is one tensor, moved on from part to part: it can be read until the next part is asked for.
+        """
+        rows = self.home if self.home.dim() == 2 else self.home.unsqueeze(0)
+        width = min(rows.shape[1], CHUNK_WORDS)
+        height = max(CHUNK_WORDS // width, 1)
+        content, at = rows[:0], 0
+        for top in range(0, rows.shape[0], height):
+            for left in range(0, rows.shape[1], width):
+                part = rows[top : top + height, left : left + width]
+                first = self.first_word + top * self.stride_words + left
+                if content.shape == part.shape:
+                    content.add_(signed(pattern.step * (first - at)))
+                else:
+                    content = _content(part, pattern, first_word=first, stride_words=self.stride_words)
+                at = first
+                yield part, content
 
 
 class TorchMemory:
@@ -93,7 +117,16 @@ class TorchMemory:
     def span(self, offset_bytes: int, n_bytes: int) -> TorchSpan:
         """A piece of it; both figures are multiples of 8."""
         first, end = offset_bytes // WORD_BYTES, (offset_bytes + n_bytes) // WORD_BYTES
-        return TorchSpan(self._seen[first:end], self._home[first:end], self.kind, first)
+        words = end - first
+        return TorchSpan(
+            self._seen[first:end], self._home[first:end], self.kind, first_word=first, stride_words=words
+        )
+
+    def spans(self, n_bytes: int, *, stride_bytes: int, count: int) -> TorchSpan:
+        """The first `count` pieces of `n_bytes`, `stride_bytes` apart, from its beginning."""
+        words, stride = n_bytes // WORD_BYTES, stride_bytes // WORD_BYTES
+        seen, home = (t.as_strided((count, words), (stride, 1)) for t in (self._seen, self._home))
+        return TorchSpan(seen, home, self.kind, first_word=0, stride_words=stride)
 
     def release(self) -> None:
         """Let go of the bytes, whoever still holds this object."""
@@ -106,12 +139,12 @@ class TorchWorkbench:
     def __init__(self, *, has_gpu: bool) -> None:
         self.has_gpu = has_gpu
         self._pulse: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.ticks_per_s = 0.0
         if has_gpu:
             torch.cuda.init()
             host = torch.zeros(BEAT_WORDS, dtype=torch.int64, pin_memory=True)
             self._pulse = host, host.to("cuda")
-            torch.cuda._sleep(WAKE_CYCLES)
-            torch.cuda.synchronize()
+            self.ticks_per_s = sampling.ticks_per_s(_timed_sleep)
 
     @contextmanager
     def memory(self, kind: Kind, n_bytes: int) -> Iterator[TorchMemory]:
@@ -135,20 +168,22 @@ class TorchWorkbench:
     def fill(self, span: Span, pattern: Pattern) -> None:
         """Write the pattern, indexed from the start of the span's buffer."""
         piece = _torch(span)
-        _write_pattern(piece.home, pattern, piece.first_word)
+        if pattern.step == 0:
+            piece.home.fill_(signed(pattern.start))
+        else:
+            for part, content in piece.against(pattern):
+                part.copy_(content)
         self._finish()
 
     def matches(self, span: Span, pattern: Pattern) -> bool:
         """Compare every word with the pattern, in chunks."""
         self._finish()
-        piece = _torch(span)
-        for start in range(0, piece.home.numel(), CHUNK_WORDS):
-            found = piece.home[start : start + CHUNK_WORDS]
-            expected = torch.empty_like(found)
-            _write_pattern(expected, pattern, piece.first_word + start)
-            if not torch.equal(found, expected):
-                return False
-        return True
+        return all(torch.equal(part, content) for part, content in _torch(span).against(pattern))
+
+    def words(self, span: Span) -> tuple[int, ...]:
+        """The words as int64. For a few: they are copied one by one."""
+        self._finish()
+        return tuple(_torch(span).home.reshape(-1).tolist())
 
     def total(self, span: Span) -> int:
         """The sum of the words as int64, read where the device reads."""
@@ -160,8 +195,8 @@ class TorchWorkbench:
         of = _torch(source) if source else None
         if action == "write" and to:
             return partial(to.seen.fill_, signed(WRITTEN.start))
-        if action == "read" and of:
-            return partial(torch.sum, of.seen)
+        if action == "read" and to and of:
+            return partial(torch.sum, of.seen, 0, out=to.seen[0])
         if action == "kernel_copy" and to and of:
             return partial(torch.add, of.seen, 1, out=to.seen)
         if action in ("copy", "copy_then_read") and to and of:
@@ -174,20 +209,28 @@ class TorchWorkbench:
             return lambda: (copy(), [read() for _ in range(READS_AFTER)])
         raise ProbeError(f"the action {action} lacks a side")
 
-    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
+    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> Clocked | None:
         """Seconds between device events around the operations, queued behind a wait of `lead_s`."""
         if not self.has_gpu:
             return None
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        if lead_s > 0:
-            torch.cuda._sleep(int(min(max(lead_s, SHORTEST_LEAD_S), LONGEST_LEAD_S) * CYCLES_PER_S))
+        self.wait(lead_s)
         start.record()
         for operation in operations:
             operation()
+        waiting = not start.query()
+        handed = time.perf_counter()
         end.record()
         end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        left_s = time.perf_counter() - handed
+        seconds = float(start.elapsed_time(end)) / 1e3
+        return Clocked(seconds, ahead=waiting or left_s >= STILL_TO_DO * seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Let the device do nothing for a while; the host goes on. No time at all: no wait."""
+        if seconds > 0:
+            torch.cuda._sleep(int(min(max(seconds, SHORTEST_LEAD_S), LONGEST_LEAD_S) * self.ticks_per_s))
 
     def wall_s(self, operations: Sequence[Operation]) -> float:
         """Seconds of the host's clock, everything finished before and after."""
@@ -210,6 +253,15 @@ class TorchWorkbench:
         handed = time.perf_counter() - began
         self._finish()
         return handed
+
+    def numa_nodes(self) -> tuple[int | Unknown, int | Unknown]:
+        """The NUMA nodes on which a page of pinned and one of pageable memory come to lie."""
+        pageable = torch.ones(BEAT_WORDS, dtype=torch.int64)
+        pinned = self._pulse[0].data_ptr() if self._pulse else None
+        return (
+            Unknown("no GPU to pin memory for") if pinned is None else numa.node_of(pinned),
+            numa.node_of(pageable.data_ptr()),
+        )
 
     def vram_free_bytes(self) -> int:
         """Free VRAM by the driver's account. 0 without a GPU."""
@@ -245,7 +297,7 @@ class TorchWorkbench:
     @contextmanager
     def _stack(self, plan: StackPlan, seed: int) -> Iterator[LayerStack]:
         with refusals(f"a model of {binary_bytes(plan.weight_bytes)}"):
-            stack = LayerStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None)
+            stack = LayerStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None, wait=self.wait)
         try:
             yield stack
         finally:
@@ -275,6 +327,17 @@ def _torch(span: Span) -> TorchSpan:
     return span
 
 
-def _write_pattern(words: torch.Tensor, pattern: Pattern, first_word: int) -> None:
-    torch.arange(first_word, first_word + words.numel(), dtype=torch.int64, device=words.device, out=words)
-    words.mul_(signed(pattern.step)).add_(signed(pattern.start))
+def _content(part: torch.Tensor, pattern: Pattern, *, first_word: int, stride_words: int) -> torch.Tensor:
+    """What the pattern has in a part of rows `stride_words` apart that begins at `first_word`."""
+    starts = torch.arange(part.shape[0], device=part.device).mul_(stride_words).add_(first_word)
+    words = starts.unsqueeze(1) + torch.arange(part.shape[1], device=part.device)
+    return words.mul_(signed(pattern.step)).add_(signed(pattern.start))
+
+
+def _timed_sleep(ticks: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.cuda._sleep(ticks)
+    end.record()
+    end.synchronize()
+    return max(float(start.elapsed_time(end)) / 1e3, 1e-6)

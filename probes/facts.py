@@ -129,6 +129,15 @@ class DeviceMemoryLimit:
 
 
 @dataclass(frozen=True)
+class NumaNode:
+    """One NUMA node of the host."""
+
+    node: int
+    cpus: str  # 0-15,32-47
+    memory_bytes: int | Unknown
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """What this process runs in, and what it is allowed."""
 
@@ -162,3 +171,5 @@ class Machine:
     torch: TorchFacts | Unknown
     nvidia: tuple[NvidiaCard, ...] = ()
     surroundings: Surroundings | Unknown = UNREAD
+    numa_nodes: tuple[NumaNode, ...] = ()
+    gpu_numa_node: int | Unknown = UNREAD  # of the GPU that is measured

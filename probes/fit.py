@@ -148,9 +148,9 @@ def between(points: Sequence[Point], n_bytes: float) -> float:
 
 
 def points_of(rows: Sequence[Measurement], name: str) -> tuple[Point, ...]:
-    """The medians of a path's rows over the size of its buffer."""
+    """The figures of a path's rows over the size of its buffer."""
     return tuple(
-        Point(row.payload_bytes, summarize(row.samples_s).median)
+        Point(row.payload_bytes, summarize(row.times_s).median)
         for row in sorted(rows, key=lambda row: row.payload_bytes)
         if row.name == name
     )

@@ -4,8 +4,19 @@ import math
 from collections.abc import Sequence
 
 from probes import residency
-from probes.answers import all_records, best_gb_per_s, groups, is_faster, pick
-from probes.breakeven import k_star_of_bandwidths
+from probes.answers import (
+    all_records,
+    best_gb_per_s,
+    device_time_s,
+    groups,
+    is_faster,
+    large_break_even,
+    pick,
+    reads_advice,
+    surely_reads,
+    took_s,
+)
+from probes.breakeven import BreakEven
 from probes.expectation import expect, maker_of
 from probes.report import (
     Block,
@@ -21,7 +32,7 @@ from probes.report import (
     TorchFacts,
     Waived,
 )
-from probes.stats import median
+from probes.rounds import merged
 from probes.units import binary_bytes, duration
 
 SPILLED: dict[Scenario, str] = {
@@ -32,14 +43,14 @@ SPILLED: dict[Scenario, str] = {
 
 
 def headline(report: ProbeReport) -> tuple[str, str, str]:
-    """Three sentences, figures from medians; what can't be said is said to be unknown, with the reason."""
+    """Three sentences; what can't be said is said to be unknown, with the reason. Passes: wall clock."""
     records = all_records(report)
     return _inputs(report, records), _full_card(report, records), _fastest(report, records)
 
 
 def missing(report: ProbeReport, probe: str) -> str:
     """Why a probe's figures aren't in the report."""
-    runs = [run for run in report.runs if run.probe == probe]
+    runs = [run for run in merged(report).runs if run.probe == probe]
     if not runs:
         return f"the probe `{probe}` was not run"
     match runs[-1].outcome:
@@ -55,12 +66,13 @@ def _inputs(report: ProbeReport, records: Sequence[Record]) -> str:
     copy, in_place, vram = (
         best_gb_per_s(records, name) for name in ("h2d_pinned", "zero_copy_read", "vram_read")
     )
-    if copy and in_place and vram:
-        reads = k_star_of_bandwidths(copy, in_place, vram)
+    reads = large_break_even(records)
+    if copy and in_place and vram and reads:
+        met = f" (break-even at {reads.reads:.2f} +- {reads.error:.1g} full reads of a large buffer)"
         return (
             f"{_advice(reads)}: copying from pinned memory runs at {copy:.3g} GB/s, a kernel reads system "
-            f"RAM in place at {in_place:.3g} GB/s, and VRAM itself at {vram:.4g} GB/s (break-even at "
-            f"{reads:.2g} full reads of a large buffer)."
+            f"RAM in place at {in_place:.3g} GB/s, and VRAM itself at {vram:.4g} GB/s"
+            f"{met if math.isfinite(reads.reads) else ''}."
         )
     host = best_gb_per_s(records, "h2h_copy")
     facts = report.machine.torch
@@ -72,13 +84,12 @@ def _inputs(report: ProbeReport, records: Sequence[Record]) -> str:
     return f"Whether to copy inputs into VRAM is unknown ({missing(report, 'transfer')})."
 
 
-def _advice(reads: float) -> str:
-    if math.isinf(reads):
+def _advice(reads: BreakEven) -> str:
+    if math.isinf(reads.reads):
         return "Leave large inputs in system RAM, because VRAM is no faster here"
-    if reads <= 1:
+    if surely_reads(reads) == 1:
         return "Copy large inputs into VRAM before use, even those that are read only once"
-    least = math.floor(reads) + 1
-    return f"Copy large inputs into VRAM if they are read {least} times or more, and else leave them"
+    return reads_advice(reads, "Copy large inputs into VRAM")
 
 
 def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
@@ -143,22 +154,30 @@ def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
         why, step = missing(report, "scenarios"), next_step(report.machine)
         return f"What runs a model larger than VRAM fastest is unknown ({why}){step and f': {step}'}."
     (model, dtype, rows), ways = complete[0]
-    ranked = sorted(SPILLED, key=lambda name: median(ways[name].samples_s))
+    ranked = sorted(SPILLED, key=lambda name: took_s(ways[name]))
     best, second = ways[ranked[0]], ways[ranked[1]]
     share = best.spilled_bytes / best.weight_bytes
-    slower = median(best.samples_s) / median(ways["resident"].samples_s)
+    slower = took_s(best) / took_s(ways["resident"])
     clear = is_faster(best, second) is True
     return (
         f"With {share:.0%} of the weights in system RAM, {SPILLED[best.scenario]} "
         f"{'is fastest' if clear else 'is no slower than any other way'}: "
-        f"{_took(best)} a pass against {_took(second)} for {SPILLED[second.scenario]}, and "
-        f"{_took(ways['resident'])} with everything in VRAM, {slower:.3g} times less "
-        f"({model}, {dtype}, batch {rows})."
+        f"{_took(best)} a pass by the wall clock against {_took(second)} for {SPILLED[second.scenario]}, and "
+        f"{_took(ways['resident'])} with everything in VRAM, {slower:.2g} times less "
+        f"({model}, {dtype}, batch {rows}{_device_time(best, ways['resident'])})."
     )
 
 
+def _device_time(best: Pass, resident: Pass) -> str:
+    """The device's own time beside the wall clock's, named as what it is."""
+    told = [seconds for seconds in map(device_time_s, (best, resident)) if seconds is not None]
+    if len(told) < 2:
+        return ""
+    return f"; device time alone, behind a queued wait: {duration(told[0])} against {duration(told[1])}"
+
+
 def _took(passes: Pass) -> str:
-    return duration(median(passes.samples_s))
+    return duration(took_s(passes))
 
 
 def size(n_bytes: int) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from probes import numa
 from probes.catalog import PROBES, Context
 from probes.codec import decode, encode
 from probes.errors import DeviceUnusable, ProbeError
@@ -86,7 +87,12 @@ def _probe(job: Job, machine: Machine) -> Iterator[Record]:
 
     context = Context(job.settings, machine, Path("/"), frozenset(job.done))
     probe = next(probe for probe in PROBES if probe.name == job.probe)
+    held = job.settings.numa == "gpu"
+    if held:
+        numa.hold_to_gpu(machine)
     bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle)
+    pinned, pageable = bench.numa_nodes()
+    yield numa.places(machine, pinned=pinned, pageable=pageable, held=held)
     pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
     yield from watched(probe.run(bench, context), Watch(bench, context.root, pci_id))
 

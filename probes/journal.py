@@ -30,6 +30,7 @@ class Entry:
     tag: ClassVar[str] = "entry"
     probe: str
     record: Record
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Past:
     begun: ProbeReport
     entries: tuple[Entry, ...]
 
-    def records(self, probe: str) -> tuple[Record, ...]:
-        """The records of a probe, in order."""
-        return tuple(entry.record for entry in self.entries if entry.probe == probe)
+    def records(self, probe: str, turn: int = 0) -> tuple[Record, ...]:
+        """The records of a probe in one round, in order."""
+        return tuple(e.record for e in self.entries if (e.probe, e.round) == (probe, turn))
 
 
 def path_of(report: Path) -> Path:
@@ -60,9 +61,9 @@ class Journal:
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor, self._path = descriptor, path
 
-    def add(self, probe: str, record: Record) -> None:
-        """Append a record. Raises ReportError."""
-        self._append(json.dumps(encode(Entry(probe, record)), allow_nan=False))
+    def add(self, probe: str, record: Record, turn: int = 0) -> None:
+        """Append a record of a probe in one round. Raises ReportError."""
+        self._append(json.dumps(encode(Entry(probe, record, turn)), allow_nan=False))
 
     def begin(self, report: ProbeReport) -> None:
         """Write the first line. Raises ReportError."""

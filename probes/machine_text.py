@@ -20,6 +20,8 @@ def machine_lines(machine: Machine) -> list[str]:
     lines += [_nvidia_line(card) for card in machine.nvidia]
     lines += [_card_line(card) for card in machine.cards]
     lines += [_node_line(node) for node in machine.kfd_nodes]
+    if machine.numa_nodes:
+        lines.append(_numa_line(machine))
     if isinstance(machine.surroundings, Surroundings):
         lines += _surroundings_lines(machine.surroundings)
     return lines
@@ -54,6 +56,15 @@ def _node_line(node: KfdNode) -> str:
         f"KFD node {node.node} ({node.target}, {_text(node.pci_id)}): "
         f"{'APU' if node.apu else 'discrete'}, own memory {bytes_or_why(node.local_bytes)}"
     )
+
+
+def _numa_line(machine: Machine) -> str:
+    nodes = "; ".join(
+        f"{node.node}: CPUs {node.cpus or 'none'}, {bytes_or_why(node.memory_bytes)}"
+        for node in machine.numa_nodes
+    )
+    gpu = machine.gpu_numa_node
+    return f"NUMA nodes {nodes}; GPU at {f'unknown ({gpu.reason})' if isinstance(gpu, Unknown) else gpu}"
 
 
 def _surroundings_lines(around: Surroundings) -> list[str]:

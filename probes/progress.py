@@ -15,6 +15,7 @@ class Planned:
     probe: str
     case: str  # as in the journal
     cost_s: float
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,21 @@ class Progress:
 
 
 def progress(
-    plan: Sequence[Planned], done: Collection[tuple[str, str]], ended: Collection[str], *, elapsed_s: float
+    plan: Sequence[Planned],
+    done: Collection[tuple[str, int, str]],
+    ended: Collection[tuple[str, int]],
+    *,
+    elapsed_s: float,
 ) -> Progress:
-    """Where a run stands `elapsed_s` after it was planned: these (probe, case) are done, these probes ended.
+    """Where a run stands `elapsed_s` after it was planned.
+
+    Done are these (probe, round, case), ended the processes of these (probe, round).
 
     What is left costs its plan times the pace: seconds spent over seconds planned for what is done.
     """
-    over = [one for one in plan if one.probe in ended or (one.probe, one.case) in done]
+    over = [
+        one for one in plan if (one.probe, one.round) in ended or (one.probe, one.round, one.case) in done
+    ]
     spent_s = sum(one.cost_s for one in over)
     whole_s = sum(one.cost_s for one in plan)
     trust_s = TRUST * whole_s

@@ -19,6 +19,7 @@ from probes.report import (
     Gap,
     Measurement,
     Noise,
+    NumaPlaces,
     Pass,
     ProbeReport,
     ProbeRun,
@@ -27,9 +28,11 @@ from probes.report import (
     Record,
     Request,
     Stop,
+    Timed,
     Unknown,
     Waived,
 )
+from probes.rounds import merged
 from probes.units import binary_bytes, duration, gb_per_s
 
 Rows = list[list[str]]
@@ -73,7 +76,7 @@ def render(report: ProbeReport, *, markdown: bool = False) -> str:
         else "",
         _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine), markdown=markdown),
         _quoted(_settings_line(report), markdown=markdown),
-        *(_run(run, all_records(report), markdown=markdown) for run in report.runs),
+        *(_run(run, all_records(report), markdown=markdown) for run in merged(report).runs),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -100,6 +103,10 @@ def _heading(text: str, *, markdown: bool) -> str:
 def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
     parts = [
         _heading(run.probe, markdown=markdown) + _ended(run, markdown=markdown),
+        "\n".join(
+            _quoted(line, markdown=markdown)
+            for line in dict.fromkeys(map(numa_line, pick(run.records, NumaPlaces)))
+        ),
         _transfer_table(run.records, markdown=markdown),
         _fit_table(pick(run.records, Measurement), markdown=markdown),
         _break_even_table(pick(every, Measurement), pick(run.records, Reads), markdown=markdown),
@@ -117,7 +124,8 @@ def ended_line(run: ProbeRun) -> str:
     """How the probe ended."""
     match run.outcome:
         case Done():
-            return f"done in {run.seconds:.1f} s, {len(run.records)} records"
+            times = f" by {run.processes} processes" if run.processes > 1 else ""
+            return f"done in {run.seconds:.1f} s{times}, {len(run.records)} records"
         case Waived(reason):
             return f"waived: {reason}"
         case Failed(reason=reason, hint=hint):
@@ -130,8 +138,8 @@ def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
     measured = sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes))
     if not measured:
         return ""
-    headers = ("path", "size", "GB/s", "median", "mean +- SEM", "p5 .. p95", "n", "wall median", "doubts")
-    told = [*_remedies([m.samples_s for m in measured]), *noise_lines(measured)]
+    headers = ("path", "size", "GB/s", "median +- error", *_SPREAD, "wall median", "doubts")
+    told = [*_remedies(measured), *noise_lines(measured)]
     gaps = [
         f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
         for gap in pick(records, Gap)
@@ -141,33 +149,52 @@ def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
 
 
 def _transfer_row(measured: Measurement) -> list[str]:
-    told = stats.summarize(measured.samples_s)
+    told = stats.summarize(measured.times_s)
     return [
         measured.name,
         binary_bytes(measured.payload_bytes),
         f"{gb_per_s(measured.moved_bytes, told.median):.3g}",
-        duration(told.median),
-        _mean(told),
-        f"{duration(told.p5)} .. {duration(told.p95)}",
-        str(told.n),
-        duration(stats.median(measured.wall_s)),
-        _doubts(told, measured.noise),
+        _figure(told),
+        *_spread(told),
+        duration(stats.summarize(measured.walls_s).median),
+        _doubts(measured),
     ]
 
 
-def _doubts(told: stats.Summary, noise: Noise | Unknown) -> str:
-    flags = noise.flags if isinstance(noise, Noise) else ()
+_SPREAD = ("within", "between", "p5 .. p95", "n")
+
+
+def _spread(told: stats.Summary) -> list[str]:
+    """How far samples lie apart: the errors within a process and between processes, relative."""
+    return [
+        _share(told.within, told.median),
+        _share(told.between, told.median),
+        f"{duration(told.p5)} .. {duration(told.p95)}",
+        f"{told.n} of {told.processes}" if told.processes > 1 else str(told.n),
+    ]
+
+
+def _share(error: float | None, of: float) -> str:
+    return "unknown" if error is None else f"{error / of:.2%}"
+
+
+def _doubts(row: Timed) -> str:
+    flags = row.noise.flags if isinstance(row.noise, Noise) else ()
     kinds = dict.fromkeys(flag.split(":")[0] for flag in flags)
-    return ", ".join([*(doubt.reason for doubt in stats.doubts(told)), *kinds])
+    return ", ".join([*(doubt.reason for doubt in _row_doubts(row)), *kinds])
 
 
-def _remedies(samples: Sequence[tuple[float, ...]]) -> list[str]:
+def _row_doubts(row: Timed) -> tuple[stats.Doubt, ...]:
+    return stats.doubts(stats.summarize(row.times_s), host_bound=row.host_bound)
+
+
+def _remedies(rows: Sequence[Timed]) -> list[str]:
     """What to do about the doubts of a table, each once."""
-    found = [doubt.remedy for s in samples for doubt in stats.doubts(stats.summarize(s))]
+    found = [doubt.remedy for row in rows for doubt in _row_doubts(row)]
     return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
 
 
-def noise_lines(rows: Sequence[Measurement | Reads | Pass]) -> list[str]:
+def noise_lines(rows: Sequence[Timed]) -> list[str]:
     """What else went on, each kind of disturbance once with its number of rows; what couldn't be watched."""
     seen = [row.noise for row in rows if isinstance(row.noise, Noise)]
     flags = Counter(flag for noise in seen for flag in noise.flags)
@@ -182,8 +209,8 @@ def noise_lines(rows: Sequence[Measurement | Reads | Pass]) -> list[str]:
     return [*lines, *(f"not watched: {reason}" for reason in missing)]
 
 
-def _mean(told: stats.Summary) -> str:
-    return duration(told.mean) + (f" +- {duration(told.sem)}" if told.sem is not None else "")
+def _figure(told: stats.Summary) -> str:
+    return duration(told.median) + (f" +- {duration(told.error)}" if told.error is not None else "")
 
 
 def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
@@ -192,7 +219,7 @@ def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
         return ""
     headers = ("path", "fitted from", "to", "alpha", "beta GB/s", "n1/2", "misses by up to")
     cells: Rows = []
-    notes = ["model, fitted to the medians: t = alpha + size / beta; n1/2 = alpha beta reaches half of beta"]
+    notes = ["model, fitted to the figures: t = alpha + size / beta; n1/2 = alpha beta reaches half of beta"]
     for name in sorted({row.name for row in rows}):
         found = fit(points_of(rows, name))
         if isinstance(found, Unknown):
@@ -241,7 +268,7 @@ def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
         residency.place(blocks), key=lambda p: (p.block.asked, not p.block.control, p.block.index)
     )
     alike = groupby(placed, key=lambda p: (p.block.asked, p.block.control, p.by_timing, p.by_counters))
-    headers = ("asked as", "blocks", "bytes", "read GB/s", "by timing", "by counters", "doubts")
+    headers = ("asked as", "blocks", "bytes", "read GB/s", "first read", "by timing", "by counters", "doubts")
     rows = [_block_row(list(members)) for _, members in alike]
     gauges = _gauge_lines(pick(records, Reading))
     return _noted(table(headers, rows, markdown=markdown), gauges, markdown=markdown)
@@ -255,10 +282,19 @@ def _block_row(alike: Sequence[residency.Placed]) -> list[str]:
         str(len(alike)),
         binary_bytes(sum(p.block.n_bytes for p in alike)),
         f"{stats.median([p.gb_per_s for p in alike]):.4g}",
+        _first_read([p.block for p in alike]),
         first.by_timing,
         first.by_counters,
         "signals disagree" if first.disagree else "",
     ]
+
+
+def _first_read(alike: Sequence[Block]) -> str:
+    """The middle and the longest of the first reads."""
+    known = [block.first_read_s for block in alike if isinstance(block.first_read_s, float)]
+    if not known:
+        return "not timed"
+    return f"{duration(stats.median(known))}, longest {duration(max(known))}"
 
 
 def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
@@ -285,19 +321,25 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
         "batch",
         "weights",
         "spilled",
-        "median",
-        "mean +- SEM",
-        "n",
-        "wall median",
+        "wall clock, median +- error",
+        *_SPREAD,
+        "device time alone",
         "differs",
         "doubts",
     )
-    told = [*_remedies([p.samples_s for p in passes]), *noise_lines(passes), *gaps]
+    told = [DEVICE_TIME, *_remedies(passes), *noise_lines(passes), *gaps]
     return _noted(table(headers, [_pass_row(p) for p in passes], markdown=markdown), told, markdown=markdown)
 
 
+DEVICE_TIME = (
+    "device time alone: behind a queued wait, so that handing the pass over isn't part of it; what calls a "
+    "model waits for the wall clock's time"
+)
+
+
 def _pass_row(passes: Pass) -> list[str]:
-    told = stats.summarize(passes.samples_s)
+    told = stats.summarize(passes.times_s)
+    device_s = passes.devices_s
     return [
         passes.model,
         passes.dtype,
@@ -305,12 +347,11 @@ def _pass_row(passes: Pass) -> list[str]:
         str(passes.rows),
         binary_bytes(passes.weight_bytes),
         binary_bytes(passes.spilled_bytes),
-        duration(told.median),
-        _mean(told),
-        str(told.n),
-        duration(stats.median(passes.wall_s)),
+        _figure(told),
+        *_spread(told),
+        "unknown" if isinstance(device_s, Unknown) else duration(stats.summarize(device_s).median),
         f"{passes.difference:.1e}",
-        _doubts(told, passes.noise),
+        _doubts(passes),
     ]
 
 
@@ -319,12 +360,14 @@ def record_line(record: Record) -> str:
     text = ""
     match record:
         case Measurement():
-            told = stats.summarize(record.samples_s)
+            told = stats.summarize(record.times_s)
             rate = f"{gb_per_s(record.moved_bytes, told.median):9.3g} GB/s"
-            text = f"{_row_name(record)} {rate}  {_mean(told)}  n={told.n}"
+            text = f"{_row_name(record)} {rate}  {_figure(told)}  n={told.n}"
         case Reads():
-            told = stats.summarize(record.samples_s)
-            text = f"{record.way:<16} {binary_bytes(record.payload_bytes):>10} k={record.reads} {_mean(told)}"
+            told = stats.summarize(record.times_s)
+            text = (
+                f"{record.way:<16} {binary_bytes(record.payload_bytes):>10} k={record.reads} {_figure(told)}"
+            )
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():
@@ -335,12 +378,28 @@ def record_line(record: Record) -> str:
             answer = "granted" if record.granted else f"refused: {record.message}"
             text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
         case Pass():
-            told = stats.summarize(record.samples_s)
+            told = stats.summarize(record.times_s)
             name = f"{record.model} {record.dtype}"
-            text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_mean(told)}  n={told.n}"
+            text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_figure(told)}  n={told.n}"
+        case NumaPlaces():
+            text = numa_line(record)
         case Request() | Block() | Reading():
             pass
     return text
+
+
+def numa_line(found: NumaPlaces) -> str:
+    """On which NUMA nodes a process measured."""
+
+    def named(node: int | Unknown) -> str:
+        return f"unknown ({node.reason})" if isinstance(node, Unknown) else str(node)
+
+    nodes = ", ".join(map(str, found.processors)) or "unknown"
+    return (
+        f"NUMA nodes: GPU {named(found.gpu)}, processors {nodes}, "
+        f"pinned buffers {named(found.pinned_buffer)}, pageable buffers {named(found.pageable_buffer)}"
+        f"{'; held to the node of the GPU' if found.held else ''}"
+    )
 
 
 def expectation_line(expected: Expectation) -> str:

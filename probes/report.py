@@ -1,15 +1,17 @@
 """The report of a run: what was asked, what is here, every raw sample. Derived figures are not stored.
 
-Schema 1 (2026): first form. A reader refuses other versions; new keys alone don't change the version.
+Schema 1: every case was measured by one process. Schema 2: `runs` holds a run for each process, so a case
+occurs once per round, and new kinds of records exist (`numa`). This program reads both and refuses others.
+New keys with a default alone don't change the version.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from probes import files
-from probes.codec import Json, decode, encode
+from probes.codec import DERIVED, Json, decode, encode
 from probes.errors import ReportError
 from probes.facts import (
     Api,
@@ -20,6 +22,7 @@ from probes.facts import (
     KfdNode,
     Link,
     Machine,
+    NumaNode,
     NvidiaCard,
     Surroundings,
     TorchFacts,
@@ -30,14 +33,15 @@ from probes.facts import (
 __all__ = [
     "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card", "Case", "Clock",
     "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu", "KfdNode", "Label",
-    "Link", "Machine", "Measurement", "Noise", "NvidiaCard", "Outcome", "Pass", "ProbeReport", "ProbeRun",
-    "Purpose", "Reading", "Reads", "Record", "Request", "Scenario", "Settings", "Split", "Stop",
-    "Surroundings", "TorchFacts", "Unknown", "Waived", "Way", "case_name", "from_json", "read_report",
-    "to_json", "write_report",
+    "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces", "NvidiaCard", "Outcome",
+    "Pass", "ProbeReport", "ProbeRun", "Purpose", "Reading", "Reads", "Record", "Request", "Scenario",
+    "Settings", "Split", "Stop", "Surroundings", "Timed", "TorchFacts", "Unknown", "Waived", "Way",
+    "case_name", "from_json", "read_report", "to_json", "write_report",
 ]
 # fmt: on
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, 2)
 
 Clock = Literal["device", "wall"]
 Label = Literal["vram", "host", "paged", "unclear"]
@@ -46,17 +50,20 @@ Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
 Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed"]
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
+NumaMode = Literal["as_found", "gpu"]
+Samples = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked for. `seed` orders the sizes and makes the content."""
+    """What a run was asked for. `seed` orders the sizes and draws the models' weights."""
 
     quick: bool
     seed: int
     vram_cap_bytes: int | None  # pretend that the card has no more than this
     models: tuple[str, ...] = ()  # of the scenarios; none: those that the mode chooses
     dtypes: tuple[str, ...] = ()  # likewise
+    numa: NumaMode = "as_found"  # "gpu": processors and host memory of the GPU's NUMA node alone
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,12 @@ def case_name(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Repeated timings of one operation on buffers of one size. Content was verified."""
+    """Repeated timings of one operation on buffers of one size, by one process. Content was verified.
+
+    `host_bound`: the device ran out of work while operations were handed over, so that the device's clock
+    includes the time that the host takes. `repeats` are the same case measured by later processes; they are
+    put together when a report is read (`probes.rounds`), a file holds them in runs of their own.
+    """
 
     tag: ClassVar[str] = "measurement"
     name: str  # h2d_pinned
@@ -89,6 +101,8 @@ class Measurement:
     device_s: tuple[float, ...] | Unknown  # seconds per operation, by device events
     wall_s: tuple[float, ...]  # seconds of one operation, synchronised on both sides
     noise: Noise | Unknown = UNWATCHED
+    host_bound: bool = False
+    repeats: tuple["Measurement", ...] = field(default=(), metadata=DERIVED)
 
     @property
     def case(self) -> str:
@@ -96,9 +110,24 @@ class Measurement:
         return case_name(self.name, self.payload_bytes)
 
     @property
-    def samples_s(self) -> tuple[float, ...]:
-        """The headline's samples, seconds per operation."""
-        return self.device_s if self.clock == "device" and isinstance(self.device_s, tuple) else self.wall_s
+    def leading(self) -> Clock:
+        """The clock behind the figure that is shown."""
+        return "device" if self.clock == "device" and isinstance(self.device_s, tuple) else "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock, seconds per operation."""
+        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(one.samples_s for one in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -128,6 +157,8 @@ class Reads:
     device_s: tuple[float, ...] | Unknown  # seconds for all the reads, the copy included
     wall_s: tuple[float, ...]
     noise: Noise | Unknown = UNWATCHED
+    host_bound: bool = False  # as in Measurement
+    repeats: tuple["Reads", ...] = field(default=(), metadata=DERIVED)
 
     @property
     def case(self) -> str:
@@ -135,9 +166,24 @@ class Reads:
         return case_name(self.way, self.reads, self.payload_bytes)
 
     @property
-    def samples_s(self) -> tuple[float, ...]:
-        """Seconds by the device's clock, by the wall's where there is no other."""
+    def leading(self) -> Clock:
+        """The device's clock, the wall's where there is no other."""
+        return "device" if isinstance(self.device_s, tuple) else "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock, seconds."""
         return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(one.samples_s for one in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -181,6 +227,9 @@ class Request:
     declined: bool = False  # by the probe itself, to keep the host-memory floor: nobody was asked
 
 
+UNTIMED = Unknown("not measured")
+
+
 @dataclass(frozen=True)
 class Block:
     """One block of the spill probe, re-read after everything was allocated. Content was verified."""
@@ -193,6 +242,8 @@ class Block:
     read_s: tuple[float, ...]
     vram_drop_bytes: int | Unknown  # by how much the driver's free VRAM fell when it was allocated
     gtt_growth_bytes: int | Unknown
+    # the first read after everything was allocated: what a driver had paged out comes back in it
+    first_read_s: float | Unknown = UNTIMED
 
 
 @dataclass(frozen=True)
@@ -220,7 +271,11 @@ UNSPLIT = Unknown("not measured")
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward passes through the stack in one scenario, compared with the all-resident output."""
+    """Forward passes through the stack in one scenario, compared with the all-resident output.
+
+    The wall clock leads: it is what the caller of a model waits for. The device's clock, behind a queued
+    wait, leaves out what handing the pass over costs.
+    """
 
     tag: ClassVar[str] = "pass"
     scenario: Scenario
@@ -236,6 +291,8 @@ class Pass:
     model: str = "mlp"
     split: Split | Unknown = UNSPLIT
     noise: Noise | Unknown = UNWATCHED
+    host_bound: bool = False  # as in Measurement
+    repeats: tuple["Pass", ...] = field(default=(), metadata=DERIVED)
 
     @property
     def case(self) -> str:
@@ -243,13 +300,42 @@ class Pass:
         return case_name(self.model, self.dtype, self.scenario, self.rows)
 
     @property
-    def samples_s(self) -> tuple[float, ...]:
-        """Seconds per pass by the device's clock, by the wall's where there is no other."""
-        return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
+    def leading(self) -> Clock:
+        """The wall clock."""
+        return "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's seconds per pass by the wall clock, everything finished before and after."""
+        return self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))
+
+    @property
+    def devices_s(self) -> tuple[Samples, ...] | Unknown:
+        """The samples by the device's clock, of each process that has one."""
+        known = tuple(one.device_s for one in (self, *self.repeats) if isinstance(one.device_s, tuple))
+        return known or Unknown("no device clock")
 
 
+@dataclass(frozen=True)
+class NumaPlaces:
+    """On which NUMA nodes one process measured. A node is the number that the kernel gives it."""
+
+    tag: ClassVar[str] = "numa"
+    gpu: int | Unknown
+    processors: tuple[int, ...]  # nodes on whose processors it may run
+    pinned_buffer: int | Unknown  # where a page of pinned memory lies
+    pageable_buffer: int | Unknown
+    held: bool  # to the GPU's node, by --numa gpu
+
+
+Timed = Measurement | Reads | Pass  # rows with samples, which every round measures again
 Case = Measurement | Gap | Reads | Pass  # records that stand for themselves; a resumed run keeps them
-Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass
+Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass | NumaPlaces
 
 
 @dataclass(frozen=True)
@@ -283,12 +369,14 @@ Outcome = Done | Waived | Failed
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """One probe's outcome and whatever it had measured by then."""
+    """The outcome of one process of a probe, and whatever it had measured by then."""
 
     probe: str
     outcome: Outcome
     seconds: float
     records: tuple[Record, ...]
+    round: int = 0  # every round measures the cases again in a fresh process
+    processes: int = field(default=1, metadata=DERIVED)  # that were put together
 
 
 @dataclass(frozen=True)
@@ -317,8 +405,12 @@ def from_json(text: str) -> ProbeReport:
     except ValueError as error:
         raise ReportError(f"not JSON: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ReportError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
+    if version not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise ReportError(
+            f"schema_version is {version!r}, this program reads {known}",
+            "read it with the Weir that wrote it",
+        )
     return decode(ProbeReport, value)
 
 

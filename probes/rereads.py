@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 
 from probes import sampling
 from probes.errors import Unsupported
+from probes.pattern import WORD_BYTES
 from probes.report import Gap, Reads, Record, Settings, Way, case_name
-from probes.transfer import KIB, MIB, ROW_S, SOURCE, arena_bytes, places, verify_sum
+from probes.transfer import KIB, MIB, MOST_SLOTS, ROW_S, SCRUB, SOURCE, Grid, arena_bytes, mismatch
 from probes.workbench import Memory, Operation, Workbench
 
 FULL_SIZES = tuple(64 * KIB * 4**i for i in range(7))  # 64 KiB, 256 KiB, ... 256 MiB
 QUICK_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 FULL_READS = tuple(range(1, 9))
 QUICK_READS = (1, 2, 8)
-QUICK_EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.1, spread_s=sampling.QUICK_SPREAD_S)
+QUICK_EFFORT = sampling.Effort(samples=30, at_least=4, budget_s=0.05, spread_s=sampling.QUICK_SPREAD_S)
 FULL_EFFORT = replace(sampling.FULL, spread_s=sampling.FULL_SPREAD_S)
 WAYS: tuple[Way, ...] = ("copy_first", "in_place")
 
@@ -35,7 +36,11 @@ def run(
     )
     draw = random.Random(settings.seed)
     try:
-        with bench.memory("zero_copy", arena) as host, bench.memory("vram", arena) as vram:
+        with (
+            bench.memory("zero_copy", arena) as host,
+            bench.memory("vram", arena) as vram,
+            bench.memory("vram", MOST_SLOTS * WORD_BYTES) as sums,
+        ):
             bench.fill(host.span(0, arena), SOURCE)
             for n_bytes in draw.sample(sizes, len(sizes)):
                 cases = [(way, k) for way in WAYS for k in (QUICK_READS if settings.quick else FULL_READS)]
@@ -45,7 +50,7 @@ def run(
                     if n_bytes > arena:
                         yield Gap("breakeven", n_bytes, "buffers are held smaller: memory is short")
                         break
-                    case = _Case(host, vram, way, reads, n_bytes)
+                    case = _Case(host, vram, sums, way, reads, Grid(arena, n_bytes))
                     yield _measure(bench, case, QUICK_EFFORT if settings.quick else FULL_EFFORT)
     except Unsupported as lacking:
         yield from (Gap("breakeven", n_bytes, lacking.message) for n_bytes in sizes)
@@ -74,29 +79,45 @@ def _ordinary_s(way: Way, reads: int, n_bytes: int) -> float:
 
 @dataclass(frozen=True)
 class _Case:
+    """Buffers, the sums that reads leave in them (one for each place), and what to do."""
+
     host: Memory
     vram: Memory
+    sums: Memory
     way: Way
     reads: int
-    n_bytes: int
+    grid: Grid
 
 
 def _measure(bench: Workbench, case: _Case, effort: sampling.Effort) -> Reads:
-    offsets = places(min(case.host.n_bytes, case.vram.n_bytes), case.n_bytes)
-    operations = [_operation(bench, case, offset) for offset in offsets]
-    checked = case.vram if case.way == "copy_first" else case.host
-    for slot in {0, len(offsets) - 1}:
-        operations[slot]()
-        verify_sum(bench, checked.span(offsets[slot], case.n_bytes), offsets[slot], f"breakeven, {case.way}")
+    """Time a case, then hold the sum of the last read of each place that was used against its closed form."""
+    grid = case.grid
+    bench.fill(case.sums.span(0, case.sums.n_bytes), SCRUB)
+    if case.way == "copy_first":
+        bench.fill(grid.all_of(case.vram, grid.count), SCRUB)
+    operations = [_operation(bench, case, place, offset) for place, offset in enumerate(grid.offsets)]
     samples = sampling.sample(bench, operations, effort=effort, queued=True)
-    return Reads(case.way, case.reads, case.n_bytes, samples.batch, samples.device_s, samples.wall_s)
+    used = min(samples.taken, grid.count)
+    if bench.words(case.sums.span(0, used * WORD_BYTES)) != grid.sums(SOURCE, used):
+        raise mismatch(f"breakeven, {case.way}", grid.n_bytes)
+    return Reads(
+        way=case.way,
+        reads=case.reads,
+        payload_bytes=grid.n_bytes,
+        batch=samples.batch,
+        device_s=samples.device_s,
+        wall_s=samples.wall_s,
+        host_bound=samples.host_bound,
+    )
 
 
-def _operation(bench: Workbench, case: _Case, offset: int) -> Operation:
-    source, target = case.host.span(offset, case.n_bytes), case.vram.span(offset, case.n_bytes)
+def _operation(bench: Workbench, case: _Case, place: int, offset: int) -> Operation:
+    n_bytes = case.grid.n_bytes
+    result = case.sums.span(place * WORD_BYTES, WORD_BYTES)
+    source, target = case.host.span(offset, n_bytes), case.vram.span(offset, n_bytes)
     if case.way == "in_place":
-        read = bench.operation("read", None, source)
+        read = bench.operation("read", result, source)
         return lambda: [read() for _ in range(case.reads)]
     copy = bench.operation("copy", target, source)
-    reread = bench.operation("read", None, target)
+    reread = bench.operation("read", result, target)
     return lambda: (copy(), [reread() for _ in range(case.reads)])

@@ -13,6 +13,7 @@ from probes.report import Block, Label, Request, Stop, Unknown
 from probes.stats import median
 from probes.units import binary_bytes, gb_per_s
 
+SLOW_FIRST = 3.0  # times as long as later reads: the block was fetched from elsewhere first
 LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't tell one from the other
 FAR_BELOW = 3.0  # slower than the link by this factor: pages come and go
 
@@ -84,6 +85,24 @@ def place(blocks: Sequence[Block]) -> tuple[Placed, ...]:
             by_counters(block),
         )
         for block in blocks
+    )
+
+
+def first_read_verdict(blocks: Sequence[Block]) -> str | Unknown:
+    """How long the first read after everything was allocated took, against later ones, in a sentence."""
+    known = [(b.first_read_s, median(b.read_s), b) for b in blocks if isinstance(b.first_read_s, float)]
+    mine = [one for one in known if one[2].asked == "vram"]
+    if not mine:
+        return Unknown("the first read of the blocks was not timed")
+    slow = [(first / later, block) for first, later, block in mine if first > SLOW_FIRST * later]
+    if not slow:
+        middle = median([first / later for first, later, _ in mine])
+        return f"the first read of a block took {middle:.2f} x as long as later ones: nothing was paged in"
+    worst = max(factor for factor, _ in slow)
+    n_bytes = sum(block.n_bytes for _, block in slow)
+    return (
+        f"the first read of {len(slow)} of {len(mine)} blocks ({binary_bytes(n_bytes)}) took up to "
+        f"{worst:.3g} x as long as later ones: they were paged in from elsewhere"
     )
 
 

@@ -17,7 +17,9 @@ from probes.report import Gap, Pass, Record, Scenario, Settings, case_name
 from probes.workbench import Stack, Workbench
 
 GIB = 2**30
-QUICK_CASE_S, FULL_CASE_S = 0.4, 4.5
+QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6
+QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.15)
+FULL_EFFORT = sampling.Effort(samples=50, at_least=8, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
 QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
 QUICK_WIDTH, FULL_WIDTH = 4096, 8192
 QUICK_MODELS = ("mlp",)
@@ -159,8 +161,9 @@ def _time(
     samples = sampling.sample(
         bench,
         [stack.passes(scenario, rows)],
-        effort=sampling.QUICK if settings.quick else sampling.FULL,
+        effort=QUICK_EFFORT if settings.quick else FULL_EFFORT,
         queued=True,
+        leads="wall",
     )
     after = _compare(
         stack, chosen, scenario, rows=rows
@@ -178,6 +181,7 @@ def _time(
         difference=max(before, after),
         model=chosen.shape.model,
         split=stack.split(scenario, rows),
+        host_bound=samples.host_bound,
     )
 
 

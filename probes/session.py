@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probes import journal, machine, worker
-from probes.catalog import Probe, limit_s, plan, select, waive
+from probes import journal, machine, numa, worker
+from probes.catalog import Probe, limit_s, plan, schedule, select, waive
 from probes.errors import Exit, ReportError
 from probes.job import DESCRIBE, Job, Told
 from probes.journal import Journal, Past
@@ -22,6 +22,7 @@ from probes.progress import Planned
 from probes.report import (
     SCHEMA_VERSION,
     Case,
+    Done,
     Failed,
     Machine,
     NvidiaCard,
@@ -39,7 +40,7 @@ from probes.worker import Spare
 
 DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute
 ROOT = Path("/")
-CPUS_PER_SPARE = 4
+CPUS_PER_SPARE = 2
 
 
 class Listener:
@@ -54,8 +55,8 @@ class Listener:
     def planned(self, plan: tuple[Planned, ...]) -> None:
         """What the run is about to do."""
 
-    def started(self, probe: Probe) -> None:
-        """A probe was started."""
+    def started(self, probe: Probe, turn: int) -> None:
+        """A probe was started, in one round."""
 
     def record(self, record: Told) -> None:
         """A probe found something."""
@@ -72,13 +73,13 @@ def measure(
     Raises DeviceBusy when another run holds the GPU, ReportError when the report can't be written,
     KeyboardInterrupt when interrupted; then as after a power cut, `resume` goes on from there.
     """
-    with worker.crew(spares(len(probes), os.cpu_count() or 1)) as crew:
+    with worker.crew(spares(len(schedule(probes, settings)), os.cpu_count() or 1)) as crew:
         return _measure(probes, settings, folder=folder, listener=listener, crew=crew)
 
 
-def spares(probes: int, cpus: int) -> int:
+def spares(processes: int, cpus: int) -> int:
     """How many workers to start ahead: where processors abound, they import torch beside each other. Pure."""
-    return min(probes, cpus // CPUS_PER_SPARE)
+    return min(processes, cpus // CPUS_PER_SPARE)
 
 
 def _measure(
@@ -108,6 +109,10 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     if past is None:
         raise ReportError(
             f"{path.name} was cut short before it had begun", "begin anew: python -m probes run"
+        )
+    if past.begun.schema_version != SCHEMA_VERSION:
+        raise ReportError(
+            f"{path.name} was begun by another version of Weir", "begin anew: python -m probes run"
         )
     found = look(past.begun.settings)
     listener.machine(found)
@@ -162,12 +167,12 @@ class _Run:
 
 def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     """Run what the report lacks. At the end the journal has done its work."""
-    known = {run.probe for run in report.runs}
+    known = {(run.probe, run.round) for run in report.runs}
     going.listener.planned(_plan(report, past))
-    for probe in select(report.asked):
-        if probe.name in known:
+    for probe, turn in schedule(select(report.asked), report.settings):
+        if (probe.name, turn) in known or _is_over(report, probe):
             continue
-        run = _run(probe, report, past=past.records(probe.name), going=going)
+        run = _run(probe, turn, report, past=past.records(probe.name, turn), going=going)
         report = replace(report, runs=(*report.runs, run))
         write_report(report, going.path)
         going.listener.ended(run)
@@ -180,13 +185,22 @@ def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     return report
 
 
+def _is_over(report: ProbeReport, probe: Probe) -> bool:
+    """Whether an earlier round of the probe was waived or failed: another one would end the same way."""
+    return any(run.probe == probe.name and not isinstance(run.outcome, Done) for run in report.runs)
+
+
 def _plan(report: ProbeReport, past: Past) -> tuple[Planned, ...]:
     """What is left to do of a run."""
-    known = {run.probe for run in report.runs}
-    done = {(entry.probe, entry.record.case) for entry in past.entries if isinstance(entry.record, Case)}
+    known = {(run.probe, run.round) for run in report.runs}
+    done = {(e.probe, e.round, e.record.case) for e in past.entries if isinstance(e.record, Case)}
     has_transformers = importlib.util.find_spec("transformers") is not None
     every = plan(report.asked, report.settings, report.machine, has_transformers=has_transformers)
-    return tuple(one for one in every if one.probe not in known and (one.probe, one.case) not in done)
+    return tuple(
+        one
+        for one in every
+        if (one.probe, one.round) not in known and (one.probe, one.round, one.case) not in done
+    )
 
 
 def nvidia_cards() -> tuple[NvidiaCard, ...]:
@@ -197,7 +211,11 @@ def nvidia_cards() -> tuple[NvidiaCard, ...]:
 
 def look(settings: Settings) -> Machine:
     """One snapshot of this machine; torch is asked in a process of its own."""
-    return machine.describe(ROOT, _torch_facts(settings), nvidia_cards())
+    found = machine.describe(ROOT, _torch_facts(settings), nvidia_cards())
+    facts = found.torch
+    if isinstance(facts, Unknown) or facts.obstacle:
+        return numa.described(found, ROOT, Unknown("no GPU to measure"))
+    return numa.described(found, ROOT, machine.pci_id_of_first_gpu(facts, found.cards, ROOT))
 
 
 def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
@@ -255,27 +273,32 @@ def _exclusive(folder: Path, found: Machine) -> Iterator[None]:
         yield
 
 
-def _run(probe: Probe, report: ProbeReport, *, past: Sequence[Record], going: _Run) -> ProbeRun:
+def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record], going: _Run) -> ProbeRun:
     reason = waive(probe, report.machine)
     if reason:
-        return ProbeRun(probe.name, Waived(reason), 0.0, ())
-    going.listener.started(probe)
+        return ProbeRun(probe.name, Waived(reason), 0.0, (), turn)
+    going.listener.started(probe, turn)
     # what has no case is part of a whole that has to be measured at one go
     kept = [record for record in past if isinstance(record, Case)]
 
     def heard(record: Told) -> None:
         if not isinstance(record, TorchFacts):
-            going.book.add(probe.name, record)
+            going.book.add(probe.name, record, turn)
         going.listener.record(record)
 
     ended = worker.run(
-        Job(probe.name, report.settings, report.machine, tuple(record.case for record in kept)),
+        Job(
+            probe.name,
+            replace(report.settings, seed=report.settings.seed + turn),  # another order in every round
+            report.machine,
+            tuple(record.case for record in kept),
+        ),
         limit_s=limit_s(probe, report.settings),
         heard=heard,
         spare=going.crew.pop() if going.crew else None,
     )
     records = tuple(record for record in ended.records if not isinstance(record, TorchFacts))
-    return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records))
+    return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records), turn)
 
 
 def exit_code(report: ProbeReport, *, require_gpu: bool) -> Exit:

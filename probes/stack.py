@@ -1,5 +1,6 @@
 """A model whose layers can be placed, and four ways to run it. Layers keep their code: hooks move weights."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from probes.report import Scenario, Split, Unknown
 from probes.workbench import Operation
 
 ZeroCopy = Callable[[torch.Tensor], torch.Tensor]
+LEAD_MARGIN = 2.0  # the wait before a pass outlasts handing it over by this factor
 ALIGNMENT = 256  # of each parameter in a layer's flat buffer, as the caching allocator's own
 
 
@@ -48,9 +50,12 @@ def _put(placed: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
 class LayerStack:
     """`probes.workbench.Stack`. Without `zero_copy` everything is in host memory (to try the code there)."""
 
-    def __init__(self, plan: StackPlan, seed: int, *, zero_copy: ZeroCopy | None) -> None:
+    def __init__(
+        self, plan: StackPlan, seed: int, *, zero_copy: ZeroCopy | None, wait: Callable[[float], None]
+    ) -> None:
         self.plan = plan
         self._zero_copy = zero_copy
+        self._wait = wait
         self._device = "cuda" if zero_copy else "cpu"
         self._built: Built | None = build(plan, self._device, seed)
         self._generator = torch.Generator().manual_seed(seed)
@@ -140,9 +145,21 @@ class LayerStack:
         return float((found - reference).abs().max() / reference.abs().max())
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
-        """Where one pass spends its time, by events in a pass of its own."""
+        """Where one pass spends its time, by events in a pass of its own.
+
+        Unknown where the device runs the pass while it is still being handed over: its waits for the host
+        would count as waits for copies, or as computing.
+        """
         if not self._zero_copy:
             return Unknown("no device clock")
+        run = self.passes(scenario, rows)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        handing_s = time.perf_counter() - began
+        return self._split(scenario, rows, lead_s=LEAD_MARGIN * handing_s)
+
+    def _split(self, scenario: Scenario, rows: int, *, lead_s: float) -> Split | Unknown:
         host = self._input(rows)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         resident = host.to(self._device)
@@ -156,17 +173,19 @@ class LayerStack:
 
         run = self._forward_streamed if scenario == "streamed" else self._forward
         torch.cuda.synchronize()
-        torch.cuda._sleep(LEAD_CYCLES)  # so that handing the pass over isn't part of it
+        self._wait(lead_s)  # so that handing the pass over isn't part of it
         marks[0].record()
         run(source)
+        ahead = not marks[0].query()
         marks[2].record()
         torch.cuda.synchronize()
+        if not ahead:
+            return Unknown("host-bound: the device ran the pass faster than it was handed over")
         input_s, rest_s = (a.elapsed_time(b) / 1e3 for a, b in pairwise(marks))
         copy_s, wait_s = self._stream.times_s() if scenario == "streamed" and self._stream else (0.0, 0.0)
         return Split(input_s + copy_s, wait_s, rest_s - wait_s)
 
 
-LEAD_CYCLES = 20_000_000  # some 10 ms
 Marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 

@@ -1,6 +1,6 @@
 """The probe `transfer`: what it costs to move bytes, by path and size.
 
-Each path gets its two buffers, in which every size rotates; content is compared before it counts.
+Each path gets its two buffers, in which every size rotates; what the timed operations left is compared.
 """
 
 import random
@@ -13,17 +13,17 @@ from probes.errors import ContentMismatch, DeviceUnusable, Unsupported
 from probes.pattern import WORD_BYTES, Pattern
 from probes.report import Clock, Gap, Measurement, Record, Settings, case_name
 from probes.units import binary_bytes
-from probes.workbench import WRITTEN, Action, Kind, Memory, Span, Workbench
+from probes.workbench import WRITTEN, Action, Kind, Memory, Operation, Span, Workbench
 
 KIB, MIB = 2**10, 2**20
 FULL_SIZES = tuple(4 * KIB * 4**i for i in range(10))  # 4 KiB, 16 KiB, ... 1 GiB
 QUICK_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
 SMALLEST_ARENA = 16 * MIB
-# Rotation past caches needs many slots for small sizes; beyond this, preparing them costs more than it tells.
+# Rotation past caches needs many places for small sizes; beyond this, preparing them costs more than it says.
 MOST_SLOTS = 2048
-ROW_S = 0.15  # to prepare and to check a row
+ROW_S = 0.05  # to prepare and to check a row
 SOURCE = Pattern(start=0x1234567)
-SCRUB = Pattern(start=0x0BADF00D, step=3)
+SCRUB = Pattern(start=0x0BADF00D, step=0)  # neither of the contents that an operation leaves
 
 
 @dataclass(frozen=True)
@@ -131,97 +131,131 @@ def _measure_path(
     bench: Workbench, path: Path, order: Sequence[int], *, arena: int, settings: Settings
 ) -> Iterator[Record]:
     with ExitStack() as stack:
-        target = stack.enter_context(bench.memory(path.target, arena)) if path.target else None
+        # a read leaves its sums, one for each place, where the device computes
+        target_bytes = arena if path.target else MOST_SLOTS * WORD_BYTES
+        target = stack.enter_context(bench.memory(path.target or "vram", target_bytes))
         source = stack.enter_context(bench.memory(path.source, arena)) if path.source else None
-        if target:
-            bench.fill(target.span(0, arena), SCRUB)  # touched: no first page faults in the timings
         if source:
             bench.fill(source.span(0, arena), SOURCE)
         for n_bytes in order:
             if n_bytes > arena:
                 yield Gap(path.name, n_bytes, f"buffers are held to {binary_bytes(arena)}: memory is short")
             else:
-                yield _measure(
-                    bench, path, _Rotation(path, target, source, n_bytes=n_bytes), settings=settings
-                )
+                grid = Grid(arena, n_bytes, rotates=path.rotates)
+                yield _measure(bench, path, _Buffers(target, source, grid), settings=settings)
 
 
 def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:
-    """What crosses the link is spread over more time than a slow spell of it lasts."""
+    """What crosses the link is spread over more time than a slow spell of it lasts.
+
+    So are copies of pageable memory, in which a processor does part of the work: it has slow spells as well.
+    """
     effort = sampling.FULL
     if settings.quick:
         effort = sampling.QUICK if has_gpu else sampling.QUICK_HOST
     spread_s = sampling.QUICK_SPREAD_S if settings.quick else sampling.FULL_SPREAD_S
-    return replace(effort, spread_s=spread_s) if has_gpu and path.queued and not path.inside else effort
+    if not path.queued and not settings.quick:
+        spread_s = sampling.HOST_SPREAD_S
+    return replace(effort, spread_s=spread_s) if has_gpu and not path.inside else effort
 
 
-def places(arena: int, n_bytes: int) -> list[int]:
-    """Offsets of a size's places in a buffer of `arena` bytes, spread over all of it, aligned to words."""
-    slots = min(MOST_SLOTS, arena // n_bytes)
-    stride = arena // slots // WORD_BYTES * WORD_BYTES
-    return [slot * stride for slot in range(slots)]
+@dataclass(frozen=True)
+class Grid:
+    """The places of one size in a buffer of `arena` bytes: spread over all of it, aligned to words."""
+
+    arena: int
+    n_bytes: int
+    rotates: bool = True
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return min(MOST_SLOTS, self.arena // self.n_bytes) if self.rotates else 1
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one place to the next."""
+        return self.arena // self.count // WORD_BYTES * WORD_BYTES if self.rotates else self.n_bytes
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the places begin."""
+        return [place * self.stride_bytes for place in range(self.count)]
+
+    def spans(self, memory: Memory) -> list[Span]:
+        """The places in a buffer, one by one."""
+        return [memory.span(offset, self.n_bytes) for offset in self.offsets]
+
+    def all_of(self, memory: Memory, count: int) -> Span:
+        """The first `count` places in a buffer, as one."""
+        return memory.spans(self.n_bytes, stride_bytes=self.stride_bytes, count=min(count, self.count))
+
+    def sums(self, content: Pattern, count: int) -> tuple[int, ...]:
+        """The sum of the words of each of the first `count` places of a buffer with this content."""
+        words = self.n_bytes // WORD_BYTES
+        return tuple(content.total(at // WORD_BYTES, words) for at in self.offsets[:count])
 
 
-class _Rotation:
-    """The places of one size in a path's buffers."""
+@dataclass(frozen=True)
+class _Buffers:
+    """A path's two buffers and the places of one size in them. The target of a read takes sums."""
 
-    def __init__(self, path: Path, target: Memory | None, source: Memory | None, *, n_bytes: int) -> None:
-        self.n_bytes = n_bytes
-        offsets = places(min(memory.n_bytes for memory in (target, source) if memory), n_bytes)
-        self.offsets = offsets if path.rotates else offsets[:1]
-        self.targets = [target.span(offset, n_bytes) if target else None for offset in self.offsets]
-        self.sources = [source.span(offset, n_bytes) if source else None for offset in self.offsets]
+    target: Memory
+    source: Memory | None
+    grid: Grid
 
 
-def _measure(bench: Workbench, path: Path, rotation: _Rotation, *, settings: Settings) -> Measurement:
-    pairs = list(zip(rotation.targets, rotation.sources, strict=True))
-    operations = [bench.operation(path.action, target, source) for target, source in pairs]
-    checked = {0, len(pairs) - 1}
-    for slot in checked:
-        target = rotation.targets[slot]
-        if target:
-            bench.fill(target, SCRUB)  # so that what an earlier row left there can't pass for this one's
-        operations[slot]()
-        _verify(bench, path, target=target, source=rotation.sources[slot], offset=rotation.offsets[slot])
+def _measure(bench: Workbench, path: Path, buffers: _Buffers, *, settings: Settings) -> Measurement:
+    """Time a row, then compare what every place that was used holds. All are scrubbed before."""
+    grid = buffers.grid
+    _scrub(bench, path, buffers)
+    operations = _operations(bench, path, buffers)
     samples = sampling.sample(
         bench, operations, effort=_effort(settings, path, has_gpu=bench.has_gpu), queued=path.queued
     )
-    for slot in checked:
-        _verify(
-            bench,
-            path,
-            target=rotation.targets[slot],
-            source=rotation.sources[slot],
-            offset=rotation.offsets[slot],
-        )
+    _verify(bench, path, buffers, used=min(samples.taken, grid.count))
     return Measurement(
         name=path.name,
-        payload_bytes=rotation.n_bytes,
-        moved_bytes=rotation.n_bytes * path.weight,
+        payload_bytes=grid.n_bytes,
+        moved_bytes=grid.n_bytes * path.weight,
         batch=samples.batch,
         clock=path.clock if bench.has_gpu else "wall",
         device_s=samples.device_s,
         wall_s=samples.wall_s,
+        host_bound=samples.host_bound,
     )
 
 
-def _verify(bench: Workbench, path: Path, *, target: Span | None, source: Span | None, offset: int) -> None:
-    if target:
+def _operations(bench: Workbench, path: Path, buffers: _Buffers) -> list[Operation]:
+    grid = buffers.grid
+    sources: list[Span | None] = [*grid.spans(buffers.source)] if buffers.source else [None] * grid.count
+    if path.target:
+        targets = grid.spans(buffers.target)
+    else:
+        targets = [buffers.target.span(i * WORD_BYTES, WORD_BYTES) for i in range(grid.count)]
+    return [bench.operation(path.action, *pair) for pair in zip(targets, sources, strict=True)]
+
+
+def _scrub(bench: Workbench, path: Path, buffers: _Buffers) -> None:
+    """So that neither an earlier row nor an operation that does nothing can pass. Pages are touched, too."""
+    target, grid = buffers.target, buffers.grid
+    bench.fill(grid.all_of(target, grid.count) if path.target else target.span(0, target.n_bytes), SCRUB)
+
+
+def _verify(bench: Workbench, path: Path, buffers: _Buffers, *, used: int) -> None:
+    """Raises ContentMismatch where one of the first `used` places doesn't hold what the operation leaves."""
+    if path.target:
         expected = {"kernel_copy": SOURCE.plus(1), "write": WRITTEN}.get(path.action, SOURCE)
-        if not bench.matches(target, expected):
-            raise _mismatch(path.name, target.n_bytes)
-        return
-    assert source is not None  # a path has at least one side
-    verify_sum(bench, source, offset, path.name)
+        right = bench.matches(buffers.grid.all_of(buffers.target, used), expected)
+    else:
+        found = bench.words(buffers.target.span(0, used * WORD_BYTES))
+        right = found == buffers.grid.sums(SOURCE, used)
+    if not right:
+        raise mismatch(path.name, buffers.grid.n_bytes)
 
 
-def verify_sum(bench: Workbench, span: Span, offset: int, what: str) -> None:
-    """Hold the sum of a span of the content SOURCE against its closed form. Raises ContentMismatch."""
-    if bench.total(span) != SOURCE.total(offset // WORD_BYTES, span.n_bytes // WORD_BYTES):
-        raise _mismatch(what, span.n_bytes)
-
-
-def _mismatch(what: str, n_bytes: int) -> ContentMismatch:
+def mismatch(what: str, n_bytes: int) -> ContentMismatch:
+    """The error for content that isn't what the operation leaves."""
     return ContentMismatch(
         f"{what} of {binary_bytes(n_bytes)}: the content that arrived is not what was sent",
         "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",

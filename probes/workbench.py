@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from probes.model import Shape, StackPlan
@@ -18,12 +19,24 @@ READS_AFTER = 4
 WRITTEN = Pattern(start=0x5DEECE66D1234567, step=0)  # what the action "write" leaves in every word
 
 
+@dataclass(frozen=True)
+class Clocked:
+    """A reading of the device's clock.
+
+    `ahead`: the device still had work when the last operation was handed over. Where it had none, the reading
+    includes time in which the device waited for the host.
+    """
+
+    seconds: float
+    ahead: bool
+
+
 class Span(Protocol):
-    """A piece of a buffer, aligned to words."""
+    """A piece of a buffer, or several of one length at one distance; aligned to words."""
 
     @property
     def n_bytes(self) -> int:
-        """Its length."""
+        """Its length, of all pieces together."""
 
 
 class Memory(Protocol):
@@ -35,6 +48,9 @@ class Memory(Protocol):
 
     def span(self, offset_bytes: int, n_bytes: int) -> Span:
         """A piece of it; both figures are multiples of 8."""
+
+    def spans(self, n_bytes: int, *, stride_bytes: int, count: int) -> Span:
+        """The first `count` pieces of `n_bytes`, `stride_bytes` apart, from its beginning."""
 
 
 class Stack(Protocol):
@@ -72,17 +88,21 @@ class Workbench(Protocol):
     def matches(self, span: Span, pattern: Pattern) -> bool:
         """Compare every word with the pattern."""
 
+    def words(self, span: Span) -> tuple[int, ...]:
+        """The words as int64. For a few: they are copied one by one."""
+
     def total(self, span: Span) -> int:
         """The sum of the words as int64, read where the device reads."""
 
     def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
         """The action, ready to be repeated.
 
-        `kernel_copy` adds one to each word on the way; after `copy_then_read` kernels read all of the target
-        READS_AFTER times, as real work would, and the next copy waits for them.
+        `read` sums the source into the target, a word where the device computes. `kernel_copy` adds one to
+        each word on the way; after `copy_then_read` kernels read all of the target READS_AFTER times, as real
+        work would, and the next copy waits for them.
         """
 
-    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> float | None:
+    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> Clocked | None:
         """Seconds between device events around the operations, queued behind a wait of `lead_s`.
 
         None where the device has no clock of its own.
@@ -96,6 +116,9 @@ class Workbench(Protocol):
 
     def queue_s(self, operation: Operation) -> float:
         """Seconds that the host needs to hand the operation to the device, without its end."""
+
+    def numa_nodes(self) -> "tuple[int | Unknown, int | Unknown]":
+        """The NUMA nodes on which a page of pinned and one of pageable memory come to lie."""
 
     def vram_free_bytes(self) -> int:
         """Free VRAM by the driver's account. 0 without a GPU."""

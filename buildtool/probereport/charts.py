@@ -73,7 +73,7 @@ class ResidencyChart:
 
 @dataclass(frozen=True)
 class ScenarioPanel:
-    """Times of a pass in every scenario of one model, element type and batch; what the link would need."""
+    """Wall-clock times of a pass in every scenario of one model, element type and batch; the link's limit."""
 
     title: str
     bars: tuple[Pass, ...]
@@ -131,7 +131,7 @@ def _bandwidth(rows: Sequence[Measurement]) -> tuple[BandwidthPanel, ...]:
 
 def _trace(rows: Sequence[Measurement], name: str) -> Trace:
     mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.samples_s)) for row in mine)
+    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.times_s)) for row in mine)
     found = fit(points_of(mine, name))
     if isinstance(found, Unknown):
         return Trace(name, points, (), found.reason)
@@ -151,7 +151,7 @@ def _residency(
         block = placed.block
         if block.asked != "vram" or block.control:
             continue
-        read = rate(block.n_bytes, block.read_s)
+        read = rate(block.n_bytes, [block.read_s])
         labels = (placed.by_timing, placed.by_counters, placed.disagree)
         cells.append(Cell(held, held + block.n_bytes, read, *labels))
         held += block.n_bytes
@@ -206,6 +206,6 @@ def _break_even(
 
 
 def seconds(passes: Pass) -> tuple[float, float | None, int]:
-    """Mean time of a pass, its standard error, and of how many."""
-    told = summarize(passes.samples_s)
-    return told.mean, told.sem, told.n
+    """Wall-clock time of a pass, its standard error, and of how many."""
+    told = summarize(passes.times_s)
+    return told.median, told.error, told.n

@@ -1,20 +1,14 @@
-"""Two reports side by side: ratios of mean times with their errors, and why two may not be compared. Pure."""
+"""Two reports side by side: ratios of times with their errors, and why two may not be compared. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buildtool.errors import DataError
-from buildtool.probereport.quantities import (
-    Ratio,
-    mean_time,
-    size,
-    speed_ratio,
-    text,
-)
-from buildtool.probereport.tables import Timed
+from buildtool.probereport.quantities import figure, size, text
+from buildtool.probereport.ratio import CLEAR, WORTH_TELLING, Ratio, shared_by_path, speed_ratio
 from buildtool.quoting import markdown, markdown_sentence
 from probes import residency
-from probes.answers import all_records, pick
+from probes.answers import all_records, disturbed, pick
 from probes.report import (
     Block,
     Measurement,
@@ -23,6 +17,7 @@ from probes.report import (
     Reads,
     Request,
     Stop,
+    Timed,
     TorchFacts,
     Unknown,
 )
@@ -76,6 +71,13 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         )
     rows_a, rows_b = _rows(a), _rows(b)
     common = [key for key in rows_a if key in rows_b]
+    shared = shared_by_path(
+        {
+            key: (rows_a[key].times_s, rows_b[key].times_s)
+            for key in common
+            if _alike(rows_a[key], rows_b[key])
+        }
+    )
     if not common and not force:
         raise DataError(
             f"{names[0]} and {names[1]} have no measured row in common", "run the same probes on both"
@@ -84,7 +86,7 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         names=names,
         forced=unlike,
         remarks=_differences(a, b, _REMARKED),
-        lines=tuple(_line(key, rows_a[key], rows_b[key]) for key in common),
+        lines=tuple(_line(key, rows_a[key], rows_b[key], shared.get(key[:2], 0.0)) for key in common),
         only_a=tuple(key for key in rows_a if key not in rows_b),
         only_b=tuple(key for key in rows_b if key not in rows_a),
         verdicts=(_verdict(a), _verdict(b)),
@@ -128,6 +130,7 @@ _UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
     ("WSL", lambda r: text(r.machine.wsl)),
     ("torch's API", lambda r: r.machine.torch.api if isinstance(r.machine.torch, TorchFacts) else "no torch"),
     ("mode", lambda r: "quick" if r.settings.quick else "full"),
+    ("NUMA", lambda r: r.settings.numa.replace("_", " ")),
     ("VRAM cap", lambda r: "none" if r.settings.vram_cap_bytes is None else size(r.settings.vram_cap_bytes)),
 )
 _REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
@@ -156,18 +159,23 @@ def _rows(report: ProbeReport) -> dict[Key, Timed]:
     return found
 
 
-def _clock(row: Timed) -> str:
-    if isinstance(row, Measurement) and row.clock == "wall":
-        return "wall"
-    return "device" if isinstance(row.device_s, tuple) else "wall"
+def _alike(a: Timed, b: Timed) -> bool:
+    return a.leading == b.leading
 
 
-def _line(key: Key, a: Timed, b: Timed) -> Line:
-    told = [mean_time(summarize(row.samples_s)) + f" (n={len(row.samples_s)})" for row in (a, b)]
-    speed: Ratio | Unknown = speed_ratio(b.samples_s, a.samples_s)
-    if _clock(a) != _clock(b):
-        speed = Unknown(f"A is by the {_clock(a)} clock, B by the {_clock(b)} clock")
+def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
+    told = [_told(row) for row in (a, b)]
+    if not _alike(a, b):
+        why = Unknown(f"A is by the {a.leading} clock, B by the {b.leading} clock")
+        return Line(key, told[0], told[1], why)
+    slower = max(a, b, key=lambda row: summarize(row.times_s).median)
+    speed = speed_ratio(a.times_s, b.times_s, shared=shared, disturbed=disturbed(slower))
     return Line(key, told[0], told[1], speed)
+
+
+def _told(row: Timed) -> str:
+    told = summarize(row.times_s)
+    return f"{figure(told)} (n={told.n}, {told.processes} process{'es' if told.processes > 1 else ''})"
 
 
 def _verdict(report: ProbeReport) -> str:
@@ -192,9 +200,10 @@ def render_markdown(found: Comparison) -> str:
         )
     parts.append(_table(found.lines))
     parts.append(
-        "Times are means ± SEM. *B is faster by* is the mean time of A over that of B, its error to first "
-        "order for independent runs; *same within errors* means less than three standard errors or "
-        "one percent."
+        "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
+        "A over that of B; its error is from how far processes scatter on this path in "
+        f"both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
+        f"{WORTH_TELLING:.1%}."
     )
     for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
         if keys:

@@ -96,11 +96,11 @@ def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
     if trace.fitted:
         axes.plot([x for x, _ in trace.fitted], [y for _, y in trace.fitted], color=colour, linewidth=1.2)
     else:  # no model: a thread between the points, for the eye alone
-        axes.plot(sizes, [r.mean for r in rates], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+        axes.plot(sizes, [r.value for r in rates], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
     axes.errorbar(
         sizes,
-        [r.mean for r in rates],
-        yerr=[r.sem or 0.0 for r in rates],
+        [r.value for r in rates],
+        yerr=[r.error or 0.0 for r in rates],
         fmt=shape,
         color=colour,
         markerfacecolor=colour if filled else light("paper"),
@@ -138,13 +138,13 @@ def _block_rates(axes: Axes, chart: ResidencyChart) -> None:
             continue
         middles = [(cell.first_bytes + cell.last_bytes) / 2 / GIB for cell in cells]
         widths = [0.88 * (cell.last_bytes - cell.first_bytes) / GIB for cell in cells]
-        rates = [cell.read.mean for cell in cells]
+        rates = [cell.read.value for cell in cells]
         axes.bar(middles, rates, width=widths, color=light(name), alpha=0.3)
         axes.errorbar(
             middles,
             rates,
             xerr=[width / 2 for width in widths],
-            yerr=[cell.read.sem or 0.0 for cell in cells],
+            yerr=[cell.read.error or 0.0 for cell in cells],
             fmt="none",
             color=light(name),
             capsize=0,
@@ -196,7 +196,7 @@ def _signal_row(axes: Axes, cells: Sequence[Cell], signal: str, row: int, *, let
 
 
 def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
-    """Times of a pass as bars with standard errors, and the time that the link alone needs as a line."""
+    """Wall-clock times of a pass as bars with standard errors; the time that the link needs as a line."""
 
     def paint(figure: Figure) -> None:
         for axes, panel in zip(_grid(figure, len(panels), sheet), panels, strict=True):
@@ -207,7 +207,7 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
             axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
             axes.locator_params(axis="x", nbins=5)
             axes.set_title(terminal(panel.title))
-            axes.set_xlabel("time of a forward pass, ms")
+            axes.set_xlabel("wall-clock time of a forward pass, ms")
             if panel.link_s is not None:
                 told = f"link's limit, computed: {span(panel.link_s, bare=True)}"
                 axes.axvline(
@@ -221,15 +221,15 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
     """One bar each, from below, with its figure beside it."""
     told = [seconds(one) for one in passes]
-    places, means = range(len(passes)), [mean * 1e3 for mean, _, _ in told]
+    places, times = range(len(passes)), [took * 1e3 for took, _, _ in told]
     colours = [light(SCENARIOS[one.scenario][0]) for one in passes]
-    axes.barh(places, means, height=0.62, color=colours, alpha=0.85)
-    errors = [(sem or 0.0) * 1e3 for _, sem, _ in told]
-    axes.errorbar(means, places, xerr=errors, fmt="none", color=light("ink"), capsize=3)
-    for place, (mean, sem, _) in zip(places, told, strict=True):
+    axes.barh(places, times, height=0.62, color=colours, alpha=0.85)
+    errors = [(error or 0.0) * 1e3 for _, error, _ in told]
+    axes.errorbar(times, places, xerr=errors, fmt="none", color=light("ink"), capsize=3)
+    for place, (took, error, _) in zip(places, told, strict=True):
         axes.annotate(
-            span(mean, sem),
-            (mean * 1e3, place),
+            span(took, error),
+            (took * 1e3, place),
             xytext=(7, 0),
             textcoords="offset points",
             va="center",

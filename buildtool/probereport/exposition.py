@@ -12,7 +12,7 @@ from datetime import datetime
 from buildtool.probereport.quantities import rate
 from buildtool.quoting import prometheus
 from probes import breakeven, residency
-from probes.answers import all_records, pick
+from probes.answers import all_records, device_time_s, pick
 from probes.report import (
     Block,
     Measurement,
@@ -24,7 +24,8 @@ from probes.report import (
     Stop,
     TorchFacts,
 )
-from probes.stats import summarize
+from probes.rounds import merged
+from probes.stats import median, summarize
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -47,21 +48,28 @@ HELP = {
     "weir_host_memory_available_bytes": "System RAM available when the run began.",
     "weir_gpu_vram_total_bytes": "VRAM.",
     "weir_gpu_vram_free_bytes": "VRAM free when the run began.",
-    "weir_transfer_time_mean_seconds": "Mean time of one transfer.",
-    "weir_transfer_time_sem_seconds": "Standard error of that mean.",
-    "weir_transfer_time_median_seconds": "Median time of one transfer.",
+    "weir_transfer_time_seconds": "Time of one transfer: the median of the processes' medians.",
+    "weir_transfer_time_error_seconds": "Standard error of that time, between processes and within them.",
+    "weir_transfer_time_within_seconds": "Standard error of the median within one process.",
+    "weir_transfer_time_between_seconds": "Standard deviation of the processes' medians.",
     "weir_transfer_samples": "Samples behind the figures of a transfer.",
-    "weir_transfer_bandwidth_gigabytes_per_second": "Bandwidth from the mean time, 10^9 bytes per second.",
-    "weir_transfer_bandwidth_sem_gigabytes_per_second": "Standard error of that bandwidth.",
+    "weir_transfer_processes": "Processes that measured a transfer.",
+    "weir_transfer_bandwidth_gigabytes_per_second": "Bandwidth from that time, 10^9 bytes per second.",
+    "weir_transfer_bandwidth_error_gigabytes_per_second": "Standard error of that bandwidth.",
     "weir_break_even_reads": "Full reads from which copying to VRAM first is faster, measured.",
+    "weir_break_even_error_reads": "Standard error of that count.",
     "weir_break_even_predicted_reads": "The same, predicted from single transfers.",
+    "weir_break_even_predicted_error_reads": "Standard error of the prediction.",
     "weir_spill_granted_bytes": "Device memory granted when the spill probe stopped.",
     "weir_spill_label_bytes": "Device memory by where timing says that it lies.",
+    "weir_spill_first_read_seconds": "First read of a block after all were allocated: median and longest.",
     "weir_spill_disagreeing_blocks": "Blocks about which the two signals disagree.",
     "weir_memory_gauge_bytes": "A memory gauge of the driver or the kernel at a moment of the spill probe.",
-    "weir_scenario_pass_mean_seconds": "Mean time of a forward pass.",
-    "weir_scenario_pass_sem_seconds": "Standard error of that mean.",
-    "weir_scenario_pass_samples": "Samples behind the figures of a pass.",
+    "weir_scenario_pass_seconds": "Wall-clock time of a forward pass: the median of the processes' medians.",
+    "weir_scenario_pass_error_seconds": "Standard error of that time, between processes and within them.",
+    "weir_scenario_pass_device_seconds": "The same pass by the device's clock alone, behind a queued wait.",
+    "weir_scenario_pass_samples": "Samples behind the wall-clock time of a pass.",
+    "weir_scenario_pass_processes": "Processes that measured a pass.",
     "weir_scenario_spilled_bytes": "Weights left in system RAM.",
 }
 
@@ -113,7 +121,7 @@ def _about(report: ProbeReport) -> Iterator[Metric]:
     yield Metric(
         "weir_report_started_timestamp_seconds", (), datetime.fromisoformat(report.started).timestamp()
     )
-    for run in report.runs:
+    for run in merged(report).runs:
         outcome = (("probe", run.probe), ("outcome", type(run.outcome).__name__.lower()))
         yield Metric("weir_probe_outcome_info", outcome, 1)
         yield Metric("weir_probe_duration_seconds", (("probe", run.probe),), run.seconds)
@@ -133,13 +141,15 @@ def _known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
 
 def _transfer(row: Measurement) -> Iterator[Metric]:
     labels = (("path", row.name), ("payload_bytes", str(row.payload_bytes)), ("clock", row.clock))
-    told, speed = summarize(row.samples_s), rate(row.moved_bytes, row.samples_s)
-    yield Metric("weir_transfer_time_mean_seconds", labels, told.mean)
-    yield from _known("weir_transfer_time_sem_seconds", labels, told.sem)
-    yield Metric("weir_transfer_time_median_seconds", labels, told.median)
+    told, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
+    yield Metric("weir_transfer_time_seconds", labels, told.median)
+    yield from _known("weir_transfer_time_error_seconds", labels, told.error)
+    yield from _known("weir_transfer_time_within_seconds", labels, told.within)
+    yield from _known("weir_transfer_time_between_seconds", labels, told.between)
     yield Metric("weir_transfer_samples", labels, told.n)
-    yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.mean)
-    yield from _known("weir_transfer_bandwidth_sem_gigabytes_per_second", labels, speed.sem)
+    yield Metric("weir_transfer_processes", labels, told.processes)
+    yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.value)
+    yield from _known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
 
 
 def _break_even(records: Iterable[Record]) -> Iterator[Metric]:
@@ -151,8 +161,11 @@ def _break_even(records: Iterable[Record]) -> Iterator[Metric]:
         seen = breakeven.measured(reads, n_bytes)
         if isinstance(seen, breakeven.BreakEven):
             yield Metric("weir_break_even_reads", labels, seen.reads)
+            yield Metric("weir_break_even_error_reads", labels, seen.error)
         if isinstance(advice, breakeven.Adviser):
-            yield Metric("weir_break_even_predicted_reads", labels, advice.at(n_bytes).reads)
+            expected = advice.at(n_bytes)
+            yield Metric("weir_break_even_predicted_reads", labels, expected.reads)
+            yield Metric("weir_break_even_predicted_error_reads", labels, expected.error)
 
 
 def _spill(records: Iterable[Record]) -> Iterator[Metric]:
@@ -165,6 +178,10 @@ def _spill(records: Iterable[Record]) -> Iterator[Metric]:
         yield Metric("weir_spill_label_bytes", (("label", label),), n_bytes)
     if placed:
         yield Metric("weir_spill_disagreeing_blocks", (), sum(p.disagree for p in placed))
+    first = [p.block.first_read_s for p in placed if isinstance(p.block.first_read_s, float)]
+    if first:
+        yield Metric("weir_spill_first_read_seconds", (("of", "median"),), median(first))
+        yield Metric("weir_spill_first_read_seconds", (("of", "longest"),), max(first))
     for reading in pick(rows, Reading):
         labels = (("gauge", reading.gauge), ("moment", reading.moment))
         yield from _known("weir_memory_gauge_bytes", labels, reading.value_bytes)
@@ -177,8 +194,10 @@ def _pass(one: Pass) -> Iterator[Metric]:
         ("batch", str(one.rows)),
         ("scenario", one.scenario),
     )
-    told = summarize(one.samples_s)
-    yield Metric("weir_scenario_pass_mean_seconds", labels, told.mean)
-    yield from _known("weir_scenario_pass_sem_seconds", labels, told.sem)
+    told = summarize(one.times_s)
+    yield Metric("weir_scenario_pass_seconds", labels, told.median)
+    yield from _known("weir_scenario_pass_error_seconds", labels, told.error)
+    yield from _known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
     yield Metric("weir_scenario_pass_samples", labels, told.n)
+    yield Metric("weir_scenario_pass_processes", labels, told.processes)
     yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)

@@ -8,7 +8,7 @@ from importlib import resources
 
 from buildtool.probereport.palette import css_variables
 from buildtool.probereport.quantities import size, text
-from buildtool.probereport.tables import Table, Timed, break_even_table, doubts_of, facts, tables
+from buildtool.probereport.tables import Table, break_even_table, doubts_of, facts, tables
 from buildtool.quoting import html
 from probes.answers import all_records, answers, pick
 from probes.headline import headline
@@ -24,10 +24,12 @@ from probes.report import (
     ProbeReport,
     ProbeRun,
     Reads,
+    Timed,
     TorchFacts,
     Unknown,
     Waived,
 )
+from probes.rounds import merged
 from probes.stats import doubts, summarize
 
 # nothing but what is in the file; a browser holds the page to it
@@ -108,7 +110,7 @@ def _answer(report: ProbeReport) -> str:
     rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
     outcomes = "".join(
         f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
-        for run in report.runs
+        for run in merged(report).runs
     )
     return (
         f'<section class="answer" aria-label="The answer">{sentences}{rest if more else ""}</section>'
@@ -120,7 +122,8 @@ def ended(run: ProbeRun) -> str:
     """How a probe ended."""
     match run.outcome:
         case Done():
-            return f"done in {run.seconds:.1f} s, {len(run.records)} records"
+            times = f" by {run.processes} processes" if run.processes > 1 else ""
+            return f"done in {run.seconds:.1f} s{times}, {len(run.records)} records"
         case Waived(reason):
             return f"waived: {reason}"
         case Failed(reason=reason, hint=hint, wedged=wedged):
@@ -192,7 +195,9 @@ def _doubts(report: ProbeReport) -> str:
     records = all_records(report)
     rows: list[Timed] = [*pick(records, Measurement), *pick(records, Reads), *pick(records, Pass)]
     doubted = [row for row in rows if doubts_of(row)]
-    remedies = dict.fromkeys(d.remedy for row in rows for d in doubts(summarize(row.samples_s)))
+    remedies = dict.fromkeys(
+        d.remedy for row in rows for d in doubts(summarize(row.times_s), host_bound=row.host_bound)
+    )
     flags = dict.fromkeys(flag for row in rows if isinstance(row.noise, Noise) for flag in row.noise.flags)
     blind = dict.fromkeys(
         reason for row in rows if isinstance(row.noise, Noise) for reason in row.noise.unwatched
@@ -219,7 +224,7 @@ def _list(items: Sequence[str]) -> str:
 def _all_tables(report: ProbeReport) -> str:
     records = all_records(report)
     parts = []
-    for run in report.runs:
+    for run in merged(report).runs:
         found = [*tables(run)]
         if any(isinstance(record, Reads) for record in run.records):
             found.insert(0, break_even_table(pick(records, Measurement), pick(records, Reads)))

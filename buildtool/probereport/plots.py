@@ -70,7 +70,7 @@ def _bandwidth_words(chart: tuple[BandwidthPanel, ...] | None) -> _Words:
     return _Words(
         "bandwidth",
         "Bandwidth over size",
-        "Shapes: measured, mean ± standard error. Pale bars: p5 to p95 of the samples. "
+        "Shapes: measured, median ± standard error. Pale bars: p5 to p95 of the samples. "
         "Lines: the model t(S) = α\u00a0+\u00a0S\u2060/\u2060β, fitted piece by piece to the medians."
         + (f" No line, because no fit is good enough: {', '.join(refused)}." if refused else ""),
         f"Measured bandwidth by path and size. At the largest sizes: {told}.",
@@ -102,8 +102,8 @@ def _scenario_words(chart: tuple[ScenarioPanel, ...] | None) -> _Words:
     return _Words(
         "scenarios",
         "A model larger than VRAM, run in four ways",
-        "Bars: measured, mean ± standard error. Dashed line: computed, the bytes in system RAM at the link's "
-        f"measured bandwidth{told}; no way that moves all of them in each pass can be faster."
+        "Bars: measured, wall clock, median ± standard error. Dashed line: computed, the bytes in system RAM "
+        f"at the link's measured bandwidth{told}; no way that moves all of them in each pass can be faster."
         + (" The link's bandwidth is unknown here (it was not measured)." if missing else ""),
         "; ".join(
             f"{panel.title}: " + ", ".join(f"{one.scenario} {_milliseconds(one)}" for one in panel.bars)
@@ -113,8 +113,8 @@ def _scenario_words(chart: tuple[ScenarioPanel, ...] | None) -> _Words:
 
 
 def _milliseconds(one: Pass) -> str:
-    mean, _, n = seconds(one)
-    return f"{mean * 1e3:.4g} ms (n={n})"
+    took, _, n = seconds(one)
+    return f"{took * 1e3:.4g} ms (n={n})"
 
 
 def _break_even_words(chart: BreakEvenChart | None) -> _Words:

@@ -1,12 +1,11 @@
-"""Figures with their errors: how they are written, and the ratio of two. Pure."""
+"""Figures with their errors: how they are written. Pure."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probes.answers import CLEAR, WORTH_TELLING
 from probes.report import Unknown
-from probes.stats import Summary, doubts, summarize
+from probes.stats import Summary, summarize
 from probes.units import binary_bytes
 
 ERROR_DIGITS = 2  # significant digits of an error; its value is told to the same place
@@ -16,7 +15,7 @@ MOST_DECIMALS = 9
 def with_error(value: float, error: float | None) -> str:
     """`4.8520 ± 0.0064`, both to the error's second digit; a value without error says why it has none."""
     if error is None:
-        return f"{value:.4g} (n=1: no error)"
+        return f"{value:.4g} (one sample: no error)"
     if not math.isfinite(error) or error <= 0:
         return f"{value:.4g} ± {error:.2g}"
     decimals = min(MOST_DECIMALS, max(0, ERROR_DIGITS - 1 - math.floor(math.log10(error))))
@@ -34,71 +33,39 @@ def span(seconds: float, error_s: float | None = None, *, bare: bool = False) ->
     return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
 
 
-def mean_time(told: Summary) -> str:
-    """Mean and standard error of samples in seconds."""
-    return span(told.mean, told.sem)
+def figure(told: Summary) -> str:
+    """The figure of a row and its standard error, from samples in seconds."""
+    return span(told.median, told.error)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A bandwidth in GB/s (10^9 bytes/s), from the mean time; `low` and `high` from its p95 and p5."""
+    """A bandwidth in GB/s (10^9 bytes/s), from a row's figure; `low` and `high` from its p95 and p5."""
 
-    mean: float
-    sem: float | None
+    value: float
+    error: float | None
     low: float
     high: float
     n: int
 
     def __str__(self) -> str:
-        return with_error(self.mean, self.sem)
+        return with_error(self.value, self.error)
 
 
-def rate(n_bytes: int, samples_s: Sequence[float]) -> Rate:
-    """The bandwidth of moving so many bytes, the error to first order. Raises ValueError for no samples."""
-    told = summarize(samples_s)
-    mean = n_bytes / told.mean / 1e9
+def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
+    """The bandwidth of moving so many bytes in the times that each process measured, error to first order.
+
+    Raises ValueError for no samples.
+    """
+    told = summarize(times_s)
+    value = n_bytes / told.median / 1e9
     return Rate(
-        mean=mean,
-        sem=None if told.sem is None else mean * told.sem / told.mean,
+        value=value,
+        error=None if told.error is None else value * told.error / told.median,
         low=n_bytes / told.p95 / 1e9,
         high=n_bytes / told.p5 / 1e9,
         n=told.n,
     )
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A quotient of two means; its standard error is to first order and supposes independent runs."""
-
-    value: float
-    error: float | None
-
-    @property
-    def verdict(self) -> str:
-        """Whether it differs from one by more than three standard errors and by what is worth telling."""
-        if self.error is None:
-            return "no error known"
-        off = self.value - 1.0
-        if abs(off) <= CLEAR * self.error or abs(off) < WORTH_TELLING:
-            return "same within errors"
-        return "faster" if off > 0 else "slower"
-
-    def __str__(self) -> str:
-        return with_error(self.value, self.error)
-
-
-def speed_ratio(of: Sequence[float], over: Sequence[float]) -> Ratio:
-    """How many times faster the first is: mean time of the second over mean time of the first."""
-    a, b = summarize(of), summarize(over)
-    value = b.mean / a.mean
-    if a.sem is None or b.sem is None:
-        return Ratio(value, None)
-    return Ratio(value, value * math.hypot(a.sem / a.mean, b.sem / b.mean))
-
-
-def doubt_texts(samples_s: Sequence[float]) -> str:
-    """The doubts that samples raise about themselves, in one cell."""
-    return ", ".join(doubt.reason for doubt in doubts(summarize(samples_s)))
 
 
 def size(value: int | Unknown) -> str:

@@ -9,7 +9,8 @@ import json
 import types
 import typing
 
-from probes.report import SCHEMA_VERSION, ProbeReport
+from probes.codec import kept_fields
+from probes.report import READABLE, ProbeReport
 
 Json: typing.TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}
@@ -22,7 +23,7 @@ def report_schema() -> str:
     defs: dict[str, Json] = {}
     root = _of_hint(ProbeReport, defs)
     version = typing.cast("dict[str, dict[str, Json]]", defs["ProbeReport"])["properties"]
-    version["schema_version"] = {"const": SCHEMA_VERSION}
+    version["schema_version"] = {"enum": list(READABLE)}
     schema: dict[str, Json] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Weir probe report",
@@ -52,7 +53,7 @@ def _of_hint(hint: object, defs: dict[str, Json]) -> Json:
 
 def _of_class(shape: type, defs: dict[str, Json]) -> Json:
     hints = typing.get_type_hints(shape)
-    fields = dataclasses.fields(shape)
+    fields = kept_fields(shape)
     properties: dict[str, Json] = {f.name: _of_field(f.name, hints[f.name], defs) for f in fields}
     required: list[Json] = [f.name for f in fields if f.default is dataclasses.MISSING]
     tag = getattr(shape, "tag", None)

@@ -1,13 +1,13 @@
-"""The figures of a report as tables: measured rows with n, mean and standard error; models apart. Pure."""
+"""The figures of a report as tables: measured rows with their errors and n; models apart. Pure."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from buildtool.probereport.quantities import (
-    doubt_texts,
-    mean_time,
+    figure,
     rate,
     size,
     span,
@@ -31,11 +31,11 @@ from probes.report import (
     Request,
     Split,
     Stop,
+    Timed,
     Unknown,
 )
-from probes.stats import summarize
+from probes.stats import doubts, summarize
 
-Timed = Measurement | Reads | Pass  # whatever holds samples in seconds by two clocks
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are told field by field
 TITLES = {
     Expectation: "What should happen, said before trying",
@@ -125,7 +125,7 @@ def fits_table(rows: Sequence[Measurement]) -> Table:
         "largest residual",
     )
     note = (
-        "A model and no measurement: t(S) = α + S/β on each piece, fitted to the medians of the rows above."
+        "A model and no measurement: t(S) = α + S/β on each piece, fitted to the figures of the rows above."
     )
     return Table("Fits, from the model", note, headers, tuple(cells), frozenset({"path", "sizes"}))
 
@@ -165,12 +165,14 @@ def _table(title: str, note: str, columns: Sequence[Column], rows: Iterable[obje
     return Table(title, note, tuple(column.header for column in columns), cells, words)
 
 
-def _timed(of: Callable[..., Sequence[float]]) -> tuple[Column, ...]:
-    """The columns that tell a set of samples in seconds."""
+def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
+    """The columns that tell the samples of each process, in seconds."""
     return (
-        Column("n", lambda row: str(len(of(row)))),
-        Column("mean ± SEM", lambda row: mean_time(summarize(of(row)))),
-        Column("median", lambda row: span(summarize(of(row)).median, bare=True)),
+        Column("processes", lambda row: str(len(of(row)))),
+        Column("n", lambda row: str(summarize(of(row)).n)),
+        Column("median ± error", lambda row: figure(summarize(of(row)))),
+        Column("within", lambda row: _share(of(row), "within")),
+        Column("between", lambda row: _share(of(row), "between")),
         Column("p5", lambda row: span(summarize(of(row)).p5, bare=True)),
         Column("p95", lambda row: span(summarize(of(row)).p95, bare=True)),
         Column("min", lambda row: span(summarize(of(row)).least, bare=True)),
@@ -178,20 +180,39 @@ def _timed(of: Callable[..., Sequence[float]]) -> tuple[Column, ...]:
     )
 
 
-def _lag(samples: Sequence[float]) -> str:
-    found = summarize(samples).lag1
+def _share(times: Sequence[Sequence[float]], which: Literal["within", "between"]) -> str:
+    """An error as a share of the figure."""
+    told = summarize(times)
+    error = told.within if which == "within" else told.between
+    return "unknown" if error is None else f"{error / told.median:.2%}"
+
+
+def _lag(times: Sequence[Sequence[float]]) -> str:
+    found = summarize(times).lag1
     return "undefined" if found is None else f"{found:+.2f}"
 
 
 def doubts_of(row: Timed) -> str:
     """The doubts that a row's samples raise, and what else was seen to go on while they were taken."""
     flags = row.noise.flags if isinstance(row.noise, Noise) else ()
-    return ", ".join(filter(None, (doubt_texts(row.samples_s), *flags)))
+    found = doubts(summarize(row.times_s), host_bound=row.host_bound)
+    return ", ".join((*(doubt.reason for doubt in found), *flags))
 
 
-def _wall(row: Timed) -> str:
-    told = summarize(row.wall_s)
-    return f"{mean_time(told)} (n={told.n})"
+def _wall(row: Measurement | Reads) -> str:
+    told = summarize(row.walls_s)
+    return f"{figure(told)} (n={told.n})"
+
+
+def _device(one: Pass) -> str:
+    if isinstance(one.devices_s, Unknown):
+        return text(one.devices_s)
+    told = summarize(one.devices_s)
+    return f"{figure(told)} (n={told.n}){', host-bound' if one.host_bound else ''}"
+
+
+def _seconds(value: float | Unknown) -> str:
+    return text(value) if isinstance(value, Unknown) else span(value, bare=True)
 
 
 def _split(one: Pass) -> str:
@@ -203,17 +224,18 @@ def _split(one: Pass) -> str:
 
 
 _TRANSFER_NOTE = (
-    "Times by the clock that leads for the path; GB/s is 10⁹ bytes/s from the mean time. SEM = s/√n supposes "
-    "independent samples: lag 1 says how far they are."
+    "Times by the clock that leads for the path: the median of the processes' medians. Within is the error "
+    "of one process's median, with successive samples' correlation (lag 1) in it; between is how far the "
+    "processes' medians lie apart; the larger of the two makes the error. GB/s is 10⁹ bytes/s."
 )
 _TRANSFER = (
     Column("path", lambda m: m.name, words=True),
     Column("size", lambda m: size(m.payload_bytes)),
-    Column("GB/s, mean ± SEM", lambda m: str(rate(m.moved_bytes, m.samples_s))),
+    Column("GB/s ± error", lambda m: str(rate(m.moved_bytes, m.times_s))),
     Column("clock", lambda m: m.clock, words=True),
     Column("doubts", doubts_of, words=True),
-    *_timed(lambda m: m.samples_s),
-    Column("wall clock, mean ± SEM", _wall),
+    *_timed(lambda m: m.times_s),
+    Column("wall clock", _wall),
 )
 _READS_NOTE = "The time for all reads of one buffer of host memory, the copy included where there is one."
 _READS = (
@@ -221,25 +243,30 @@ _READS = (
     Column("size", lambda r: size(r.payload_bytes)),
     Column("reads", lambda r: str(r.reads)),
     Column("doubts", doubts_of, words=True),
-    *_timed(lambda r: r.samples_s),
-    Column("wall clock, mean ± SEM", _wall),
+    *_timed(lambda r: r.times_s),
+    Column("wall clock", _wall),
 )
-_BLOCK_NOTE = "Each block was read again after all were allocated. Controls lie in a known place."
+_BLOCK_NOTE = (
+    "Each block was read again after all were allocated; what a driver had paged out comes back in the first "
+    "read. Controls lie in a known place."
+)
 _BLOCK = (
     Column("block", lambda p: str(p.block.index)),
     Column("asked as", lambda p: p.block.asked + (" (control)" if p.block.control else ""), words=True),
     Column("size", lambda p: size(p.block.n_bytes)),
-    Column("GB/s, mean ± SEM", lambda p: str(rate(p.block.n_bytes, p.block.read_s))),
+    Column("GB/s ± error", lambda p: str(rate(p.block.n_bytes, [p.block.read_s]))),
+    Column("first read", lambda p: _seconds(p.block.first_read_s)),
     Column("by timing", lambda p: p.by_timing, words=True),
     Column("by counters", lambda p: p.by_counters, words=True),
     Column("signals", lambda p: "DISAGREE" if p.disagree else "", words=True),
-    *_timed(lambda p: p.block.read_s),
+    *_timed(lambda p: [p.block.read_s]),
     Column("free VRAM fell by", lambda p: size(p.block.vram_drop_bytes)),
     Column("GTT grew by", lambda p: size(p.block.gtt_growth_bytes)),
 )
 _PASS_NOTE = (
-    "One forward pass. `differs` is the largest difference of outputs from the all-resident ones, over the "
-    "largest output. The split is of one more pass, measured for this alone."
+    "One forward pass by the wall clock. Device time alone is behind a queued wait, so that handing the pass "
+    "over isn't part of it. `differs` is the largest difference of outputs from the all-resident ones, over "
+    "the largest output. The split is of one more pass, measured for this alone."
 )
 _PASS = (
     Column("model", lambda p: p.model, words=True),
@@ -249,8 +276,8 @@ _PASS = (
     Column("weights", lambda p: size(p.weight_bytes)),
     Column("in system RAM", lambda p: size(p.spilled_bytes)),
     Column("doubts", doubts_of, words=True),
-    *_timed(lambda p: p.samples_s),
-    Column("wall clock, mean ± SEM", _wall),
+    *_timed(lambda p: p.times_s),
+    Column("device time alone", _device),
     Column("copy / wait / compute", _split),
     Column("differs", lambda p: f"{p.difference:.1e}"),
 )

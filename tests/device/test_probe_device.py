@@ -1,6 +1,7 @@
 """Torch's workbench against plain torch, on a real GPU."""
 
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from probes.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
 from probes.model import linear_shape, plan_stack  # noqa: E402
 from probes.pattern import Pattern  # noqa: E402
 from probes.report import Pass, Settings, Split, Unknown  # noqa: E402
-from probes.sampling import QUICK, sample  # noqa: E402
+from probes.sampling import QUICK, Effort, sample  # noqa: E402
 from probes.torchfacts import describe  # noqa: E402
+from probes.transfer import Grid  # noqa: E402
 from probes.workbench import WRITTEN  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -117,7 +119,7 @@ def test_our_clock_agrees_with_a_plain_loop_of_events(
     with bench.memory(target or "vram", SIZE) as to, bench.memory(source, SIZE) as of:
         bench.fill(to.span(0, SIZE), Pattern(1, 3))
         bench.fill(of.span(0, SIZE), PATTERN)
-        operation = bench.operation(action, to.span(0, SIZE) if target else None, of.span(0, SIZE))
+        operation = bench.operation(action, to.span(0, SIZE if target else 8), of.span(0, SIZE))
         # by turns: the link of a machine that others use too drifts by more than what is to be shown
         pairs = [(clocked(bench, operation), plain_event_loop(operation)) for _ in range(ROUNDS)]
     off = statistics.median(mine / plain - 1 for mine, plain in pairs)
@@ -127,9 +129,58 @@ def test_our_clock_agrees_with_a_plain_loop_of_events(
 
 def clocked(bench: TorchWorkbench, operation) -> float:
     """Seconds per operation by our device clock."""
-    found = sample(bench, [operation], effort=QUICK, queued=True).device_s
-    assert isinstance(found, tuple)
-    return statistics.median(found)
+    found = sample(bench, [operation], effort=QUICK, queued=True)
+    assert isinstance(found.device_s, tuple)
+    assert not found.host_bound
+    return statistics.median(found.device_s)
+
+
+def test_the_wait_is_as_long_as_it_should_be(bar: Bar, bench: TorchWorkbench) -> None:
+    """The clock that counts the wait was calibrated on this card."""
+    for seconds in (1e-3, 10e-3):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        torch.cuda.synchronize()
+        events[0].record()
+        bench.wait(seconds)
+        events[1].record()
+        events[1].synchronize()
+        off = events[0].elapsed_time(events[1]) / 1e3 / seconds - 1
+        bar(f"a wait of {seconds * 1e3:g} ms, off by", abs(off), limit=0.1, unit="1", ticks=bench.ticks_per_s)
+
+
+def test_a_row_that_the_host_holds_up_is_marked_and_another_is_not(bench: TorchWorkbench) -> None:
+    """An operation that takes the host longer than the device, whatever the wait in front of it."""
+    with bench.memory("vram", 64 * MIB) as memory, bench.memory("vram", 8) as sums:
+        read = bench.operation("read", sums.span(0, 8), memory.span(0, 64 * MIB))
+        assert not sample(bench, [read], effort=QUICK, queued=True).host_bound
+
+        def slow() -> None:
+            read()
+            time.sleep(0.3)  # longer than any wait that is put in front
+
+        found = sample(bench, [slow], effort=Effort(5, 3, 0.1), queued=True)
+        assert found.host_bound
+
+
+def test_all_places_are_compared_one_wrong_word_is_seen(bench: TorchWorkbench) -> None:
+    grid = Grid(64 * MIB, 4096)
+    for kind in ("vram", "pinned", "pageable"):
+        with bench.memory(kind, 64 * MIB) as memory:
+            bench.fill(memory.span(0, 64 * MIB), Pattern(1, 0))
+            bench.fill(grid.all_of(memory, grid.count), PATTERN)
+            assert bench.matches(grid.all_of(memory, grid.count), PATTERN)
+            bench.fill(memory.span(grid.offsets[grid.count // 2] + 4088, 8), Pattern(1, 0))
+            assert bench.matches(grid.all_of(memory, grid.count // 2), PATTERN)
+            assert not bench.matches(grid.all_of(memory, grid.count), PATTERN)
+
+
+def test_a_read_leaves_its_sum_in_each_place(bench: TorchWorkbench) -> None:
+    grid = Grid(8 * MIB, 65536)
+    with bench.memory("zero_copy", 8 * MIB) as memory, bench.memory("vram", 8 * grid.count) as sums:
+        bench.fill(memory.span(0, 8 * MIB), PATTERN)
+        for place, span in enumerate(grid.spans(memory)):
+            bench.operation("read", sums.span(8 * place, 8), span)()
+        assert bench.words(sums.span(0, 8 * grid.count)) == grid.sums(PATTERN, grid.count)
 
 
 def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench) -> None:
@@ -144,7 +195,8 @@ def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench
         for index in range(half):
             spill._add(run, "zero_copy", control=index < 2)
             spill._add(run, "vram", control=index < 2)
-        placed = residency.place([spill._reread(bench, held) for held in run.held])
+        word = stack.enter_context(bench.memory("vram", 8)).span(0, 8)
+        placed = residency.place([spill._reread(bench, held, word) for held in run.held])
     judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against
     wrong = [p for p in judged if p.by_timing != ("vram" if p.block.asked == "vram" else "host")]
     bar("known blocks labelled wrong", len(wrong), limit=0, unit="blocks", blocks=len(judged))
@@ -231,7 +283,7 @@ def test_every_way_through_a_real_architecture_gives_one_output(
     bar: Bar, bench: TorchWorkbench, monkeypatch: pytest.MonkeyPatch, model: str, dtype: str
 ) -> None:
     """The tolerance lies between what rounding does and what one layer of wrong weights does."""
-    monkeypatch.setattr(scenarios.sampling, "QUICK", scenarios.sampling.Effort(3, 2, 0.01))
+    monkeypatch.setattr(scenarios, "QUICK_EFFORT", scenarios.sampling.Effort(3, 2, 0.01))
     asked = Settings(quick=True, seed=1, vram_cap_bytes=None, models=(model,), dtypes=(dtype,))
     try:
         passes = [r for r in scenarios.run(bench, asked, 8 * 2**30) if isinstance(r, Pass)]

@@ -41,10 +41,10 @@ def hog(kind: str) -> Iterator[None]:
 
 
 def rows(bench: TorchWorkbench) -> Iterator[Measurement]:
-    with bench.memory("vram", 16 * MIB) as memory:
+    with bench.memory("vram", 16 * MIB) as memory, bench.memory("vram", 8) as sums:
         span = memory.span(0, 16 * MIB)
         bench.fill(span, Pattern(1))
-        read = bench.operation("read", None, span)
+        read = bench.operation("read", sums.span(0, 8), span)
         for _ in range(ROWS):
             found = sample(bench, [read], effort=EFFORT, queued=True)
             yield Measurement("vram_read", 1, 1, found.batch, "device", found.device_s, found.wall_s)

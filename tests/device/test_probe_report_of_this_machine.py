@@ -9,7 +9,7 @@ import pytest
 from device_bars import Bar
 
 from probes import breakeven, fit, residency, stats
-from probes.answers import all_records, best_gb_per_s, pick
+from probes.answers import all_records, best_gb_per_s, pick, took_s
 from probes.report import (
     Block,
     Done,
@@ -23,6 +23,7 @@ from probes.report import (
     Stop,
     read_report,
 )
+from probes.rounds import merged
 
 QUICK_S, FULL_S = 45.0, 600.0
 
@@ -32,7 +33,7 @@ def report() -> ProbeReport:
     path = os.environ.get("WEIR_REPORT")
     if not path:
         pytest.skip("needs WEIR_REPORT, the report of a run on this machine")
-    found = read_report(Path(path))
+    found = merged(read_report(Path(path)))
     if found.machine.torch.tag == "unknown" or found.machine.torch.obstacle:
         pytest.skip("needs the report of a run with a GPU")
     return found
@@ -130,10 +131,10 @@ def test_the_memories_rank_as_they_must(bar: Bar, report: ProbeReport) -> None:
 def test_samples_are_steady(bar: Bar, report: ProbeReport) -> None:
     records = all_records(report)
     rows = [*pick(records, Measurement), *pick(records, Reads), *pick(records, Pass)]
-    told = [stats.summarize(row.samples_s) for row in rows]
-    steady = [one for one in told if one.sem is not None and one.sem <= 0.02 * one.mean]
+    told = [stats.summarize(row.times_s) for row in rows]
+    steady = [one for one in told if one.error is not None and one.error <= 0.02 * one.median]
     bar(
-        "rows with SEM <= 2 % of the mean",
+        "rows with an error, within and between processes, <= 2 %",
         len(steady) / len(told),
         limit=0.9,
         unit="1",
@@ -169,7 +170,7 @@ def test_scenarios_rank_as_they_must(bar: Bar, report: ProbeReport) -> None:
     link = rate(report, "h2d_pinned")
     for rows in (1, 256):
         mine = [p for p in passes if p.model == "mlp" and p.rows == rows]
-        took = {p.scenario: stats.median(p.samples_s) for p in mine}
+        took = {p.scenario: took_s(p) for p in mine}
         spilled = next(p.spilled_bytes for p in mine if p.scenario == "streamed")
         limit_s = spilled / link / 1e9
         others = min(took["zero_copy_weights"], took["zero_copy_all"])

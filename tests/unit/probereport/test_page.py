@@ -6,11 +6,18 @@ from html.parser import HTMLParser
 import made_reports as make
 import pytest
 
+from buildtool.probereport.compare import compare
+from buildtool.probereport.exposition import exposition
 from buildtool.probereport.page import Plot, render_page
 from buildtool.probereport.palette import COLOURS
+from buildtool.probereport.quantities import span
 from buildtool.probereport.svg import embed
 from buildtool.probereport.tables import facts, tables
-from probes.report import to_json
+from probes.answers import all_records, pick
+from probes.render import render
+from probes.report import Measurement, to_json
+from probes.stats import summarize
+from probes.units import gb_per_s
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (
@@ -47,7 +54,12 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-REPORTS = {"full": make.full_report(), "cpu": make.cpu_report(), "broken": make.broken_report()}
+REPORTS = {
+    "rounds": make.three_rounds(),
+    "full": make.full_report(),
+    "cpu": make.cpu_report(),
+    "broken": make.broken_report(),
+}
 
 
 @cache
@@ -116,13 +128,31 @@ def test_waived_and_wedged_probes_are_shown_with_their_reason() -> None:
     assert "WEDGED after 3.0 s, 0 records kept" in page("broken")
 
 
-def test_every_timed_row_is_told_with_n_mean_and_standard_error() -> None:
+def test_every_timed_row_is_told_with_n_figure_and_its_error() -> None:
     for run in make.full_report().runs:
         timed = [t for t in tables(run) if t.title.endswith(", measured")]
         assert timed or run.probe not in ("transfer", "breakeven", "spill", "scenarios")
         for table in timed:
-            n, mean = table.headers.index("n"), table.headers.index("mean ± SEM")
-            assert all(row[n].isdigit() and "±" in row[mean] for row in table.rows)
+            n, figure = table.headers.index("n"), table.headers.index("median ± error")
+            assert all(row[n].isdigit() and "±" in row[figure] for row in table.rows)
+            assert {"processes", "within", "between"} <= set(table.headers)
+
+
+def test_page_tells_one_figure_for_one_row_everywhere() -> None:
+    """Terminal, page, comparison and metrics: the same median of the processes' medians."""
+    report = make.three_rounds()
+    row = next(m for m in pick(all_records(report), Measurement) if m.case == f"h2d_pinned {256 * make.MIB}")
+    told = summarize(row.times_s)
+    seconds = f"{told.median * 1e3:.3g} ms"
+    assert f"h2d_pinned  256.00 MiB  {gb_per_s(row.moved_bytes, told.median):.3g}  {seconds} +- " in re.sub(
+        " {2,}", "  ", render(report)
+    )
+    assert span(told.median, told.error) in render_page(report, PLOTS, raw="{}", name="report.json")
+    labels = f'{{path="h2d_pinned",payload_bytes="{256 * make.MIB}",clock="device"}}'
+    assert f"weir_transfer_time_seconds{labels} {told.median!r}" in exposition(report)
+    lines = compare(report, report, names=("a", "b")).lines
+    line = next(x for x in lines if x.key[1:] == ("h2d_pinned", "256 MiB"))
+    assert line.a.startswith(span(told.median, told.error))
 
 
 def test_every_record_has_its_row() -> None:
@@ -141,7 +171,7 @@ def test_predicted_and_measured_columns_say_which_they_are() -> None:
 def test_noise_beside_a_row_is_a_doubt_about_it() -> None:
     scenarios = make.full_report().runs[-1]
     table = next(t for t in tables(scenarios) if t.title == "Passes, measured")
-    assert all("a foreign process used the GPU" in row[table.headers.index("doubts")] for row in table.rows)
+    assert all("another process used the GPU" in row[table.headers.index("doubts")] for row in table.rows)
 
 
 def test_split_of_a_pass_is_told_or_unknown() -> None:

@@ -9,14 +9,14 @@ from probes.model import Shape, StackPlan, linear_shape
 from probes.pattern import Pattern
 from probes.report import Scenario, Split, Unknown
 from probes.spill import Gauges
-from probes.workbench import READS_AFTER, WRITTEN
+from probes.workbench import READS_AFTER, WRITTEN, Clocked
 
 GIB = 2**30
 LATENCY_S = 5e-6
 SPEED = {"vram": 3000e9, "pinned": 55e9, "zero_copy": 51e9, "pageable": 9e9, "spilled": 3e9}
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeMemory:
     kind: str
     n_bytes: int
@@ -26,18 +26,36 @@ class FakeMemory:
     def span(self, offset_bytes: int, n_bytes: int) -> "FakeSpan":
         return FakeSpan(self, offset_bytes, n_bytes)
 
+    def spans(self, n_bytes: int, *, stride_bytes: int, count: int) -> "FakeSpan":
+        return FakeSpan(self, 0, n_bytes, stride_bytes, count)
+
 
 @dataclass(frozen=True)
 class FakeSpan:
+    """Pieces of one length, one of them by default."""
+
     memory: FakeMemory
     offset: int
-    n_bytes: int
+    piece_bytes: int
+    stride_bytes: int = 0
+    count: int = 1
+
+    @property
+    def n_bytes(self) -> int:
+        return self.piece_bytes * self.count
+
+    @property
+    def offsets(self) -> list[int]:
+        return [self.offset + i * self.stride_bytes for i in range(self.count)]
+
+    def at(self, offset: int) -> Pattern:
+        pieces = self.memory.pieces
+        return pieces.get((offset, self.piece_bytes)) or pieces[0, self.memory.n_bytes]
 
     @property
     def content(self) -> Pattern:
-        pieces = self.memory.pieces
-        whole = (0, self.memory.n_bytes)
-        return pieces.get((self.offset, self.n_bytes)) or pieces[whole]
+        assert self.count == 1
+        return self.at(self.offset)
 
 
 @dataclass
@@ -60,6 +78,7 @@ class FakeBench:
     host_has_bytes: int = 64 * GIB
     has_zero_copy: bool = True
     corrupts: str = ""  # the action whose content arrives wrong
+    loses_after: int | None = None  # operations; the later ones do nothing
     cap_bytes: int | None = None
     used_vram: int = 0
     spilled_bytes: int = 0
@@ -67,6 +86,11 @@ class FakeBench:
     stack_difference: float = 0.0
     worked_s: float = 0.0  # of operations that know their bench, also when they are called within another
     rested_s: float = 0.0
+    needs_lead_s: float = 0.0  # for each operation, for the device not to wait for the host
+    longest_lead_s: float = 0.0
+    paged_out_s: float = 0.0  # by which the first read of a spilled block takes longer
+    paged_in: list[FakeMemory] = field(default_factory=list)
+    done: int = 0
     events: list[str] = field(default_factory=list)
 
     def _where(self, kind: str, n_bytes: int) -> str:
@@ -103,10 +127,16 @@ class FakeBench:
     def fill(self, span: FakeSpan, pattern: Pattern) -> None:
         if (span.offset, span.n_bytes) == (0, span.memory.n_bytes):
             span.memory.pieces.clear()
-        span.memory.pieces[(span.offset, span.n_bytes)] = pattern
+        for offset in span.offsets:
+            span.memory.pieces[offset, span.piece_bytes] = pattern
 
     def matches(self, span: FakeSpan, pattern: Pattern) -> bool:
-        return span.content == pattern
+        return all(span.at(offset) == pattern for offset in span.offsets)
+
+    def words(self, span: FakeSpan) -> tuple[int, ...]:
+        """Words of eight bytes that were written one by one, as sums are."""
+        one = FakeSpan(span.memory, span.offset, 8, 8, span.n_bytes // 8)
+        return tuple(one.at(offset).total(offset // 8, 1) for offset in one.offsets)
 
     def total(self, span: FakeSpan) -> int:
         content = span.content.plus(1) if self.corrupts == "read" else span.content
@@ -114,14 +144,16 @@ class FakeBench:
 
     def operation(self, action: str, target: FakeSpan | None, source: FakeSpan | None) -> FakeOperation:
         def effect() -> None:
-            if target and source:
+            if action == "read" and target and source:
+                self.fill(target, Pattern(self.total(source), 0))
+            elif target and source:
                 self.fill(target, source.content.plus(1 if action == "kernel_copy" else 0))
             elif target:
                 self.fill(target, WRITTEN)
-            if target and action == self.corrupts:
+            if target and action == self.corrupts != "read":
                 self.fill(target, Pattern(666))
 
-        sides = [side for side in (target, source) if side]
+        sides = [side for side in (None if action == "read" else target, source) if side]
         places = {side.memory.place for side in sides}
         if action.startswith("copy"):  # the copy engine doesn't care how kernels see the memory
             places = {"pinned" if place == "zero_copy" else place for place in places}
@@ -129,11 +161,24 @@ class FakeBench:
         seconds = LATENCY_S + sides[0].n_bytes / speed
         if action == "copy_then_read":
             seconds += READS_AFTER * (LATENCY_S + sides[0].n_bytes / SPEED[sides[0].memory.place])
-        return FakeOperation(seconds, effect, self)
+        if action == "read" and source and source.memory.place == "spilled" and self.paged_out_s:
+            return FakeOperation(seconds, lambda: (self._page_in(source.memory), effect()), self)
+        return FakeOperation(seconds, lambda: self._kept(effect), self)
 
-    def device_s(self, operations: Sequence[FakeOperation], *, lead_s: float) -> float | None:
+    def _page_in(self, memory: FakeMemory) -> None:
+        if memory not in self.paged_in:
+            self.paged_in.append(memory)
+            self.worked_s += self.paged_out_s
+
+    def _kept(self, effect: Callable[[], object]) -> object:
+        self.done += 1
+        return None if self.loses_after is not None and self.done > self.loses_after else effect()
+
+    def device_s(self, operations: Sequence[FakeOperation], *, lead_s: float) -> Clocked | None:
         self.events.append(f"device {len(operations)}")
-        return self._do(operations) if self.has_gpu else None
+        self.longest_lead_s = max(self.longest_lead_s, lead_s)
+        ahead = lead_s >= self.needs_lead_s * len(operations)
+        return Clocked(self._do(operations), ahead) if self.has_gpu else None
 
     def wall_s(self, operations: Sequence[FakeOperation]) -> float:
         return self._do(operations) + 1e-5
@@ -157,6 +202,9 @@ class FakeBench:
 
     def foreign_vram_bytes(self) -> int:
         return 0
+
+    def numa_nodes(self) -> tuple[int | Unknown, int | Unknown]:
+        return 0, 0
 
     def pulse(self) -> tuple[float, float] | None:
         return (2e-5, 3e-5) if self.has_gpu else None

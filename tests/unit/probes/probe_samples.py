@@ -52,7 +52,7 @@ def machine(**changes: object) -> Machine:
 
 
 def report(*runs: ProbeRun, **changes: object) -> ProbeReport:
-    return ProbeReport(1, "0.1.0", "2026-02-08T12:00:00Z", SETTINGS, machine(**changes), runs)
+    return ProbeReport(2, "0.1.0", "2026-02-08T12:00:00Z", SETTINGS, machine(**changes), runs)
 
 
 def done(probe: str, *records: object) -> ProbeRun:

@@ -1,4 +1,6 @@
 import math
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench
 from probe_samples import SETTINGS, done, report
 
-from probes import breakeven, fit, rereads, transfer
-from probes.answers import answers, least_reads, pick
+from probes import breakeven, fit, rereads, stats, transfer
+from probes.answers import answers, least_reads, pick, surely_reads
 from probes.errors import ContentMismatch
 from probes.fit import Fit, Point
 from probes.report import Gap, Measurement, Reads, Record, Settings, Unknown
@@ -162,9 +164,64 @@ def test_the_advice_is_in_words(simulated: list[Record]) -> None:
     assert "Predicted and measured break-even differ by" in text
 
 
-@pytest.mark.parametrize(("reads", "least"), [(0.5, 1), (1.0, 2), (1.5, 2), (math.inf, None)])
-def test_whole_reads_from_which_copying_pays(reads: float, least: int | None) -> None:
-    assert least_reads(breakeven.BreakEven(MIB, reads, 0.0)) == least
+@pytest.mark.parametrize(
+    ("reads", "error", "least", "sure"),
+    [
+        (0.5, 0.0, 1, 1),
+        (1.0, 0.0, 2, 2),
+        (1.5, 0.0, 2, 2),
+        (0.99, 0.01, 1, 2),
+        (1.01, 0.01, 1, 2),
+        (1.5, 0.3, 1, 3),
+        (math.inf, math.inf, None, None),
+    ],
+)
+def test_whole_reads_from_which_copying_pays_take_the_error_into_account(
+    reads: float, error: float, least: int | None, sure: int | None
+) -> None:
+    at = breakeven.BreakEven(MIB, reads, error)
+    assert (least_reads(at), surely_reads(at)) == (least, sure)
+
+
+def test_the_error_of_a_measured_break_even_is_that_of_repeated_runs() -> None:
+    """Lines through noisy times, again and again: their crossings scatter as the error says."""
+    draw = random.Random(4)
+    found = []
+    for _ in range(300):
+        rows = []
+        for k in range(1, 9):
+            for way, time_s in (("copy_first", 10e-6 + k * 1e-6), ("in_place", k * 6e-6)):
+                times = [
+                    tuple(time_s * (1 + off) * draw.gauss(1, 0.001) for _ in range(20))
+                    for off in (draw.gauss(0, 0.01) for _ in range(3))
+                ]
+                one, *more = (Reads(way, k, MIB, 1, t, t) for t in times)  # type: ignore[arg-type]
+                rows.append(replace(one, repeats=tuple(more)))
+        seen = breakeven.measured(rows, MIB)
+        assert isinstance(seen, breakeven.BreakEven)
+        found.append(seen)
+    assert stats.median([one.reads for one in found]) == pytest.approx(2.0, abs=0.01)
+    scatter = stats.deviation([one.reads for one in found])
+    assert stats.median([one.error for one in found]) == pytest.approx(scatter, rel=0.4)
+
+
+def test_a_prediction_errs_by_its_own_size_and_not_by_the_worst_of_all() -> None:
+    """The reads of the smallest buffer scatter widely; that of a large one isn't the worse for it."""
+    rows = []
+    for size in (64 * KIB, MIB, 16 * MIB, 256 * MIB):
+        for name, rate in (("h2d_then_read", 40e9), ("zero_copy_read", 51e9), ("vram_reread", 3000e9)):
+            noise = 0.2 if size == 64 * KIB else 0.001
+            t = 1e-6 + size / rate
+            one, *more = (
+                Measurement(name, size, size, 1, "device", (t * f,) * 20, (t,) * 20)
+                for f in (1 - noise, 1.0, 1 + noise)
+            )
+            rows.append(replace(one, repeats=tuple(more)))
+    advice = breakeven.adviser(rows)
+    assert isinstance(advice, breakeven.Adviser)
+    small, large = advice.at(64 * KIB), advice.at(256 * MIB)
+    assert small.error / small.reads > 0.1
+    assert large.error / large.reads < 0.01
 
 
 def test_without_the_paths_nothing_is_predicted(simulated: list[Record]) -> None:

@@ -11,6 +11,7 @@ from probes import cli, files, journal, session, worker
 from probes.errors import DeviceBusy, Exit, ReportError
 from probes.job import DESCRIBE, Job
 from probes.report import Done, Failed, Measurement, ProbeReport, Stop, Unknown, read_report
+from probes.rounds import FULL_ROUNDS, merged
 
 BEGUN = replace(report(torch=CPU_TORCH), asked=("transfer",))
 
@@ -156,12 +157,54 @@ def test_a_run_goes_on_where_the_power_was_cut(tmp_path: Path, workers: Callable
     assert read_report(path).runs == ()
     seen = workers(tells(1, 2, 3, 4))
     assert cli.main(["run", "--resume", str(path)]) == Exit.OK
-    assert seen[0].done == (row(1).case, row(2).case)
-    assert seen[0].settings.seed == 9
+    assert [job.done for job in seen] == [(row(1).case, row(2).case), (), ()]
+    assert [job.settings.seed for job in seen] == [9, 10, 11]  # another order in each round
     found = read_report(path)
-    assert found.runs[0].records == (row(1), row(2), row(3), row(4))
+    assert [run.round for run in found.runs] == [0, 1, 2]
+    assert all(run.records == (row(1), row(2), row(3), row(4)) for run in found.runs)
     assert (found.resumed, found.asked) == (1, ("transfer",))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_run_goes_on_in_the_round_in_which_it_was_cut(
+    tmp_path: Path, workers: Callable[[Play], list[Job]]
+) -> None:
+    """What earlier rounds measured is kept; of the round that was cut only what is missing is measured."""
+    jobs: list[Job] = []
+
+    def play(job: Job, heard: Callable[[object], None]) -> worker.Ended:
+        jobs.append(job)
+        return tells(1, 2, then=PowerCut if len(jobs) == 2 else None)(job, heard)
+
+    workers(play)
+    with pytest.raises(PowerCut):
+        cli.main(["run", "transfer", "--seed", "9", "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("*.json")
+    seen = workers(tells(1, 2, 3))
+    assert cli.main(["run", "--resume", str(path)]) == Exit.OK
+    assert [(job.done, job.settings.seed) for job in seen] == [((row(1).case, row(2).case), 10), ((), 11)]
+    found = read_report(path)
+    assert [len(run.records) for run in found.runs] == [2, 3, 3]
+    assert [len(record.times_s) for record in merged(found).runs[0].records] == [3, 3, 2]
+
+
+def test_a_run_of_an_older_version_is_not_gone_on_with(
+    tmp_path: Path, workers: Callable[[Play], list[Job]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cut_short(tmp_path, workers)
+    file = journal.path_of(path)
+    file.write_text(file.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    assert cli.main(["run", "--resume", str(path)]) == Exit.DATA
+    assert "begun by another version" in capsys.readouterr().err
+
+
+def test_a_probe_that_failed_or_was_waived_is_not_tried_again_in_later_rounds(
+    tmp_path: Path, workers: Callable[[Play], list[Job]]
+) -> None:
+    broken = Failed("it broke", "", int(Exit.BROKEN), wedged=False)
+    seen = workers(lambda _job, _heard: worker.Ended(broken, (), 0.1))
+    assert cli.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert len(seen) == 1
 
 
 def test_a_journal_can_be_named_itself(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
@@ -201,7 +244,7 @@ def test_parts_of_a_whole_are_measured_again(tmp_path: Path, workers: Callable[[
     seen = workers(tells(1))
     assert cli.main(["run", "--resume", str(path)]) == Exit.OK
     assert seen[0].done == ()
-    assert only_report(tmp_path).runs[0].records == (row(1),)
+    assert {run.records for run in only_report(tmp_path).runs} == {(row(1),)}
 
 
 def test_another_machine_is_refused(
@@ -239,4 +282,5 @@ def test_an_interrupted_probe_goes_on_too(tmp_path: Path, workers: Callable[[Pla
     (path,) = tmp_path.glob("*.json")
     workers(tells(1, 2))
     assert cli.main(["run", "--resume", str(path)]) == Exit.OK
-    assert [(type(run.outcome), len(run.records)) for run in only_report(tmp_path).runs] == [(Done, 2)]
+    ended = [(type(run.outcome), len(run.records)) for run in only_report(tmp_path).runs]
+    assert ended == [(Done, 2)] * FULL_ROUNDS

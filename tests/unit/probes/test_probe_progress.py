@@ -6,6 +6,7 @@ from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, machine
 from probes import catalog, cli, rereads, scenarios, transfer
 from probes.progress import BEGINNING, Planned, progress, told
 from probes.report import Gap, Settings
+from probes.rounds import QUICK_ROUNDS
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 costs = st.lists(st.floats(0.1, 10), min_size=2, max_size=30)
@@ -21,7 +22,7 @@ def test_a_steady_pace_is_carried_on(cost_s: list[float], pace: float, data: st.
     plan = plan_of(cost_s)
     upto = data.draw(st.integers(1, len(plan)))
     over = sum(cost_s[:upto])
-    at = progress(plan, {("transfer", str(i)) for i in range(upto)}, (), elapsed_s=pace * over)
+    at = progress(plan, {("transfer", 0, str(i)) for i in range(upto)}, (), elapsed_s=pace * over)
     assert (at.done, at.total) == (upto, len(plan))
     left = pace * (sum(cost_s) - over)
     if over >= sum(cost_s) / 2:
@@ -34,13 +35,13 @@ def test_before_anything_is_done_the_plan_is_told() -> None:
 
 
 def test_a_machine_of_half_the_speed_takes_twice_as_long() -> None:
-    at = progress(plan_of([10.0] * 10), {("transfer", str(i)) for i in range(5)}, (), elapsed_s=100)
+    at = progress(plan_of([10.0] * 10), {("transfer", 0, str(i)) for i in range(5)}, (), elapsed_s=100)
     assert at.left_s == pytest.approx(100, rel=0.05)
 
 
 def test_a_probe_that_ended_early_is_no_longer_waited_for() -> None:
     plan = [Planned("transfer", "a", 5.0), Planned("spill", BEGINNING, 1.0), Planned("spill", "spill", 9.0)]
-    at = progress(plan, {("transfer", "a")}, {"spill"}, elapsed_s=5)
+    at = progress(plan, {("transfer", 0, "a")}, {("spill", 0)}, elapsed_s=5)
     assert at.left_s == 0
     assert (at.done, at.total) == (2, 2)  # a start is no case
 
@@ -62,8 +63,10 @@ def test_a_plan_names_exactly_the_cases_that_are_measured() -> None:
     names = {name for name, _ in transfer.planned(SETTINGS, has_gpu=True)}
     assert Gap("h2d_pinned", 4096, "").case in names
     assert len(names) == len(transfer.GPU_PATHS) * len(transfer.QUICK_SIZES)
-    cases = [one.case for one in plan if one.probe == "breakeven"]
-    assert len(cases) == 1 + len(rereads.QUICK_SIZES) * len(rereads.QUICK_READS) * 2
+    for turn in range(QUICK_ROUNDS):
+        cases = [one.case for one in plan if one.probe == "breakeven" and one.round == turn]
+        assert len(cases) == 1 + len(rereads.QUICK_SIZES) * len(rereads.QUICK_READS) * 2
+    assert {one.round for one in plan if one.probe == "spill"} == {0}
     assert [one.case for one in plan if one.probe == "scenarios"][1] == "mlp float16 resident 1"
     assert 20 < sum(one.cost_s for one in plan) < 60
 
@@ -81,7 +84,7 @@ def test_a_run_tells_now_and_then_how_long_it_still_takes(capsys: pytest.Capture
     clock = [0.0]
     teller = cli.Teller(now=lambda: clock[0])
     teller.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))
-    teller.started(catalog.select(("transfer",))[0])
+    teller.started(catalog.select(("transfer",))[0], 0)
     for i in range(9):
         clock[0] += 2.0
         teller.record(Gap("x", i, "a test"))

@@ -81,7 +81,7 @@ def mutate(path: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("schema_version", 2, "schema_version is 2"),
+        ("schema_version", 3, "schema_version is 3, this program reads 1 and 2"),
         ("settings.quick", 1, "report.settings.quick: expected bool, found '1'"),
         ("machine.cpus", "two", "report.machine.cpus: expected int"),
         ("machine.cpus", True, "report.machine.cpus: expected int"),

@@ -1,3 +1,5 @@
+import math
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,11 +10,13 @@ from probe_fakes import FakeBench
 from probe_samples import SETTINGS, done, report
 
 from probes import scenarios
-from probes.answers import answers
-from probes.breakeven import k_star_of_bandwidths
+from probes.answers import answers, is_faster
+from probes.breakeven import Timed, k_star
 from probes.errors import ContentMismatch, DeviceUnusable
+from probes.headline import headline
 from probes.model import Shape, linear_shape, plan_stack, spread
-from probes.report import Gap, Measurement, Pass, Settings, Split, Unknown
+from probes.render import render
+from probes.report import Gap, Measurement, Noise, Pass, Settings, Split, Unknown
 
 MIB, GIB = 2**20, 2**30
 
@@ -123,6 +127,9 @@ def test_a_resumed_run_times_only_what_is_missing() -> None:
     assert not list(scenarios.run(FakeBench(), SETTINGS, 32 * GIB, done={p.case for p in first}))
 
 
+DEVICE_SHARE = 0.5  # of the wall-clock time
+
+
 def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pass]:
     return [
         Pass(
@@ -133,8 +140,8 @@ def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pa
             0 if name == "resident" else GIB // 4,
             8192,
             "float16",
+            (took * DEVICE_SHARE,) * 20,
             tuple(took * (1 + noise * (-1) ** i) for i in range(20)),
-            (took,) * 20,
             0.0,
         )
         for name, took in times.items()
@@ -172,20 +179,108 @@ def test_streaming_is_held_against_the_link() -> None:
     assert "the link alone needs 4.88 ms, 31% of that" in text
 
 
-def test_break_even_is_the_papers_formula() -> None:
-    assert k_star_of_bandwidths(55, 35.2, 3000) == pytest.approx(0.65, abs=0.01)
-    assert k_star_of_bandwidths(26, 25.13, 1400) == pytest.approx(0.98, abs=0.01)
-    assert k_star_of_bandwidths(26, 30, 20) == float("inf")
+@pytest.mark.parametrize(
+    ("copy", "in_place", "vram", "k"),
+    [(55, 35.2, 3000, 0.65), (26, 25.13, 1400, 0.98), (26, 30, 20, float("inf"))],
+)
+def test_break_even_is_the_papers_formula(copy: float, in_place: float, vram: float, k: float) -> None:
+    times = [Timed(1 / gb_per_s, 0.0) for gb_per_s in (copy, in_place, vram)]
+    found = k_star(1, times[0], in_place=times[1], vram=times[2])
+    assert found.reads == pytest.approx(k, abs=0.01)
+
+
+def bandwidths(noise: float = 0.0, **rates: float) -> list[Measurement]:
+    """Rows of 1 GiB at so many GB/s, each by two processes that differ by the noise."""
+    found = []
+    for name, rate in rates.items():
+        took = [GIB / rate / 1e9 * factor for factor in (1 + noise, 1 - noise)]
+        one, other = (Measurement(name, GIB, GIB, 1, "device", (t,) * 20, (1.0,) * 20) for t in took)
+        found.append(replace(one, repeats=(other,)))
+    return found
+
+
+RATES = {"h2d_pinned": 55.0, "h2d_pageable": 11.0, "zero_copy_read": 51.0, "vram_read": 3459.0}
 
 
 def test_the_link_is_told_in_words() -> None:
-    def row(name: str, rate: float) -> Measurement:
-        return Measurement(name, GIB, GIB, 1, "device", (GIB / rate / 1e9,) * 20, (1.0,) * 20)
-
-    rows = [row("h2d_pinned", 55), row("h2d_pageable", 11), row("zero_copy_read", 51), row("vram_read", 3459)]
-    text = "\n".join(answers(report(done("transfer", *rows))))
+    text = "\n".join(answers(report(done("transfer", *bandwidths(**RATES)))))
     assert "pinning once gains a factor of 5.0" in text
     assert "read even once is better copied" in text
+
+
+def test_the_sentence_on_copying_does_not_flip_within_its_own_error() -> None:
+    """Break-even at 1.00 +- something: whether a single read is worth a copy can't be told."""
+    rates = {**RATES, "zero_copy_read": 54.2}
+    sure = headline(report(done("transfer", *bandwidths(**{**rates, "zero_copy_read": 53.0}))))[0]
+    assert sure.startswith("Copy large inputs into VRAM before use, even those that are read only once")
+    for rate in (54.05, 54.2, 54.35):  # break-even on either side of 1
+        noisy = bandwidths(0.005, **{**rates, "zero_copy_read": rate})
+        said = headline(report(done("transfer", *noisy)))[0]
+        assert "if they are read 2 times or more (one read is too close to tell)" in said
+        text = "\n".join(answers(report(done("transfer", *noisy))))
+        assert "2 times or more (one read is too close to tell)" in text
+
+
+def test_wall_time_leads_for_passes_and_device_time_stands_beside_it() -> None:
+    """A pass takes what its caller waits for; behind a queued wait the device alone takes half of it here."""
+    kept = report(done("scenarios", *passes(1, TIMES)), done("transfer", LINK))
+    fastest = headline(kept)[2]
+    assert "16 ms a pass by the wall clock against 20 ms" in fastest
+    assert "and 1 ms with everything in VRAM, 16 times less" in fastest
+    assert "device time alone, behind a queued wait: 8 ms against 500 us" in fastest
+    assert "Device time alone, behind a queued wait: mlp float16 batch 1 500 us all in VRAM, 8 ms" in said(
+        TIMES
+    )
+    assert "wall clock, median +- error" in render(kept)
+    one = passes(1, TIMES)[0]
+    assert one.samples_s == one.wall_s
+
+
+def test_device_time_that_the_host_held_up_is_not_told() -> None:
+    held = [replace(one, host_bound=True) for one in passes(1, TIMES)]
+    assert "device time" not in headline(report(done("scenarios", *held)))[2]
+
+
+def test_all_in_vram_is_judged_against_every_other_way() -> None:
+    """Here streaming is faster than the resident model, and reading in place slower."""
+    text = said({**TIMES, "resident": 18e-3})
+    assert '"all in VRAM is fastest" does NOT hold here' in text
+    assert "18 ms +- 0 ns against 16 ms +- 0 ns streamed with 25% of the weights left" in text
+    assert '"all in VRAM is fastest" can\'t be told' in said({**TIMES, "resident": 16.05e-3})
+    assert '"all in VRAM is fastest" holds here' in said(TIMES)
+
+
+def two(times: list[float], other: list[float], *, flags: tuple[str, ...] = ()) -> bool | None:
+    base = passes(1, TIMES)[0]
+    first = replace(base, wall_s=tuple(times))
+    return is_faster(first, replace(base, wall_s=tuple(other), noise=Noise(flags, ())))
+
+
+def test_a_drift_that_successive_samples_share_is_not_taken_for_a_difference() -> None:
+    """The same samples in an order in which they are independent show the difference."""
+    wave = [1.0 + 0.05 * math.sin(i / 8) for i in range(100)]
+    mixed = random.Random(1).sample(wave, len(wave))
+    assert two(mixed, [1.05 * t for t in mixed]) is True
+    assert two(wave, [1.05 * t for t in wave]) is None
+
+
+def test_a_disturbance_is_not_taken_for_a_slower_way() -> None:
+    calm = [1.0, 1.001] * 20
+    slowed = [1.0] * 4 + [1.2, 1.201] * 18  # something else ran for most of the time
+    assert two(calm, slowed) is True
+    assert two(calm, slowed, flags=("foreign: a small kernel had to wait 2 ms",)) is None
+    assert two(calm, [2 * t for t in slowed], flags=("host: other programs used 9 of 16 CPUs",)) is True
+
+
+def test_processes_that_differ_keep_a_difference_from_being_told() -> None:
+    base = passes(1, TIMES)[0]
+
+    def row(*medians: float) -> Pass:
+        each = [replace(base, wall_s=(m, m * 1.001) * 10) for m in medians]
+        return replace(each[0], repeats=tuple(each[1:]))
+
+    assert is_faster(row(1.0, 1.001, 1.0), row(1.05, 1.051, 1.05)) is True
+    assert is_faster(row(1.0, 1.06, 1.0), row(1.05, 1.0, 1.1)) is None
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_fakes import FakeBench, gauges
-from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, machine
+from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, done, machine, report
 
 from probes import pressure, residency, spill
-from probes.answers import pick
+from probes.answers import answers, pick
 from probes.errors import ContentMismatch
 from probes.expectation import expect
 from probes.report import Block, Card, Expectation, Gap, Record, Request, Settings, Stop, Unknown
@@ -102,6 +102,25 @@ def test_controls_are_labelled_as_they_were_placed() -> None:
     assert len(controls) == 2 * spill.CONTROLS
     assert all(p.by_timing == ("vram" if p.block.asked == "vram" else "host") for p in controls)
     assert not any(p.disagree for p in controls)
+
+
+def test_the_first_read_after_all_were_allocated_is_timed_and_kept_apart() -> None:
+    """What a driver had paged out comes back in it; later reads don't show that."""
+    paged = run(FakeBench(vram_bytes=4 * GIB, spills=True, paged_out_s=0.5), FULL)
+    blocks = [p.block for p in residency.place(pick(paged, Block)) if p.by_timing == "paged"]
+    assert blocks
+    for one in blocks:
+        assert isinstance(one.first_read_s, float)
+        assert one.first_read_s > 0.5 > max(one.read_s)
+    told = residency.first_read_verdict(pick(paged, Block))
+    assert f"the first read of {len(blocks)} of " in str(told)
+    assert "paged in from elsewhere" in "\n".join(answers(report(done("spill", *paged))))
+    calm = residency.first_read_verdict(pick(run(FakeBench()), Block))
+    assert "1.00 x as long as later ones: nothing was paged in" in str(calm)
+
+
+def test_a_report_without_first_reads_says_nothing_of_them() -> None:
+    assert isinstance(residency.first_read_verdict([block(0, 1.0)]), Unknown)
 
 
 def block(index: int, seconds: float, *, asked: str = "vram", control: bool = False) -> Block:

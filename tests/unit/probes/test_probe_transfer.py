@@ -1,11 +1,12 @@
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe_fakes import FakeBench, FakeOperation
+from probe_fakes import FakeBench, FakeOperation, FakeSpan
 from probe_samples import SETTINGS
 
 from probes import sampling, transfer
@@ -29,8 +30,7 @@ def measured(bench: FakeBench, settings: Settings = SETTINGS) -> list[Measuremen
 
 
 def test_each_size_rotates_through_the_whole_buffer() -> None:
-    with FakeBench().memory("vram", 64 * MIB) as memory:
-        offsets = transfer._Rotation(transfer.GPU_PATHS[0], memory, None, n_bytes=MIB).offsets
+    offsets = transfer.Grid(64 * MIB, MIB).offsets
     assert len(offsets) == 32
     assert max(offsets) >= 60 * MIB
     assert all(b - a >= MIB for a, b in pairwise(offsets))
@@ -82,6 +82,115 @@ def test_a_copy_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(FakeBench, "operation", lambda *_: FakeOperation(1e-6))
     with pytest.raises(ContentMismatch):
         measured(FakeBench())
+
+
+def test_a_timed_copy_that_was_lost_is_noticed_wherever_it_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first operations of a row run, the later ones do nothing: their places still hold the scrub."""
+    one_row(monkeypatch, "h2d_pinned")
+    counted = FakeBench()
+    one_mib(counted)
+    assert counted.done > 32
+    one_mib(FakeBench(loses_after=32))  # every place was written once
+    for lost in (31, 17, 3):
+        with pytest.raises(ContentMismatch):
+            one_mib(FakeBench(loses_after=lost))
+
+
+def one_row(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A path with 32 places of 1 MiB."""
+    monkeypatch.setattr(transfer, "GPU_PATHS", tuple(p for p in transfer.GPU_PATHS if p.name == name))
+    monkeypatch.setattr(transfer, "QUICK_SIZES", (MIB, 32 * MIB))
+
+
+def one_mib(bench: FakeBench) -> None:
+    done = {f"{path.name} {32 * MIB}" for path in transfer.GPU_PATHS}
+    assert len(list(transfer.run(bench, SETTINGS, 32 * GIB, done=done))) == 1
+
+
+def test_a_timed_read_that_was_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_row(monkeypatch, "zero_copy_read")
+    one_mib(FakeBench(loses_after=32))
+    with pytest.raises(ContentMismatch):
+        one_mib(FakeBench(loses_after=20))
+
+
+def test_a_single_place_with_wrong_content_stops_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the first nor the last of its places."""
+
+    class OneBad(FakeBench):
+        def fill(self, span: FakeSpan, pattern: Pattern) -> None:
+            bad = span.count == 1 and span.offset == 5 * 8 * MIB and pattern == transfer.SOURCE
+            super().fill(span, Pattern(666) if bad else pattern)
+
+    with pytest.raises(ContentMismatch, match="not what was sent"):
+        measured(OneBad())
+
+
+def test_no_row_can_pass_on_what_an_earlier_row_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every target is scrubbed before it is timed: copies that never ran can't pass."""
+    seen: list[str] = []
+
+    class Watching(FakeBench):
+        def fill(self, span: FakeSpan, pattern: Pattern) -> None:
+            if pattern == transfer.SCRUB:
+                seen.append("scrub")
+            super().fill(span, pattern)
+
+        def wall_s(self, operations: Sequence[FakeOperation]) -> float:
+            if seen[-1:] != ["timed"]:
+                seen.append("timed")
+            return super().wall_s(operations)
+
+    rows = measured(Watching())
+    assert seen == ["scrub", "timed"] * len(rows)
+
+
+def test_a_wait_is_as_long_as_the_host_needs_and_grows_where_it_was_too_short() -> None:
+    bench = FakeBench(needs_lead_s=20e-6)  # the queueing was measured as 3 us: a first use was cached, say
+    found = sampling.sample(
+        bench, [FakeOperation(1e-3)], effort=Effort(10, 5, 1.0), queued=True, now=Ticks(0)
+    )
+    assert not found.host_bound
+    assert bench.longest_lead_s >= 20e-6
+
+
+def test_a_row_in_which_the_device_waited_for_the_host_is_marked() -> None:
+    """No wait helps: the host hands the work over more slowly than the device does it."""
+    bench = FakeBench(needs_lead_s=10.0)
+    found = sampling.sample(
+        bench, [FakeOperation(1e-3)], effort=Effort(10, 5, 1.0), queued=True, now=Ticks(0)
+    )
+    assert found.host_bound
+    assert len(found.device_s) == 10  # type: ignore[arg-type]
+    rows = measured(FakeBench(needs_lead_s=10.0))
+    assert {m.name for m in rows if m.host_bound} == {p.name for p in transfer.GPU_PATHS if p.queued}
+    assert not any(m.host_bound for m in measured(FakeBench()))
+
+
+@pytest.mark.parametrize("true_rate", [100e6, 1e9, 1.98e9, 2.6e9])
+def test_the_wait_is_calibrated_on_the_card_whatever_its_clock_counts(true_rate: float) -> None:
+    asked: list[int] = []
+
+    def sleep(ticks: int) -> float:
+        asked.append(ticks)
+        rate = true_rate * (0.2 if len(asked) == 1 else 1.0)  # asleep at first
+        return ticks / rate + 1e-6
+
+    found = sampling.ticks_per_s(sleep)
+    assert found == pytest.approx(true_rate, rel=0.01)
+    assert sum(ticks / true_rate for ticks in asked) < 0.2
+
+
+def test_a_clock_that_falls_makes_waits_longer_and_never_shorter() -> None:
+    rates = iter([1e9, 2e9, 1.5e9, 1.2e9, 1.0e9])
+    assert sampling.ticks_per_s(lambda ticks: ticks / next(rates)) == pytest.approx(2e9)
+
+
+def test_for_passes_the_wall_clock_gets_the_full_effort() -> None:
+    found = sampling.sample(
+        FakeBench(), [FakeOperation(1.0)], effort=Effort(100, 8, 0.5), queued=True, leads="wall", now=Ticks(1)
+    )
+    assert (len(found.device_s), len(found.wall_s)) == (2, 8)  # type: ignore[arg-type]
 
 
 def test_the_seed_fixes_the_order_and_another_changes_it() -> None:
@@ -198,11 +307,11 @@ def test_a_row_is_spread_over_more_time_than_a_slow_spell_lasts_and_pauses_cost_
 
 
 def test_only_rows_that_cross_the_link_are_spread() -> None:
-    spread = {path.name: not path.inside and path.queued for path in transfer.GPU_PATHS}
-    assert spread["h2d_then_read"]
-    assert spread["zero_copy_read"]
-    assert not spread["vram_reread"]
-    assert not spread["h2d_pageable"]  # blocks the host and takes its whole budget anyway
+    full = Settings(quick=False, seed=1, vram_cap_bytes=None)
+    spread = {path.name: transfer._effort(full, path, has_gpu=True).spread_s for path in transfer.GPU_PATHS}
+    assert spread["h2d_then_read"] == spread["zero_copy_read"] == sampling.FULL_SPREAD_S
+    assert spread["vram_reread"] == 0
+    assert spread["h2d_pageable"] == sampling.HOST_SPREAD_S  # a processor has slow spells as well
 
 
 @pytest.mark.parametrize("hiccups", [1, 2, 5])
