@@ -19,6 +19,7 @@ TRIALS = 3  # readings behind each decision, of which the fastest or the middle 
 # Device events resolve about half a microsecond, and what surrounds a sample adds a few more:
 # a sample of this length errs by about a percent.
 SAMPLE_S = 200e-6
+MUCH = 20.0  # times that: one reading is enough to see that the operation needs no batch
 SAFETY = 1.2  # aim above it: the estimate comes from shorter batches, which look slower per operation
 LONGEST_BATCH = 256  # a device's queue takes about a thousand commands before it blocks the host
 LEAD_MARGIN = 2.0  # the wait in front outlasts the queueing of a batch by this factor
@@ -187,10 +188,11 @@ class _DeviceClock:
         So it goes up in steps, and the fastest of a few readings decides.
         """
         for _ in range(TRIALS):
-            known = [reading for reading in (self.read() for _ in range(TRIALS)) if reading is not None]
-            if not known:
+            first_s = self.read()
+            if first_s is None or first_s >= MUCH * SAMPLE_S:
                 return
-            one_s = max(min(known), 1e-9)
+            more = (self.read() for _ in range(TRIALS - 1))
+            one_s = max(min(first_s, *(reading for reading in more if reading is not None)), 1e-9)
             if one_s * self.batch >= SAMPLE_S or self.batch == LONGEST_BATCH:
                 return
             self.batch = min(LONGEST_BATCH, math.ceil(SAFETY * SAMPLE_S / one_s))

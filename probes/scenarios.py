@@ -19,7 +19,7 @@ from probes.workbench import Stack, Workbench
 GIB = 2**30
 QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6
 QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.15)
-FULL_EFFORT = sampling.Effort(samples=50, at_least=8, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
+FULL_EFFORT = sampling.Effort(samples=50, at_least=6, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
 QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
 QUICK_WIDTH, FULL_WIDTH = 4096, 8192
 QUICK_MODELS = ("mlp",)

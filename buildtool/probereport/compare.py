@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from buildtool.errors import DataError
 from buildtool.probereport.quantities import figure, size, text
-from buildtool.probereport.ratio import CLEAR, WORTH_TELLING, Ratio, shared_by_path, speed_ratio
+from buildtool.probereport.ratio import CLEAR, WORTH_TELLING, Ratio, shared_by_kind, speed_ratio
 from buildtool.quoting import markdown, markdown_sentence
 from probes import residency
 from probes.answers import all_records, disturbed, pick
@@ -24,6 +24,7 @@ from probes.report import (
 from probes.stats import summarize
 
 Key = tuple[str, ...]
+LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,10 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         )
     rows_a, rows_b = _rows(a), _rows(b)
     common = [key for key in rows_a if key in rows_b]
-    shared = shared_by_path(
-        {
-            key: (rows_a[key].times_s, rows_b[key].times_s)
-            for key in common
-            if _alike(rows_a[key], rows_b[key])
-        }
+    shared = shared_by_kind(
+        (_kind(key, rows_a[key]), rows_a[key].times_s, rows_b[key].times_s)
+        for key in common
+        if _alike(rows_a[key], rows_b[key])
     )
     if not common and not force:
         raise DataError(
@@ -86,7 +85,9 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         names=names,
         forced=unlike,
         remarks=_differences(a, b, _REMARKED),
-        lines=tuple(_line(key, rows_a[key], rows_b[key], shared.get(key[:2], 0.0)) for key in common),
+        lines=tuple(
+            _line(key, rows_a[key], rows_b[key], shared.get(_kind(key, rows_a[key]), 0.0)) for key in common
+        ),
         only_a=tuple(key for key in rows_a if key not in rows_b),
         only_b=tuple(key for key in rows_b if key not in rows_a),
         verdicts=(_verdict(a), _verdict(b)),
@@ -159,6 +160,11 @@ def _rows(report: ProbeReport) -> dict[Key, Timed]:
     return found
 
 
+def _kind(key: Key, row: Timed) -> tuple[str, str, bool]:
+    """Rows that scatter alike: those of one path, small ones and large ones apart."""
+    return key[0], key[1], isinstance(row, Pass) or row.payload_bytes >= LARGE
+
+
 def _alike(a: Timed, b: Timed) -> bool:
     return a.leading == b.leading
 
@@ -201,8 +207,8 @@ def render_markdown(found: Comparison) -> str:
     parts.append(_table(found.lines))
     parts.append(
         "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
-        "A over that of B; its error is from how far processes scatter on this path in "
-        f"both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
+        "A over that of B; its error is from how far processes scatter in rows of its kind "
+        f"in both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
         f"{WORTH_TELLING:.1%}."
     )
     for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):

@@ -2,12 +2,12 @@
 
 Two runs of one machine differ by more than either's samples within a process suggest. Each row is therefore
 measured by several fresh processes, and what their medians differ by is the error of the row. Three processes
-say little about how far they scatter, so that is estimated from all rows of a path in both reports and from
-the row itself, weighted by how many processes each has (as empirical Bayes does for many short samples).
+say little about how far they scatter, so that is estimated from all rows of its kind (large or small sizes of
+a path) in both reports and from the row itself, weighted by the processes behind each (empirical Bayes).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from buildtool.probereport.quantities import with_error
@@ -15,15 +15,16 @@ from probes.stats import median, summarize
 
 # Chosen by simulation (tests/unit/probereport/test_ratio.py), held by an H200 (docs/probes.md): two runs
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
-CLEAR = 3.0  # standard errors
+CLEAR = 2.25  # standard errors
 WORTH_TELLING = 0.025  # below it a difference may be the machine's own from one hour to the next
-PRIOR_WEIGHT = 4.0  # the path's scatter counts as much as that of so many further processes
+PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of so many further processes
 FEWEST_PROCESSES = 2  # of each report
 # A half-width of SPREAD s covers two times in three, see probes.stats; of normal values with a well known
 # deviation the median of three errs by 0.67 of it.
 MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
 
 Times = Sequence[Sequence[float]]  # of each process, seconds
+Kind = Hashable  # rows that scatter alike
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,14 @@ TYPICAL = (
 
 
 def typical(rows: Sequence[Scatter]) -> float:
-    """The variance that rows of one path share: the mean without the tenth that scatters most."""
+    """The variance that rows of one kind share: the mean without the tenth that scatters most."""
     known = sorted(row.variance for row in rows if row.freedom)
     kept = known[: max(1, math.floor(0.9 * len(known)))]
     return math.fsum(kept) / len(kept) if kept else 0.0
 
 
 def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -> Ratio:
-    """How many times faster B is; `shared` is the variance that the rows of this path have in common.
+    """How many times faster B is; `shared` is the variance that the rows of its kind have in common.
 
     Raises ValueError for no samples.
     """
@@ -110,9 +111,9 @@ def _median_error(processes: int) -> float:
     return MEDIAN_ERROR.get(processes, 1.2533 / math.sqrt(processes))
 
 
-def shared_by_path(rows: Mapping[tuple[str, ...], tuple[Times, Times]]) -> dict[tuple[str, ...], float]:
-    """The shared variance of each path: the first two words of a row's key."""
-    paths: dict[tuple[str, ...], list[Scatter]] = {}
-    for key, (a, b) in rows.items():
-        paths.setdefault(key[:2], []).append(scatter(a, b))
-    return {path: typical(found) for path, found in paths.items()}
+def shared_by_kind(rows: Iterable[tuple[Kind, Times, Times]]) -> dict[Kind, float]:
+    """The variance that the rows of each kind share; each row as its kind and its times in both reports."""
+    kinds: dict[Kind, list[Scatter]] = {}
+    for kind, a, b in rows:
+        kinds.setdefault(kind, []).append(scatter(a, b))
+    return {kind: typical(found) for kind, found in kinds.items()}

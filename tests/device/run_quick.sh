@@ -3,8 +3,9 @@
 # relations that must hold on any GPU, each bar as a line of JSON. Needs python3 with torch and pytest.
 # OUT: where reports go, and bars/bench-device-quick.json (-full.json) for docs/results. PYTHON: which python.
 # FULL=1: full mode, then only the relations of its report.
-# AA=1: two full runs of this machine, 7 minutes each, then how many rows are called different, and how many
-# with 5 % planted. BEFORE=FILE with it: the first of the two was made earlier, this makes the second.
+# AA=1: two full runs of this machine, then how many rows are called different, and how many with 5 % planted.
+# BEFORE=FILE with it: the first of the two was made earlier on this machine, this makes the second.
+# ARGS: further arguments of the runs, such as "--model mlp --model bert-base" for fewer scenarios.
 set -uo pipefail
 out=${OUT:-reports/probes}
 python=${PYTHON:-python3}
@@ -25,7 +26,7 @@ fi
 measure() { # sets report, took and the log
     local began
     began=$(date +%s.%N)
-    "$python" -m probes run $mode --require gpu --out "$out" | tee "$log"
+    "$python" -m probes run $mode ${ARGS:-} --require gpu --out "$out" | tee "$log"
     code=${PIPESTATUS[0]}
     took=$(echo "$began $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')
     echo "probes run: exit code $code, $took s"

@@ -14,7 +14,7 @@ import made_reports as make
 import pytest
 
 from buildtool.probereport.compare import compare
-from buildtool.probereport.ratio import Ratio, Scatter, scatter, shared_by_path, speed_ratio, typical
+from buildtool.probereport.ratio import Ratio, Scatter, scatter, shared_by_kind, speed_ratio, typical
 from probes.report import Measurement, Noise, ProbeReport, ProbeRun, Reads, Unknown
 
 RECORDED = (  # kind, rows, of 1 MiB or more, standard deviation between processes
@@ -22,9 +22,9 @@ RECORDED = (  # kind, rows, of 1 MiB or more, standard deviation between process
     ("link, small", 20, False, 0.0090),
     ("VRAM, large", 24, True, 0.0030),
     ("VRAM, small", 16, False, 0.0090),
-    ("reads, large", 80, True, 0.0040),
-    ("reads, small", 32, False, 0.0180),
-    ("pageable, large", 12, True, 0.0120),
+    ("reads, large", 40, True, 0.0040),
+    ("reads, small", 16, False, 0.0180),
+    ("pageable, large", 12, True, 0.0230),
     ("pageable, small", 8, False, 0.0700),
     ("passes", 40, True, 0.0080),
 )
@@ -41,15 +41,16 @@ def process(draw: random.Random, scatter: float) -> tuple[float, ...]:
 def called(seed: int, slowdown: float) -> tuple[list[bool], list[bool]]:
     """Whether each row is called different in two runs of one machine: all rows, and those from 1 MiB on."""
     draw = random.Random(seed)
-    rows, large = {}, {}
+    rows: dict[tuple[str, int], tuple[list[tuple[float, ...]], list[tuple[float, ...]]]] = {}
+    large = {}
     for kind, count, is_large, spread in RECORDED:
         for i in range(count):
             own = spread * math.exp(draw.gauss(0, 0.3))
             a, b = ([process(draw, own) for _ in range(PROCESSES)] for _ in range(2))
             slower = [tuple(t * slowdown for t in one) for one in b]
-            rows[kind, "", str(i)], large[kind, "", str(i)] = (a, slower), is_large
-    shared = shared_by_path(rows)
-    found = {key: speed_ratio(a, b, shared=shared[key[:2]]).verdict for key, (a, b) in rows.items()}
+            rows[kind, i], large[kind, i] = (a, slower), is_large
+    shared = shared_by_kind((kind, a, b) for (kind, _), (a, b) in rows.items())
+    found = {(kind, i): speed_ratio(a, b, shared=shared[kind]).verdict for (kind, i), (a, b) in rows.items()}
     different = {key: verdict in ("faster", "slower") for key, verdict in found.items()}
     return [*different.values()], [different[key] for key in rows if large[key]]
 
@@ -78,7 +79,7 @@ def test_a_row_scatters_as_its_processes_do_and_one_that_is_off_counts_little() 
     assert scatter(times(1), times(1)) == Scatter(0.0, 0)
 
 
-def test_rows_of_a_path_share_what_they_scatter_without_the_wildest_tenth() -> None:
+def test_rows_of_a_kind_share_what_they_scatter_without_the_wildest_tenth() -> None:
     rows = [Scatter(1e-4, 4)] * 18 + [Scatter(1.0, 4)] * 2
     assert typical(rows) == pytest.approx(1e-4)
     assert typical([]) == 0.0
