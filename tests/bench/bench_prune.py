@@ -31,7 +31,6 @@ from prune_images import image_bars
 from buildtool.command import run_loud
 from buildtool.errors import ToolError
 from buildtool.gpucode.elf import read_elf
-from buildtool.gpucode.prune import plan_prune
 from buildtool.gpucode.rewrite import open_source, prune_file
 from buildtool.gpucode.scan import iter_bundles
 from buildtool.gpucode.source import Source
@@ -220,9 +219,6 @@ def measure(board: Board, whole: Whole, target: str, *, folder: Path, referee: R
     board.bar(f"{name}: size", after / before, 0.15, "of the original", before_bytes=before)
     board.bar(f"{name}: time", ratio, 3, "of cp's")
     board.bar(f"{name}: peak memory", peak_kib / 1024, 300, "MiB")
-    with open_source(library) as (source, _):
-        foretold = plan_prune(source, parse_targets(target)).saved_bytes
-    board.bar(f"{name}: predicted saving off by", abs(foretold / (before - after) - 1), 0.01, "of the saving")
     other = next(t for t in TARGETS if t != target)
     steps_check(board, name, library, out, targets=(target, other))
     kept = {key: value for key, value in whole.objects.items() if key.endswith(target)}

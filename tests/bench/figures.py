@@ -82,17 +82,6 @@ def value(of: str, row: str, form: str = "{:.3g}", scale: float = 1.0) -> Figure
     return bench(of, lambda results: form.format(results.value(row) / scale))
 
 
-def span(of: str, pattern: str, form: str = "{:.2g}", scale: float = 1.0) -> Figure:
-    """The least and the largest value of several rows; one of them where both look the same."""
-
-    def render(results: Results) -> str:
-        found = results.values(pattern)
-        least, most = (form.format(pick(found) / scale) for pick in (min, max))
-        return least if least == most else f"{least} to {most}"
-
-    return bench(of, render)
-
-
 def block(lines: Sequence[str]) -> str:
     """Lines that stand by themselves: every Markdown needs them apart from the comments around."""
     return "\n".join(["", "", *lines, "", ""])
@@ -249,7 +238,7 @@ def cores(results: Results) -> str:
 FIGURES: dict[str, Figure] = {
     "images": bench("images", images_block),
     "audit.bars": bench("audit", bars),
-    "audit.time": span("audit", r"weir/rocm:latest: .*(?:wall|time against).*", "{:.1f}"),
+    "audit.time": value("audit", "weir/rocm:latest: wall time over the reference's (medians)", "{:.1f}"),
     "audit.vast-memory": value("audit", "vast image: peak memory", "{:.0f} MiB"),
     "audit.naive-cuda": value("audit", "cpu-naive: CUDA that the finding names", "{:.3f} GB", 1e9),
     "audit.naive-cuda-recorded": value("audit", "cpu-naive: CUDA by the wheels' lists", "{:.3f} GB", 1e9),

@@ -31,8 +31,8 @@ def fuzz_bars(board: Board, count: int) -> None:
             ended["crash"] += 1
             board.line({"crash": number, "error": repr(error)[:200]})
     board.line({"fuzz ended in": ended})
-    board.bar("fuzz: mangled files", count, 5000, "files", at_least=True)
-    board.bar("fuzz: files with one odd word each", len(cases), 60, "files", at_least=True)
+    board.figure("fuzz: mangled files", count, "files")
+    board.figure("fuzz: files with one odd word each", len(cases), "files")
     board.bar("fuzz: anything but a checked result or a typed refusal", ended["crash"], 0, "files")
     board.bar("fuzz: files changed on refusal", changed_on_refusal(originals[0]), 0, "files")
 
