@@ -60,6 +60,7 @@ MODULES = (
 )
 SAMPLE = 1500
 MEMORY_BYTES = 2 << 30  # beyond what the process has mapped when it is forked
+OUTPUT, ERRORS = os.dup(1), os.dup(2)  # what tests write goes elsewhere
 SURVIVED, KILLED, RELOAD, BROKEN = 0, 1, 2, 3  # exit statuses of a mutant's process
 
 DEAD = ("killed", "over its limits")
@@ -195,6 +196,11 @@ class Pool:
             self._done(key, verdict)
 
 
+def note(line: str, descriptor: int = ERRORS) -> None:
+    """A line of the bench's own, whatever became of standard output and error."""
+    os.write(descriptor, f"{line}\n".encode())
+
+
 def pytest_options(scratch: Path) -> list[str]:
     off = [part for name in ("cacheprovider", "xdist") for part in ("-p", f"no:{name}")]
     quiet = ("-qq", "-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -254,7 +260,7 @@ class InPlace(Watcher):
             self.reach.add(item.nodeid, tracer.lines, time.process_time() - begun)
         if self.failed:
             sys.exit(f"the tests fail without any mutant: {self.failed}")
-        tell(
+        note(
             f"{len(session.items)} tests pass and are traced, {sum(self.reach.seconds.values()):.0f} s of CPU"
         )
         self._run(session.items)
@@ -400,29 +406,29 @@ def run(chosen: Sequence[Mutant], jobs: int, *, folders: Sequence[str], scratch:
     verdicts: dict[str, str] = {}
     begun = time.monotonic()
     told = {key_of(mutant): mutant for mutant in chosen}
-    output = os.dup(1)  # the server's own output is pytest's
 
     def done(key: str, verdict: str) -> None:
         verdicts[key] = verdict
         if verdict not in (*DEAD, "reload"):
             mutant = told[key]
             row = {"survivor": f"{mutant.path}:{mutant.line}", "mutant": mutant.name, "because": verdict}
-            os.write(output, json.dumps(row).encode() + b"\n")
+            note(json.dumps(row), OUTPUT)
         if len(verdicts) % 250 == 0:
-            tell(f"{len(verdicts)} of {len(chosen)} mutants, {time.monotonic() - begun:.0f} s")
+            note(f"{len(verdicts)} of {len(chosen)} mutants, {time.monotonic() - begun:.0f} s")
 
     reader, writer = os.pipe()
     server = os.fork()
     if not server:
         os.close(reader)
         status = BROKEN
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
         try:
             _serve(chosen, jobs, done, folders=folders, scratch=scratch, verdicts=verdicts, writer=writer)
             status = 0
-        except BaseException as error:
-            tell(f"{type(error).__name__}: {error}")
-            traceback.print_exc()
+        except BaseException:
+            note(traceback.format_exc())
         finally:
             os._exit(status)
     os.close(writer)
