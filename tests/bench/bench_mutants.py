@@ -36,7 +36,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from board import Board, tell
 from mutate import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +59,7 @@ MODULES = (
 )
 SAMPLE = 1500
 MEMORY_BYTES = 2 << 30  # beyond what the process has mapped when it is forked
-OUTPUT, ERRORS = os.dup(1), os.dup(2)  # what tests write goes elsewhere
+ERRORS = os.dup(2)  # what tests write goes elsewhere
 SURVIVED, KILLED, RELOAD, BROKEN = 0, 1, 2, 3  # exit statuses of a mutant's process
 
 DEAD = ("killed", "over its limits")
@@ -196,9 +195,9 @@ class Pool:
             self._done(key, verdict)
 
 
-def note(line: str, descriptor: int = ERRORS) -> None:
-    """A line of the bench's own, whatever became of standard output and error."""
-    os.write(descriptor, f"{line}\n".encode())
+def note(line: str) -> None:
+    """A line of the bench's own, whatever became of standard error."""
+    os.write(ERRORS, f"{line}\n".encode())
 
 
 def pytest_options(scratch: Path) -> list[str]:
@@ -405,14 +404,11 @@ def run(chosen: Sequence[Mutant], jobs: int, *, folders: Sequence[str], scratch:
     """Every mutant's verdict by its key."""
     verdicts: dict[str, str] = {}
     begun = time.monotonic()
-    told = {key_of(mutant): mutant for mutant in chosen}
 
     def done(key: str, verdict: str) -> None:
         verdicts[key] = verdict
         if verdict not in (*DEAD, "reload"):
-            mutant = told[key]
-            row = {"survivor": f"{mutant.path}:{mutant.line}", "mutant": mutant.name, "because": verdict}
-            note(json.dumps(row), OUTPUT)
+            note(f"{verdict}: {key}")
         if len(verdicts) % 250 == 0:
             note(f"{len(verdicts)} of {len(chosen)} mutants, {time.monotonic() - begun:.0f} s")
 
@@ -461,7 +457,7 @@ def _serve(
         "verdicts": verdicts,
         "tests": {key_of(mutant): sorted(plugin.reach.tests(mutant)) for mutant in left},
         "seconds": plugin.reach.seconds,
-        "modules": [name for name in sys.modules if not name.startswith(("buildtool", "probes", "test"))],
+        "modules": [name for name, module in sys.modules.items() if _is_installed(module)],
     }
     with os.fdopen(writer, "w") as pipe:
         json.dump(answer, pipe)
@@ -478,7 +474,7 @@ def _anew(
 ) -> None:
     """The mutants that need a fresh import, each in a fork of this process."""
     tests, seconds = answer["tests"], answer["seconds"]
-    tell(f"{len(tests)} mutants need a fresh import")
+    note(f"{len(tests)} mutants need a fresh import")
     _import_others(answer["modules"])
     pool = Pool(jobs, done)
     for mutant in chosen:
@@ -488,6 +484,11 @@ def _anew(
                 key_of(mutant), functools.partial(imported_anew, mutant, mine, seconds, scratch), cpu_s
             )
     pool.finish()
+
+
+def _is_installed(module: types.ModuleType) -> bool:
+    place = getattr(module, "__file__", None)
+    return place is not None and (not place.startswith(str(ROOT)) or "site-packages" in place)
 
 
 def _import_others(names: Iterable[str]) -> None:
@@ -535,21 +536,34 @@ def main() -> int:
     known = equivalent(every)
     told = [one for one in every if given.only in one.path and key_of(one) not in known]
     chosen = draw(told, count=None if given.all else given.sample, seed=given.seed)
+    whole = not given.only and given.tests == ",".join(TESTS)
     with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch:
         verdicts = run(chosen, given.jobs, folders=given.tests.split(","), scratch=Path(scratch))
-    return say(chosen, verdicts, population=len(told), listed=len(known), seed=given.seed)
+    return say(chosen, verdicts, population=len(told), listed=len(known), seed=given.seed, whole=whole)
 
 
 def say(
-    chosen: Sequence[Mutant], verdicts: Mapping[str, str], *, population: int, listed: int, seed: int
+    chosen: Sequence[Mutant],
+    verdicts: Mapping[str, str],
+    *,
+    population: int,
+    listed: int,
+    seed: int,
+    whole: bool,
 ) -> int:
-    """A table by module, and the bar."""
-    board = Board("mutants", command="make mutants")
+    """The survivors, a table by module, and the bar."""
+    from board import Board  # imports the project, which no process may have before its mutant
+
+    board = Board("mutants", command="make mutants", whole=whole)
     by_module: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in chosen:
-        by_module[mutant.path]["killed" if verdicts[key_of(mutant)] in DEAD else "alive"] += 1
+    for mutant in sorted(chosen, key=lambda one: (one.path, one.line)):
+        verdict = verdicts[key_of(mutant)]
+        by_module[mutant.path]["killed" if verdict in DEAD else "alive"] += 1
+        if verdict not in DEAD:
+            place = f"{mutant.path}:{mutant.line}"
+            board.line({"survivor": place, "mutant": mutant.name, "because": verdict})
     for path, counts in sorted(by_module.items()):
-        tell(f"{counts['killed']:4} of {counts.total():4} killed in {path}")
+        note(f"{counts['killed']:4} of {counts.total():4} killed in {path}")
     killed = sum(counts["killed"] for counts in by_module.values())
     low, high = interval(killed, len(chosen))
     board.bar(
