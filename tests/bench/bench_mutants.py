@@ -58,6 +58,7 @@ MODULES = (
     *(f"probes/{name}.py" for name in PROBES.split()),
 )
 SAMPLE = 1500
+ENOUGH = 2000  # lines that a function repeats in a test
 MEMORY_BYTES = 2 << 30  # beyond what the process has mapped when it is forked
 ERRORS = os.dup(2)  # what tests write goes elsewhere
 SURVIVED, KILLED, RELOAD, BROKEN = 0, 1, 2, 3  # exit statuses of a mutant's process
@@ -71,11 +72,15 @@ Lines = set[tuple[str, int]]
 
 
 class Tracer:
-    """Collects the lines of the modules that run, in every thread, into `lines`."""
+    """Collects the lines of the modules that run, in every thread, into `lines`.
+
+    A function that has repeated itself often is traced no further: all of its lines count as run.
+    """
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.lines: Lines = set()
         self._paths = {str(ROOT / path): path for path in paths}
+        self._repeats: Counter[types.CodeType] = Counter()
 
     def __enter__(self) -> "Tracer":
         threading.settrace(self._call)
@@ -87,13 +92,20 @@ class Tracer:
         threading.settrace(None)  # type: ignore[arg-type]
 
     def _call(self, frame: types.FrameType, event: str, arg: object) -> Callable[..., object] | None:
-        path = self._paths.get(frame.f_code.co_filename)
-        if path is None:
+        code, lines, repeats = frame.f_code, self.lines, self._repeats
+        path = self._paths.get(code.co_filename)
+        if path is None or repeats[code] > ENOUGH:
             return None
-        lines = self.lines
 
-        def line(frame: types.FrameType, event: str, arg: object) -> Callable[..., object]:
-            lines.add((path, frame.f_lineno))
+        def line(frame: types.FrameType, event: str, arg: object) -> Callable[..., object] | None:
+            place = (path, frame.f_lineno)
+            if place not in lines:
+                lines.add(place)
+            else:
+                repeats[code] += 1
+                if repeats[code] > ENOUGH:
+                    lines.update((path, number) for _, _, number in code.co_lines() if number)
+                    return None
             return line
 
         lines.add((path, frame.f_lineno))
