@@ -5,6 +5,7 @@ on the host.
 """
 
 import re
+from functools import lru_cache
 
 _BYTES = range(0xDC80, 0xDD00)  # what Python's `surrogateescape` makes of bytes 0x80 to 0xFF
 _SURROGATES = 0xDC00
@@ -36,6 +37,7 @@ def terminal(text: str | bytes, *, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else _escape(ord(char)) for char in known)
 
 
+@lru_cache(maxsize=1 << 12)
 def _escape(code: int) -> str:
     if code in _BYTES:
         return f"\\x{code - _SURROGATES:02x}"

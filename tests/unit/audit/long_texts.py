@@ -351,26 +351,17 @@ READERS: dict[str, Reader] = {
         _tar, (make.header(b"a"), make.header(b"a", 0, b"x"), make.header(b"a", 0, b"L"), bytes(512))
     ),
     "gzip and zstd": Reader(_packed),
-    "quoting": Reader(
-        lambda text: [
-            quote(_string(text))
-            for quote in (
-                terminal,
-                html,
-                xml,
-                sarif,
-                markdown_code,
-                markdown_block,
-            )
-        ],
-        (b"``", b"&#", b"\\"),
-    ),
-    "quoting for Markdown": Reader(
-        lambda text: [quote(_string(text)) for quote in (markdown, markdown_sentence)],
-        (b"](", b"**", b"<a ", b"``", b"&#", b"http://a.", b"\\", b"__", b"||", b"# ", b"1. ", b"@a"),
-    ),
     "quoting for a shell": Reader(lambda text: shell(_string(text)), (b"$(", b"'", b"\\'")),
     "quoting for bake": Reader(lambda text: bake_text(_string(text)), (b"${", b"%{", b'"')),
+}
+_MARKDOWN = (b"](", b"**", b"<a ", b"``", b"&#", b"http://a.", b"\\", b"__", b"||", b"# ", b"1. ", b"@a")
+READERS |= {
+    f"quoting: {quote.__name__}": Reader(lambda text, quote=quote: quote(_string(text)), words)
+    for quotes, words in (
+        ((terminal, html, xml, sarif, markdown_code, markdown_block), (b"``", b"&#", b"\\")),
+        ((markdown, markdown_sentence), _MARKDOWN),
+    )
+    for quote in quotes
 }
 
 
