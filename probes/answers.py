@@ -27,6 +27,7 @@ from probes.stats import summarize
 from probes.units import binary_bytes, duration, gb_per_s
 
 R = TypeVar("R", bound=Record)
+OWN_LOAD = "throttled: power cap"
 CLEAR = 3.0  # standard errors between two figures before one is called smaller
 WORTH_TELLING = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
 
@@ -323,8 +324,11 @@ def is_faster(one: Timed, other: Timed) -> bool | None:
 
 
 def disturbed(row: Timed) -> bool:
-    """Whether something else was seen to go on while the row was measured."""
-    return isinstance(row.noise, Noise) and bool(row.noise.flags)
+    """Whether something else was seen to go on while the row was measured.
+
+    A card that reaches its power cap under the row's own load is no disturbance: it does so in every run.
+    """
+    return isinstance(row.noise, Noise) and any(flag != OWN_LOAD for flag in row.noise.flags)
 
 
 def _verdict(faster: Sequence[bool | None]) -> str:

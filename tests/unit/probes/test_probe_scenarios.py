@@ -269,6 +269,9 @@ def test_a_disturbance_is_not_taken_for_a_slower_way() -> None:
     slowed = [1.0] * 4 + [1.2, 1.201] * 18  # something else ran for most of the time
     assert two(calm, slowed) is True
     assert two(calm, slowed, flags=("foreign: a small kernel had to wait 2 ms",)) is None
+    assert (
+        two(calm, slowed, flags=("throttled: power cap",)) is True
+    )  # under the row's own load, in every run
     assert two(calm, [2 * t for t in slowed], flags=("host: other programs used 9 of 16 CPUs",)) is True
 
 
