@@ -14,6 +14,7 @@ from typing import Any
 from buildtool.errors import ConfigError
 from buildtool.files import locked, write_text
 from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
+from buildtool.quoting import command
 
 SCHEMA_VERSION = 1
 
@@ -49,7 +50,7 @@ class Lock:
             entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
             return cls(path, entries, tuple(Wheel(**wheel) for wheel in data["tools"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            hint = f"remove it to resolve afresh: rm {path}"
+            hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
             raise ConfigError(
                 f"{path}: not a lock file of ours ({type(error).__name__}: {error})", hint
             ) from error

@@ -92,8 +92,13 @@ class PruneCache:
         """What is known of an archive pruned earlier; None without one that is as it was made."""
         if not told.exists():
             return None
-        data: dict[str, Any] = json.loads(told.read_text())
-        if data["changed"] and not (out.exists() and sha256_of(out) == data.get("sha256")):
+        try:
+            data: dict[str, Any] = json.loads(told.read_text())
+            whole = not data["changed"] or (out.exists() and sha256_of(out) == data["sha256"])
+            known = whole and {"had", "run"} <= data.keys()
+        except (ValueError, LookupError, TypeError, RecursionError):  # damaged: it is made again
+            return None
+        if not known:
             return None
         return data
 

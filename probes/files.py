@@ -50,6 +50,18 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def read_text(path: Path, *, most_bytes: int) -> str:
+    """The UTF-8 text of a file, device or pipe that holds at most `most_bytes`.
+
+    Raises OSError (EFBIG for more than that) and UnicodeDecodeError.
+    """
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+    return data.decode("utf-8")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a whole UTF-8 file or nothing. Raises OSError."""
     with replacing(path) as partial:

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from probes import files
 from probes.placement import gfx_target, read_kfd_nodes
 
 MANIFEST = Path("/opt/weir/weir-prune.json")
+MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole ROCm tree has 1 MB
 
 
 def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) -> str:
@@ -41,7 +43,7 @@ def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
 def held_targets(manifest: Path) -> tuple[str, ...]:
     """AMD targets that a prune kept, as its manifest says; none for an image that wasn't pruned."""
     try:
-        targets = json.loads(manifest.read_text())["targets"]
+        targets = json.loads(files.read_text(manifest, most_bytes=MOST_BYTES))["targets"]
         return tuple(name for name in targets if name.startswith("gfx"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()

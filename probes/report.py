@@ -36,12 +36,13 @@ __all__ = [
     "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces", "NvidiaCard", "Outcome",
     "Pass", "ProbeReport", "ProbeRun", "Purpose", "Reading", "Reads", "Record", "Request", "Scenario",
     "Settings", "Split", "Stop", "Surroundings", "Timed", "TorchFacts", "Unknown", "Waived", "Way",
-    "case_name", "from_json", "read_report", "to_json", "write_report",
+    "case_name", "from_json", "named_report", "read_report", "to_json", "write_report",
 ]
 # fmt: on
 
 SCHEMA_VERSION = 2
 READABLE = (1, 2)
+MOST_BYTES = 128 << 20  # of a file; that of a full run has a few MB
 
 Clock = Literal["device", "wall"]
 Label = Literal["vram", "host", "paged", "unclear"]
@@ -402,7 +403,7 @@ def from_json(text: str) -> ProbeReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
     try:
         value: Json = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"not JSON: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in READABLE:
@@ -416,10 +417,20 @@ def from_json(text: str) -> ProbeReport:
 
 def read_report(path: Path) -> ProbeReport:
     """The report in a file. Raises ReportError, naming the file."""
+    return named_report(path)[0]
+
+
+def named_report(path: Path) -> tuple[ProbeReport, str]:
+    """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
     try:
-        return from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"can't read {path}: {error}", "make one: python -m probes run") from error
+        text = files.read_text(path, most_bytes=MOST_BYTES)
+        return from_json(text), text
+    except OSError as error:
+        raise ReportError(
+            f"can't read {path}: {error.strerror or error}", "make one: python -m probes run"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"can't read {path}: not UTF-8 text", "make one: python -m probes run") from error
     except ReportError as error:
         raise ReportError(f"{path} is not a probe report: {error.message}", error.hint) from error
 

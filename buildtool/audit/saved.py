@@ -1,6 +1,7 @@
 """A saved JSON report, read back. Its text is trusted no more than an image's: controls are escaped again."""
 
 import dataclasses
+import errno
 import json
 import types
 import typing
@@ -11,6 +12,7 @@ from pathlib import Path
 from buildtool.audit.report import SCHEMA_VERSION, AuditReport
 from buildtool.errors import DataError
 from buildtool.quoting import terminal
+from probes import files
 
 MAX_REPORT_BYTES = 64 << 20
 
@@ -20,10 +22,12 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 def read_report(path: Path) -> AuditReport:
     """The report in a file. Raises DataError for one that can't be read or isn't a report."""
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise DataError(f"{path} is larger than any audit report ({MAX_REPORT_BYTES >> 20} MiB)")
-        text = path.read_text()
+        text = files.read_text(path, most_bytes=MAX_REPORT_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise DataError(
+                f"{path} is larger than any audit report ({MAX_REPORT_BYTES >> 20} MiB)"
+            ) from error
         raise DataError(f"can't read {path}: {error.strerror or error}", "check the path") from error
     except UnicodeDecodeError as error:
         raise _not_a_report(str(path), "not UTF-8 text") from error

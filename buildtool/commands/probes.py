@@ -7,7 +7,7 @@ from buildtool.errors import ConfigError, DataError, EnvironmentMissing, Exit
 from buildtool.files import write_text
 from probes.errors import ReportError
 from probes.output import hand_over, tell
-from probes.report import ProbeReport, from_json
+from probes.report import ProbeReport, named_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +69,6 @@ def _write_page(source: Path, out: Path) -> str:
 def _read(path: Path) -> tuple[ProbeReport, str]:
     """The report and the text it was read from. Raises DataError, naming the file."""
     try:
-        raw = path.read_text(encoding="utf-8")
-        return from_json(raw), raw
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"can't read {path}: {error}", "make a report: python -m probes run") from error
+        return named_report(path)
     except ReportError as error:
-        raise DataError(f"{path} is not a probe report: {error.message}", error.hint) from error
+        raise DataError(error.message, error.hint) from error

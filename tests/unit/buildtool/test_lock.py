@@ -55,7 +55,7 @@ def test_a_foreign_file_is_refused_with_the_way_out(tmp_path: Path, text: str) -
     path.write_text(text)
     with pytest.raises(ConfigError, match="not a lock file") as caught:
         Lock.load(path)
-    assert f"rm {path}" in caught.value.hint
+    assert f"rm -- {path}" in caught.value.hint
 
 
 def test_a_wheel_file_name_gives_distribution_and_version() -> None:
