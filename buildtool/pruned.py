@@ -3,11 +3,14 @@
 A root file system or a wheel is pruned on the host, before the engine sees a byte of it: docs/decisions/0006.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,22 @@ class CardsUnserved(ConfigError):
     """A stack has no code for cards that an image is to be pruned to."""
 
 
+class Lease:
+    """Keeps an entry of the cache from being evicted, by this run or another, for as long as it is alive."""
+
+    def __init__(self, lock: Path) -> None:
+        """Wait while the entry is being evicted. Raises OSError when the cache can't be written."""
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # no locks on this file system: nothing is evicted there
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_at(descriptor, lock):
+                break
+            os.close(descriptor)  # evicted before it was ours
+        weakref.finalize(self, os.close, descriptor)
+
+
 @dataclass(frozen=True)
 class PrunedInput:
     """What takes the place of an archive (itself where nothing went), and what a prune did to it."""
@@ -36,6 +55,7 @@ class PrunedInput:
     path: Path
     had: tuple[TargetId, ...]
     run: dict[str, Any]  # an entry of the manifest
+    lease: Lease | None = field(default=None, compare=False, repr=False)  # keeps `path` where it is
 
 
 @dataclass(frozen=True)
@@ -72,12 +92,14 @@ class PruneCache:
     ) -> PrunedInput:
         """A root file system's tar or a wheel, pruned; made if it isn't here or isn't what was made.
 
+        It stays where it is for as long as the result is alive, whatever this and other runs make meanwhile.
         `verify` is called before the original is used. Raises what it raises, DataError for an archive that
         can't be read, EnvironmentMissing when the disk is full.
         """
         key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
         out = self._directory / f"{key[:24]}{original.suffix}"
         told = out.with_suffix(".json")
+        lease = Lease(out.with_suffix(".lock"))
         data = self._read(told, out)
         if data is None:
             verify(original, sha256)
@@ -86,7 +108,7 @@ class PruneCache:
             verify(original, sha256)
         os.utime(told)
         had = tuple(TargetId.parse(name) for name in data["had"])
-        return PrunedInput(out if data["changed"] else original, had, data["run"])
+        return PrunedInput(out if data["changed"] else original, had, data["run"], lease)
 
     def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None without one that is as it was made."""
@@ -107,26 +129,51 @@ class PruneCache:
         prune = prune_wheel if original.suffix == ".whl" else prune_tar
         with replacing(out) as partial:
             result = prune(original, partial, targets)
-            digest = sha256_of(partial) if result.done.changed else ""
+            data = {
+                "changed": result.done.changed,
+                "sha256": sha256_of(partial) if result.done.changed else "",
+                "had": sorted(map(str, result.had)),
+                "run": run_of(original.name, result),
+            }
+            write_text(told, json.dumps(data))  # before the archive: what nothing tells of is never removed
         if not result.done.changed:
             out.unlink()
         self._say(_summary(original, result))
-        data = {
-            "changed": result.done.changed,
-            "sha256": digest,
-            "had": sorted(map(str, result.had)),
-            "run": run_of(original.name, result),
-        }
-        write_text(told, json.dumps(data))
         self._forget()
         return data
 
     def _forget(self) -> None:
-        """Leave the newest; what a context links keeps its bytes until the next build."""
-        told = sorted(self._directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in told[:-KEPT_PRUNES]:
-            for path in self._directory.glob(f"{old.stem}.*"):
-                path.unlink(missing_ok=True)
+        """Leave the newest and what is in use; what a context links keeps its bytes until the next build."""
+        for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
+            _evict(old)
+
+
+def _used_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another run was quicker
+        return 0
+
+
+def _evict(told: Path) -> None:
+    """Remove an entry, unless somebody holds a lease on it. Its lock goes last, while it is ours."""
+    lock = told.with_suffix(".lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, lock):
+                for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lock.__eq__):
+                    path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def run_of(archive: str, result: ArchiveResult) -> dict[str, Any]:

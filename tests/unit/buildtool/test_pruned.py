@@ -1,5 +1,6 @@
 """Pruned inputs are kept by content and targets; cards that a stack lacks are an error when asked for."""
 
+import fcntl
 import json
 import tarfile
 from dataclasses import replace
@@ -96,6 +97,45 @@ def test_the_cache_forgets_the_oldest(
     monkeypatch.setattr(pruned, "KEPT_PRUNES", 2)
     made = [cache.bring(rootfs, digest, GFX906).path for digest in ("aa", "bb", "cc")]
     assert [path.exists() for path in made] == [False, True, True]
+    assert not list(made[0].parent.glob(f"{made[0].stem}.*"))
+
+
+def test_what_this_run_uses_is_never_evicted(
+    cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruned, "KEPT_PRUNES", 1)
+    found = [cache.bring(rootfs, f"{number:02}", GFX906) for number in range(7)]
+    assert all(one.path.exists() for one in found)
+    kept = found.pop(0).path
+    del found
+    other = PruneCache(kept.parent, lambda _line: None).bring(rootfs, "zz", GFX906)
+    assert other.path.exists()
+    assert not kept.exists()
+
+
+def test_what_another_run_uses_is_never_evicted(
+    cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruned, "KEPT_PRUNES", 1)
+    path = cache.bring(rootfs, "aa", GFX906).path
+    with path.with_suffix(".lock").open() as other:  # a lock belongs to an open file, not to a process
+        fcntl.flock(other, fcntl.LOCK_SH)
+        cache.bring(rootfs, "bb", GFX906)
+        assert path.exists()
+    cache.bring(rootfs, "cc", GFX906)
+    assert [each.name for each in path.parent.glob(f"{path.stem}.*")] == []
+
+
+def test_a_run_that_was_killed_between_archive_and_list_leaves_nothing_for_ever(
+    cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pruned, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cache.bring(rootfs, "aa", GFX906)
+    assert not list((rootfs.parent / "pruned").glob("*.tar"))
 
 
 def test_the_manifest_names_targets_and_what_went(cache: PruneCache, rootfs: Path) -> None:
