@@ -19,7 +19,7 @@ import docker.errors
 import docker.tls
 import requests.exceptions
 from docker.models.containers import Container
-from docker.types import LogConfig, Mount
+from docker.types import LogConfig
 
 from buildtool.endpoint import Endpoint, current_endpoint
 from buildtool.errors import (
@@ -151,8 +151,10 @@ class Engine:
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
-        with _translated(), self._created(ref, ["true"], {"healthcheck": _NO_HEALTHCHECK}) as container:
-            yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
+        with _translated():
+            settings = {"healthcheck": _NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
+            with self._created(ref, ["true"], settings) as container:
+                yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
     def load(self, chunks: Iterator[bytes]) -> None:
         """Take in an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
@@ -208,7 +210,7 @@ class Engine:
                 "environment": dict(env or {}),
                 "healthcheck": _NO_HEALTHCHECK,
                 "read_only": True,
-                "mounts": self._read_only_volumes(ref),
+                "tmpfs": {**self._closed_volumes(ref), _SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges"],
                 **_limited(limits),
@@ -249,18 +251,20 @@ class Engine:
                 with contextlib.suppress(docker.errors.APIError):  # another run was quicker
                     self._client.api.remove_container(row["Id"], v=True, force=True)
 
-    def _read_only_volumes(self, ref: str) -> list[Mount]:
-        """What an image declares as volumes would be writable, and on the host's disk without a limit."""
+    def _closed_volumes(self, ref: str) -> dict[str, str]:
+        """Empty read-only places over what an image declares as volumes.
+
+        The engine would copy their content to the host's disk, and let a container write there without limit.
+        """
         record = self.inspect(ref) or {"Config": None}
         declared = {posixpath.normpath(path) for path in (record["Config"] or {}).get("Volumes") or ()}
-        return [Mount(path, None, read_only=True) for path in sorted(declared - {_SCRATCH})]
+        return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
 
 
 def _limited(limits: RunLimits) -> dict[str, Any]:
     """Limits as settings of a container; its log is kept in one file that starts anew when full."""
     log = LogConfig(type=LogConfig.types.JSON, config={"max-size": str(limits.log_bytes), "max-file": "1"})
     return {
-        "tmpfs": {_SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
         "mem_limit": limits.memory_bytes,
         "memswap_limit": limits.memory_bytes,
         "pids_limit": limits.processes,

@@ -94,7 +94,7 @@ def prune_image(
         served_targets(ref, targets, sorted(result.had), asked=True, say=say)
         if not result.done.changed:
             return None
-        temporary = f"{_temporary_prefix(state)}{_token(folder)}"
+        temporary = f"{temporary_prefix(state)}{_token(folder)}"
         try:
             image_id = _made(original, targets, temporary, engine=engine, scratch=folder, say=say)
             proved = _prove(original, image_id, engine=engine, say=say)
@@ -256,7 +256,7 @@ def _clean_up(engine: Engine, state: Path) -> None:
     sweep_partials(state)
     alive = {_token(path) for path in state.iterdir()}
     for name in engine.tags(_TEMPORARY):
-        token = name.removeprefix(_temporary_prefix(state))
+        token = name.removeprefix(temporary_prefix(state))
         if token != name and token not in alive:
             engine.forget(name)
 
@@ -266,6 +266,6 @@ def _token(folder: Path) -> str:
     return folder.name.removeprefix(".weir-").removesuffix(".partial")
 
 
-def _temporary_prefix(state: Path) -> str:
+def temporary_prefix(state: Path) -> str:
     """Before the token in a temporary name: other working directories of this engine have other ones."""
     return f"{_TEMPORARY}:{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}-"

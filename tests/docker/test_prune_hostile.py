@@ -1,0 +1,284 @@
+"""Pruning images that somebody hostile made: nothing is lost or executed, and the host keeps its own."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade import KERNELS, Handmade, load_image, python_that_is, saved_config
+
+from buildtool import imageprune, proof
+from buildtool.engine import Engine, RunLimits
+from buildtool.errors import ProofFailed, ToolError
+from buildtool.gpucode.target import parse_targets
+
+ROOT = Path(__file__).parents[2]
+ODD = "a\nRUN touch /pwned\r\n${FOO:-x} $(id) $HOME \\ \" ' \x1b[2J \u2028 é"
+RUN: dict[str, Any] = {
+    "Env": ["PATH=/bin", "EMPTY=", f"ODD={ODD}", "A\nRUN touch /pwned\nB=c"],
+    "User": "1000:1000",
+    "WorkingDir": "/a b\nRUN touch",
+    "ExposedPorts": {"8000/tcp": {}, "53/udp": {}},
+    "Volumes": {"/data": {}, "/with space": {}},
+    "StopSignal": "SIGINT",
+    "Shell": ["/bin/sh", "-c", ODD],
+    "Healthcheck": {"Test": ["CMD-SHELL", ODD], "Interval": 1500000001, "Timeout": 10**9, "Retries": 3},
+    "Entrypoint": ["${FOO:-x}", ODD],
+    "Cmd": ["${FOO:-x}", "", ODD],
+    "OnBuild": ["COPY --from=x / /", ODD],
+    "ArgsEscaped": True,
+    "Labels": {"odd ${FOO:-x}": ODD, "${FOO:-x}": "", "io.weir.pruned": "no"},
+    "vnd.unknown": {"kept": [1, None]},
+}
+SMOKE = json.loads(
+    '{"python": "3", "uid": 0, "torch": {"version": "2", "hip": null, "cuda": null, "product_ok": true},'
+    ' "service": false, "probes": false, "rocminfo": {"present": false}}'
+)
+GOOD = f"echo 'SMOKE {json.dumps(SMOKE)}'"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture(autouse=True)
+def _clean(engine: Engine) -> Iterator[None]:
+    """No test leaves an image, a container or a temporary name."""
+    before = names_and_containers()
+    yield
+    for name in sorted(names_and_containers()[0] - before[0]):
+        engine.forget(name)
+    after = names_and_containers()
+    assert after == before
+
+
+def names_and_containers() -> tuple[set[str], str]:
+    images = docker("images", "-a", "--format", "{{.Repository}}:{{.Tag}}")
+    return set(images.split()), docker("ps", "-aq") + docker("volume", "ls", "-q")
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout
+
+
+def prune(*words: str, state: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / ".venv/bin/python"), "-m", "buildtool", "prune", *words, "--targets", "gfx906"]
+    environment = {**os.environ, "WEIR_STATE": str(state), "FOO": "interpolated"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert not [path for path in state.glob("*") if path.name.startswith(".weir-")]
+    return done
+
+
+@pytest.fixture
+def plain() -> Handmade:
+    return load_image("t-prune/plain:1", {"Cmd": ["x"]}, KERNELS)
+
+
+def test_no_value_of_a_configuration_is_lost_or_interpreted(engine: Engine, tmp_path: Path) -> None:
+    made = load_image("t-prune/odd:1", RUN, KERNELS, author=ODD, **{"vnd.top": {"kept": True}})
+    done = prune(made.name, "--tag", "t-prune/odd:small", state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    old, new = (json.loads(text) for text in (made.config, saved_config("t-prune/odd:small")))
+    labels = {**RUN["Labels"], "io.weir.pruned": "yes", "io.weir.gpu-targets": "gfx906"}
+    assert new["config"] == {**RUN, "Labels": labels}
+    assert new["author"] == ODD
+    assert {key for key in old if old[key] != new[key]} == {"config", "rootfs", "history"}
+    seen = [engine.inspect(name)["Config"] for name in (made.name, "t-prune/odd:small")]  # type: ignore[index]
+    assert seen[1] == {**seen[0], "Labels": labels}
+    assert "touch" not in docker("history", "--no-trunc", "t-prune/odd:small")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"User": "x\nCOPY --from=weir/cpu:latest / /"},
+        {"ExposedPorts": {"1/tcp\nRUN touch /pwned": {}}},
+        {"StopSignal": "9\nRUN touch /pwned"},
+        {"Volumes": {"/a\nRUN touch /pwned": {}}},
+        {"OnBuild": ["x\nRUN touch /pwned"], "Cmd": ["${FOO:?}"]},
+    ],
+    ids=lambda run: next(iter(run)),
+)
+def test_a_line_break_becomes_no_instruction(engine: Engine, tmp_path: Path, run: dict[str, Any]) -> None:
+    made = load_image("t-prune/odd:1", run, KERNELS)
+    done = prune(made.name, "--tag", "t-prune/odd:small", state=tmp_path)
+    if done.returncode:  # what the engine itself takes for no image
+        assert "the engine refused" in done.stderr
+        assert engine.inspect("t-prune/odd:small") is None
+        return
+    config = json.loads(saved_config("t-prune/odd:small"))["config"]
+    assert {key: config[key] for key in run} == run
+    listed = {
+        name for name in exported_names(engine, "t-prune/odd:small") if "Kernels" in name or "pwned" in name
+    }
+    assert listed == {"usr/lib/library/Kernels_gfx906.co"}
+
+
+def exported_names(engine: Engine, ref: str) -> list[str]:
+    done = subprocess.run(["tar", "-t"], input=b"".join(engine.export(ref)), check=True, capture_output=True)
+    return done.stdout.decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("t-prune/named", "t-prune/named:latest"),
+        ("localhost:5000/t-prune/x", "localhost:5000/t-prune/x:latest"),
+        ("localhost:5000/t-prune/x:y", "localhost:5000/t-prune/x:y"),
+        (None, "t-prune/plain:gfx906"),
+    ],
+)
+def test_a_copy_is_found_under_the_name_that_was_asked_for(
+    engine: Engine, plain: Handmade, tmp_path: Path, tag: str | None, name: str
+) -> None:
+    done = prune(plain.name, *(["--tag", tag] if tag else []), state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = engine.inspect(name)
+    assert record
+    assert name in record["RepoTags"]
+    assert record["Id"][:19] in done.stdout
+    assert engine.inspect(plain.name)["Id"] != record["Id"]  # type: ignore[index]
+    assert engine.tags("weir-pruning") == ()
+
+
+@pytest.mark.parametrize(
+    "tag", ["", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", "t-prune/plain:1", "$(touch x)"]
+)
+def test_a_name_that_cannot_be_given_is_refused_before_any_work(
+    engine: Engine, plain: Handmade, tmp_path: Path, tag: str
+) -> None:
+    done = prune(plain.name, "--tag", tag, state=tmp_path / "state")
+    assert done.returncode == 2
+    assert "taking the files out" not in done.stderr
+    assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
+
+
+def test_an_image_goes_by_its_id_and_by_its_digest(engine: Engine, plain: Handmade, tmp_path: Path) -> None:
+    image_id = str(engine.inspect(plain.name)["Id"])  # type: ignore[index]
+    for ref in (image_id, image_id[7:19], f"t-prune/plain@{image_id}"):
+        done = prune(ref, state=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "t-prune/plain:gfx906" in done.stdout
+        assert engine.inspect("t-prune/plain:gfx906")
+        engine.forget("t-prune/plain:gfx906")
+
+
+def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
+    engine: Engine, plain: Handmade, tmp_path: Path
+) -> None:
+    docker("tag", plain.name, "t-prune/kept:1")  # so that the original stays an image with a name
+    other = load_image("t-prune/other:1", {"Labels": {"other": "yes"}}, KERNELS)
+
+    def say(line: str) -> None:
+        if line.startswith(("reading", "taking", "making", "proving")):
+            docker("tag", other.name, plain.name)
+
+    made = imageprune.prune_image(
+        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, say=say
+    )
+    assert made
+    assert "other" not in json.loads(saved_config("t-prune/x:1"))["config"]["Labels"]
+    assert engine.inspect("t-prune/x:1")["Id"] == made.image_id  # type: ignore[index]
+
+
+def test_what_a_killed_prune_left_in_the_engine_goes_and_what_lives_stays(
+    engine: Engine, plain: Handmade, tmp_path: Path
+) -> None:
+    prefix = imageprune.temporary_prefix(tmp_path)
+    for name in (f"{prefix}{'0' * 16}", "weir-pruning:of-another-place"):
+        docker("tag", plain.name, name)
+    done = prune(plain.name, "--tag", "t-prune/x:1", state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert engine.tags("weir-pruning") == ("weir-pruning:of-another-place",)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'SMOKE {}'",
+        "echo 'SMOKE [1]'",
+        "echo 'SMOKE x'",
+        "printf 'SMOKE \\033[2J'",
+        "printf '\\033[2J'; exit 3",
+    ],
+    ids=["object", "list", "word", "escape", "failure"],
+)
+def test_an_original_that_answers_nonsense_is_copied_and_said_not_to_be_proved(
+    tmp_path: Path, script: str
+) -> None:
+    made = load_image("t-prune/liar:1", {}, python_that_is(script))
+    done = prune(made.name, "--tag", "t-prune/liar:small", state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "not proved" in done.stdout
+
+
+@pytest.mark.parametrize("answer", ["echo 'SMOKE [1]'", "exit 1", GOOD.replace('"uid": 0', '"uid": 1')])
+def test_a_copy_that_answers_otherwise_gets_no_name(engine: Engine, tmp_path: Path, answer: str) -> None:
+    script = f"if [ -e /usr/lib/library/Kernels_gfx803.co ]; then {GOOD}; else {answer}; fi"
+    made = load_image("t-prune/liar:1", {}, python_that_is(script))
+    done = prune(made.name, "--tag", "t-prune/liar:small", state=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert engine.inspect("t-prune/liar:small") is None
+    assert engine.tags("weir-pruning") == ()
+
+
+def test_a_copy_that_answers_alike_is_proved(tmp_path: Path) -> None:
+    made = load_image("t-prune/honest:1", {}, python_that_is(GOOD))
+    done = prune(made.name, "--tag", "t-prune/honest:small", state=tmp_path)
+    assert "torch 2 computes" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def shell() -> Handmade:
+    return load_image("t-prune/shell:1", {"Volumes": {"/data": {}, "/tmp": {}}}, python_that_is("exit 0"))
+
+
+def test_a_command_that_never_ends_is_stopped(engine: Engine, shell: Handmade) -> None:
+    begun = time.monotonic()
+    with pytest.raises(ProofFailed, match="more than 3 s"):
+        engine.run(shell.name, ["/bin/sh", "-c", "while :; do :; done"], limits=RunLimits(seconds=3))
+    assert time.monotonic() - begun < 60
+
+
+def test_a_flood_of_output_is_cut_to_its_end(engine: Engine, shell: Handmade) -> None:
+    script = "i=0; while [ $i -lt 40000 ]; do echo $i 0123456789; i=$((i+1)); done; echo the end"
+    ran = engine.run(shell.name, ["/bin/sh", "-c", script], limits=RunLimits(log_bytes=1 << 16, seconds=120))
+    assert ran.exit_code == 0
+    assert len(ran.stdout) <= 1 << 16
+    assert ran.stdout.endswith("the end\n")
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["x=0123456789abcdef; while :; do x=$x$x; done", "bomb() { bomb | bomb & bomb; }; bomb"],
+    ids=["memory", "processes"],
+)
+def test_memory_and_processes_of_a_hostile_image_are_limited(
+    engine: Engine, shell: Handmade, script: str
+) -> None:
+    limits = RunLimits(memory_bytes=64 << 20, scratch_bytes=16 << 20, processes=20, seconds=15)
+    try:
+        assert engine.run(shell.name, ["/bin/sh", "-c", script], limits=limits).exit_code
+    except ProofFailed as error:
+        assert "more than 15 s" in str(error)  # noqa: PT017  either end is one
+
+
+def test_a_hostile_image_writes_nothing_to_the_hosts_disk(engine: Engine, shell: Handmade) -> None:
+    script = "for d in /data /usr /; do echo x > $d/f && echo wrote $d; done; echo x > /tmp/f && echo scratch"
+    ran = engine.run(shell.name, ["/bin/sh", "-c", script])
+    assert ran.stdout == "scratch\n"
+
+
+def test_a_reader_of_facts_takes_what_a_container_said(engine: Engine) -> None:
+    made = load_image("t-prune/liar:1", {}, python_that_is("echo 'SMOKE {}'"))
+    with pytest.raises(ToolError, match="smoke test"):
+        proof.facts_of(engine.run(made.name, ["python3"]).stdout)
