@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from probes.files import sweep_partials, sync_directory
 __all__ = [
     "free_bytes",
     "link_over",
+    "lock_if_free",
     "locked",
+    "open_lock",
     "replacing",
     "scratch",
     "sha256_of",
@@ -64,6 +67,27 @@ def link_over(existing: Path, path: Path) -> None:
     """Make `path` one more name of the file `existing`, in one step. Raises as `replacing` does."""
     with _translated(path):
         files.link_over(existing, path)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor with a shared lock on `path`; the caller closes it. Raises as `replacing` does."""
+    with _translated(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = files.open_lock(path, shared=True)
+    assert descriptor is not None  # a shared lock is waited for
+    return descriptor
+
+
+@contextmanager
+def lock_if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock on the file `path`: then it is held for this block alone."""
+    with _translated(path):
+        descriptor = files.open_lock(path, shared=False)
+        try:
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

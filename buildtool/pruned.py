@@ -3,19 +3,17 @@
 A root file system or a wheel is pruned on the host, before the engine sees a byte of it: docs/decisions/0006.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from buildtool.errors import ConfigError
-from buildtool.files import replacing, sha256_of, write_text
+from buildtool.files import lock_if_free, open_lock, replacing, sha256_of, write_text
 from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
 from buildtool.gpucode.manifest import image_manifest
 from buildtool.gpucode.target import TargetId, unserved
@@ -36,16 +34,8 @@ class Lease:
     """Keeps an entry of the cache from being evicted, by this run or another, for as long as it is alive."""
 
     def __init__(self, lock: Path) -> None:
-        """Wait while the entry is being evicted. Raises OSError when the cache can't be written."""
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            with suppress(OSError):  # no locks on this file system: nothing is evicted there
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if _is_at(descriptor, lock):
-                break
-            os.close(descriptor)  # evicted before it was ours
-        weakref.finalize(self, os.close, descriptor)
+        """Wait while the entry is being evicted. Raises DataError when the cache can't be written."""
+        self._close = weakref.finalize(self, os.close, open_lock(lock))
 
 
 @dataclass(frozen=True)
@@ -158,22 +148,10 @@ def _used_at(path: Path) -> float:
 def _evict(told: Path) -> None:
     """Remove an entry, unless somebody holds a lease on it. Its lock goes last, while it is ours."""
     lock = told.with_suffix(".lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, lock):
-                for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lock.__eq__):
-                    path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+    with lock_if_free(lock) as ours:
+        if ours:
+            for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lambda path: path == lock):
+                path.unlink(missing_ok=True)
 
 
 def run_of(archive: str, result: ArchiveResult) -> dict[str, Any]:

@@ -125,6 +125,26 @@ def link_over(existing: Path, path: Path) -> None:
         os.close(descriptor)
 
 
+def open_lock(path: Path, *, shared: bool) -> int | None:
+    """A descriptor that holds the lock on the file `path`, made if it isn't there; the caller closes it.
+
+    A shared lock is waited for. Another one is not: None when somebody holds the lock. Where the file
+    system has no locks, a shared one is as good as held, and another one isn't to be had. Raises OSError.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if not shared:
+                os.close(descriptor)
+                return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                return descriptor
+        os.close(descriptor)  # removed by its last holder before it was ours
+
+
 def sweep_partials(directory: Path | None = None) -> None:
     """Remove the partial files and scratch directories of runs that no longer live; never raises.
 

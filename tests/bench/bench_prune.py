@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,12 +108,20 @@ print(json.dumps(answers))
 
 
 @dataclass(frozen=True)
+class Code:
+    """A code object as LLVM extracts it."""
+
+    sha256: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class Whole:
     """A library as Debian ships it, and what its judges say of it."""
 
     path: Path
     root: Path
-    objects: dict[str, str]
+    objects: dict[str, Code]
     symbols: set[bytes]
     loads: str
 
@@ -134,7 +143,8 @@ def main() -> int:
         if "libraries" in args.only:
             library_bars(board, args.targets.split(","), args.library)
         if "images" in args.only:
-            image_bars(board, args.targets.split(","))
+            llvm = Referee(bring_tree(list(SUITES)[-1]))
+            image_bars(board, args.targets.split(","), llvm)
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -199,16 +209,23 @@ class Referee:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def objects(self, library: Path) -> dict[str, str]:
-        """The code objects but for the host's: name, as the bundler gives it -> SHA-256."""
+    def objects(self, library: Path) -> dict[str, Code]:
+        """The code objects but for the host's, by the name that the bundler gives them."""
         with workplace(self._root) as folder:
             place = folder / "lib.so"
             os.link(library, place)
             inside = f"/{place.relative_to(self._root)}"
             script = f"cd {folder.name} && {REFEREE} --offloading {inside}"
             subprocess.run(["chroot", self._root, "sh", "-c", script], check=True, capture_output=True)
-            found = {p.name: digest(p) for p in folder.iterdir() if p != place}
+            found = {p.name: Code(digest(p), p.stat().st_size) for p in folder.iterdir() if p != place}
             return {name: value for name, value in found.items() if ".host-" not in name}
+
+    def bytes_by_target(self, library: Path) -> dict[str, int]:
+        """Bytes of the code objects by processor."""
+        found: Counter[str] = Counter()
+        for name, code in self.objects(library).items():
+            found[name.rpartition("--")[2].partition(":")[0]] += code.n_bytes
+        return found
 
 
 def measure(board: Board, whole: Whole, target: str, *, folder: Path, referee: Referee) -> None:
@@ -219,6 +236,9 @@ def measure(board: Board, whole: Whole, target: str, *, folder: Path, referee: R
     board.bar(f"{name}: size", after / before, 0.15, "of the original", before_bytes=before)
     board.bar(f"{name}: time", ratio, 3, "of cp's")
     board.bar(f"{name}: peak memory", peak_kib / 1024, 300, "MiB")
+    foreign = sum(code.n_bytes for key, code in whole.objects.items() if not key.endswith(target))
+    off = abs((before - after) / foreign - 1)
+    board.bar(f"{name}: saving off by", off, 0.01, "of the foreign code that LLVM extracts")
     other = next(t for t in TARGETS if t != target)
     steps_check(board, name, library, out, targets=(target, other))
     kept = {key: value for key, value in whole.objects.items() if key.endswith(target)}

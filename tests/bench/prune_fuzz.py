@@ -15,6 +15,8 @@ from buildtool.gpucode.target import parse_targets
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from gpucode.mangle import mangled, seeds, structured, survives
 
+LIVELY = 0.25  # of the damaged files must get as far as being cut
+
 
 def fuzz_bars(board: Board, count: int) -> None:
     tell(f"fuzz: {count} mangled files")
@@ -33,6 +35,15 @@ def fuzz_bars(board: Board, count: int) -> None:
     board.line({"fuzz ended in": ended})
     board.figure("fuzz: mangled files", count, "files")
     board.figure("fuzz: files with one odd word each", len(cases), "files")
+    # where damage is refused at once, the pruner itself was never tried
+    checked = ended["checked result"] / sum(ended.values())
+    board.bar(
+        "fuzz: damaged files that are cut all the same, and checked",
+        checked,
+        LIVELY,
+        "of them",
+        at_least=True,
+    )
     board.bar("fuzz: anything but a checked result or a typed refusal", ended["crash"], 0, "files")
     board.bar("fuzz: files changed on refusal", changed_on_refusal(originals[0]), 0, "files")
 

@@ -9,10 +9,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from board import Board, tell
 
@@ -27,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".weir"
 SOURCE = "debian-rocm"  # the stack that the bars are about, whatever other index answers
 LIMIT_BYTES = 1_500_000_000
+LIBRARY_BYTES = 5_000_000  # smaller ones add nothing to 100 MB for a target
 FORETOLD = ("foreign-gfx", "foreign-gfx-in-libraries")  # the audit's findings that a prune remedies
 SERVE = """
 python3 -m service 2>/tmp/log & service=$!
@@ -36,11 +40,19 @@ python3 -m service.health && grep -o 'ready weights=[a-z]*' /tmp/log; kill $serv
 PROBE = "python3 -m probes run transfer --quick --out /tmp/reports"
 
 
-def image_bars(board: Board, targets: Sequence[str]) -> None:
+class Extractor(Protocol):
+    """LLVM, as far as it is needed here."""
+
+    def bytes_by_target(self, library: Path) -> Mapping[str, int]:
+        """Bytes of the code objects that it extracts from a library."""
+
+
+def image_bars(board: Board, targets: Sequence[str], llvm: Extractor) -> None:
     """All bars of the pruned images. Raises ToolError when one can't be built at all."""
     engine = Engine()
     with _workplace() as place:
         foretold, whole_bytes = _foretell(place, engine, targets)
+        _unpruned_targets(board, place.state / "layout", llvm)
         board.figure("rocm: unpruned root file system", whole_bytes, "bytes")
         for target in targets:
             staged = _prepared(place, engine, _variant(target))
@@ -71,6 +83,26 @@ def _foretell(
         report = audit_path(layout, wish=Wish(targets=(target,)), tick=lambda _bytes: None)
         saved[target] = sum(row.unpacked_bytes for row in report.findings if row.id in FORETOLD)
     return saved, report.totals.unpacked_bytes
+
+
+def _unpruned_targets(board: Board, layout: Path, llvm: Extractor) -> None:
+    """What the unpruned image has code for, counted by LLVM: neither our reader nor our manifest is asked."""
+    tell("asking LLVM for the code in the unpruned root file system")
+    found: Counter[str] = Counter()
+    [layer] = (path for path in (layout / "blobs" / "sha256").iterdir() if path.stat().st_size > 10**9)
+    place = layout.parent / "library.so"
+    with tarfile.open(layer) as tar:
+        for info in tar:
+            if info.isreg() and ".so" in info.name and info.size > LIBRARY_BYTES:
+                with tar.extractfile(info) as packed, place.open("wb") as file:  # type: ignore[union-attr]
+                    shutil.copyfileobj(packed, file, 1 << 20)
+                found.update(llvm.bytes_by_target(place))
+                place.unlink()
+    board.line(
+        {"unpruned root file system: bytes of code in libraries, by LLVM": dict(sorted(found.items()))}
+    )
+    large = sum(n_bytes > 100_000_000 for n_bytes in found.values())
+    board.bar("rocm-gfx-targets", large, 8, "targets with over 100 MB, by LLVM", at_least=True)
 
 
 def _layout(folder: Path, layer: Path, layer_sha256: str) -> Path:

@@ -88,7 +88,7 @@ def test_the_rocm_image_holds_code_for_its_cards_alone() -> None:
     assert not {"foreign-gfx", "foreign-gfx-in-libraries"} & {f["id"] for f in report("rocm")["findings"]}
 
 
-def test_the_rocm_image_tells_what_was_taken_out_of_it_for_each_gfx_target(bar: Bar) -> None:
+def test_the_rocm_image_tells_what_was_taken_out_of_it_for_each_gfx_target() -> None:
     manifest = json.loads(shell("weir/rocm:latest", "cat /opt/weir/weir-prune.json"))
     gone: Counter[str] = Counter()
     for run in manifest["runs"]:
@@ -99,7 +99,7 @@ def test_the_rocm_image_tells_what_was_taken_out_of_it_for_each_gfx_target(bar: 
                 gone[target.partition(":")[0]] += n_bytes
     large = {target for target, n_bytes in gone.items() if n_bytes > 100_000_000}
     held = set(report("rocm")["gpu_code"]["by_target"])
-    bar("rocm-gfx-targets", len(large | held), 8, "targets with over 100 MB", at_least=True)
+    assert len(large | held) >= 8
 
 
 def test_the_rocm_image_says_that_its_torch_has_no_gpu_kernels() -> None:
