@@ -150,6 +150,13 @@ def test_a_copy_is_found_under_the_name_that_was_asked_for(
     assert engine.tags("weir-pruning") == ()
 
 
+def test_the_disk_check_knows_what_files_take_unpacked(engine: Engine, tmp_path: Path) -> None:
+    made = load_image("t-prune/zeros:1", {}, {**KERNELS, "zeros": bytes(30_000_000)})
+    done = prune(made.name, "--tag", "t-prune/zeros:small", state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert engine.unpacked_bytes("t-prune/zeros:small") >= 30_000_000
+
+
 @pytest.mark.parametrize(
     "tag", ["", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", "t-prune/plain:1", "$(touch x)"]
 )
@@ -163,8 +170,10 @@ def test_a_name_that_cannot_be_given_is_refused_before_any_work(
 
 
 def test_an_image_goes_by_its_id_and_by_its_digest(engine: Engine, plain: Handmade, tmp_path: Path) -> None:
-    image_id = str(engine.inspect(plain.name)["Id"])  # type: ignore[index]
-    for ref in (image_id, image_id[7:19], f"t-prune/plain@{image_id}"):
+    record = engine.inspect(plain.name)
+    assert record
+    image_id = str(record["Id"])
+    for ref in (image_id, image_id[7:19], *record["RepoDigests"]):  # the classic store has none
         done = prune(ref, state=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "t-prune/plain:gfx906" in done.stdout
