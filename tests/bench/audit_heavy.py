@@ -5,7 +5,7 @@ Each case is made when its turn comes, so that the bench doesn't hold them all.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -65,20 +65,21 @@ def _long_runs() -> Iterator[Case]:
 
 
 def _deep_trees() -> Iterator[Case]:
-    below, big = tar(pax({"path": DEEP + "x"}) + file("s")), tar(file("big", b"x" * 20_000_000))
-    trees = {
-        "20,000 whiteouts in one directory": (below, _deep(f"{DEEP}.wh.%d", 20_000)),
-        "whiteouts in 3,000 directories": (below, _deep(f"{DEEP}%d/.wh.x", 3000)),
-        "files in 3,000 directories": (big, _deep(f"{DEEP}%d/f", 3000)),
-        "600 directories that share nothing": (_deep(f"%d/{DEEP}f", 600),),
-        "20,000 opaque markers": (below, tar(*[pax({"path": f"{DEEP}.wh..wh..opq"}) + file("s")] * 20_000)),
+    below = [pax({"path": DEEP + "x"}) + file("s")]
+    links = [pax({"linkpath": "d/../" * 800 + f"l{n + 1}"}) + symlink(f"l{n}", "x") for n in range(200)]
+    links += [folder("l200"), folder("d")]
+    again = [symlink("again", "d") + file(f"l0/{n}", b"x") for n in range(3000)]
+    trees: dict[str, tuple[list[bytes], Callable[[], Iterable[bytes]]]] = {
+        "20,000 whiteouts in one directory": (below, partial(_deep, f"{DEEP}.wh.%d", 20_000)),
+        "whiteouts in 3,000 directories": (below, partial(_deep, f"{DEEP}%d/.wh.x", 3000)),
+        "files in 3,000 directories": ([file("big", b"x" * 20_000_000)], partial(_deep, f"{DEEP}%d/f", 3000)),
+        "600 directories that share nothing": (below, partial(_deep, f"%d/{DEEP}f", 600)),
+        "20,000 opaque markers": (below, partial(_deep, f"{DEEP}%.0s.wh..wh..opq", 20_000)),
+        "every path through 200 long links": (links, partial(_deep, "l0/%d/x", 3000)),
+        "links that are replaced all the time": (links, lambda: again),
     }
-    links = (pax({"linkpath": "d/../" * 800 + f"l{n + 1}"}) + symlink(f"l{n}", "x") for n in range(200))
-    lower = tar(*links, folder("l200"), folder("d"))
-    trees["every path through 200 long links"] = lower, _deep("l0/%d/x", 3000)
-    again = (symlink("again", "d") + file(f"l0/{n}", b"x") for n in range(3000))
-    trees["links that are replaced all the time"] = lower, tar(*again)
-    yield from ((f"deep: {name}", partial(_image, *layers)) for name, layers in trees.items())
+    for name, (lower, upper) in trees.items():
+        yield f"deep: {name}", lambda lower=lower, upper=upper: _image(tar(*lower), tar(*upper()))
 
 
 def _image(*layers: bytes) -> bytes:
@@ -89,8 +90,8 @@ def _run(path: str, text: bytes, size: int) -> bytes:
     return _image(tar(file(path, b"Package" + text * size)))
 
 
-def _deep(path: str, count: int) -> bytes:
-    return tar(*(pax({"path": path % n}) + file("s", b"x") for n in range(count)))
+def _deep(path: str, count: int) -> Iterator[bytes]:
+    return (pax({"path": path % n}) + file("s", b"x") for n in range(count))
 
 
 def _small_files(n_bytes: int) -> bytes:
