@@ -48,7 +48,8 @@ def stage(
         _fill(context, resolved, cache, tools, epoch=epoch, pruned=pruned)
         if rootfs:
             _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():  # moved, not removed: an interrupted removal would leave half of it there
+            final.replace(folder / "old")
         context.replace(final)
     return final
 

@@ -77,3 +77,20 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="can't write"):
         write_text(tmp_path / "file" / "x", "text")
+
+
+def test_an_interrupted_staging_never_leaves_half_of_the_old_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / RESOLVED.variant
+    old.mkdir()
+    (old / "file").touch()
+
+    def half(path: Path, *_: object, **__: object) -> None:
+        assert path != old, "removed in place"
+
+    monkeypatch.setattr(context, "_fill", lambda folder, *_args, **_more: folder.mkdir())
+    monkeypatch.setattr(context.shutil, "rmtree", half)
+    cache = WheelCache(tmp_path / "wheels", lambda _line: None)
+    assert context.stage(tmp_path, RESOLVED, cache, (), rootfs=None, epoch=1) == old
+    assert not (old / "file").exists()
