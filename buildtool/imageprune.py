@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFa
 from buildtool.files import free_bytes, replacing, scratch, sweep_partials
 from buildtool.flat import FlatImage, archive, created, flat_image, read_config
 from buildtool.gpucode.archive import ArchiveResult, prune_tar
-from buildtool.gpucode.manifest import IMAGE_PATH, MAX_BYTES, image_manifest
+from buildtool.gpucode.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
 from buildtool.gpucode.target import TargetId
 from buildtool.imageconfig import config_of
 from buildtool.layerfile import pack_layer
@@ -211,10 +210,10 @@ def _earlier_runs(whole: Path) -> list[Any]:
     """What prunes before this one took out, as the image's own manifest says."""
     with tarfile.open(whole, "r:") as tar:
         for name in (IMAGE_PATH, f"./{IMAGE_PATH}"):
-            with contextlib.suppress(KeyError, ValueError, TypeError, RecursionError):
+            with contextlib.suppress(KeyError, ValueError):
                 info = tar.getmember(name)
                 file = tar.extractfile(info) if info.isreg() and info.size <= MAX_BYTES else None
-                return list(json.loads(file.read())["runs"]) if file else []
+                return runs_in(file.read()) if file else []
     return []
 
 

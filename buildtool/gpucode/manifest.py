@@ -8,16 +8,17 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ToolError
 from buildtool.files import sync_directory, write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.gpucode.tree import Change, Deleted, Pruned, TreeResult
+from buildtool.jsontext import load
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
@@ -70,7 +71,7 @@ class Journal:
             run = _finished(self._result) if self._result else _unfinished(self._announced, self._root)
             if run:
                 _add_run(self._manifest, run)
-            self.path.unlink()
+            _remove(self.path)
         except ToolError as error:
             error.message += f"; what went is listed in {self.path}, and the next prune adds it to the list"
             raise
@@ -124,6 +125,18 @@ def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
+def runs_in(text: bytes) -> list[object]:
+    """The runs that a manifest lists, fit to be written again. Raises ValueError for what is no manifest."""
+    document = load(text)
+    if not isinstance(document, Mapping) or not isinstance(document.get("runs"), list):
+        raise ValueError("it lists no runs")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"schema version {document.get('schema_version')}")
+    runs: list[object] = list(document["runs"])
+    json.dumps(runs, allow_nan=False)
+    return runs
+
+
 def _journal_of(manifest: Path) -> Path:
     return manifest.with_name(f"{manifest.name}{_JOURNAL}")
 
@@ -170,11 +183,8 @@ def _runs(path: Path) -> list[object]:
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
     try:
-        document = json.loads(_content(path, descriptor))
-        if document["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {document['schema_version']}")
-        return list(document["runs"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return runs_in(_content(path, descriptor))
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is no manifest of a prune ({error})", _ELSEWHERE) from error
     finally:
         os.close(descriptor)
@@ -194,15 +204,42 @@ def _content(path: Path, descriptor: int) -> bytes:
 def _created(path: Path) -> int:
     try:
         descriptor = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+    except FileExistsError as error:
+        raise _busy(path) from error
     except OSError as error:
         raise EnvironmentMissing(f"{path} can't be written: {error.strerror}", _ELSEWHERE) from error
-    with suppress(OSError):  # no locks on this file system: a second prune isn't noticed there
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        if not _hold(path, descriptor):
+            raise _busy(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
+def _hold(path: Path, descriptor: int) -> bool:
+    """Lock a journal; False when it isn't there any more. Raises ConfigError when another prune holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _busy(path) from error
+    except OSError:  # no locks on this file system: a second prune isn't noticed there
+        return True
+    try:
+        return path.lstat().st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        return False
+
+
+def _busy(path: Path) -> ConfigError:
+    return ConfigError(f"another prune is at work: it holds {path}", "wait for its end")
+
+
 def _take_over(path: Path, manifest: Path) -> None:
-    """Add what a killed prune did to the manifest, and remove its journal. Raises DataError, ConfigError."""
+    """Add what a killed prune did to the manifest, and remove its journal.
+
+    Raises DataError, EnvironmentMissing, ConfigError.
+    """
     try:
         descriptor = os.open(path, _OPEN)
     except FileNotFoundError:
@@ -210,16 +247,22 @@ def _take_over(path: Path, manifest: Path) -> None:
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _hold(path, descriptor):
+            return  # its prune has just come to its end and listed it all
         announced, root = _read_back(path, _content(path, descriptor))
         run = _unfinished(announced, root)
         if run:
             _add_run(manifest, run)
-        path.unlink()
-    except BlockingIOError as error:
-        raise ConfigError(f"another prune is at work: it holds {path}", "wait for its end") from error
+        _remove(path)
     finally:
         os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise EnvironmentMissing(f"{path} can't be removed: {error.strerror}", _ELSEWHERE) from error
 
 
 def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
@@ -228,11 +271,11 @@ def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
     if not lines:
         return TreeResult(()), path.parent
     try:
-        head, *rows = map(json.loads, lines)
+        head, *rows = cast("list[dict[str, Any]]", list(map(load, lines)))
         announced = TreeResult(tuple(map(str, head["targets"])))
         announced.add([_change(row) for row in rows])
-        return announced, Path(str(head["root"]))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return announced, Path(_path(head["root"]))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no journal of a prune ({error})", _ELSEWHERE) from error
 
 
@@ -242,7 +285,24 @@ def _kind(change: Change) -> str:
 
 def _change(row: dict[str, Any]) -> Change:
     [(kind, fields)] = row.items()
+    path = _path(fields["path"])
     if kind == "deleted":
-        return Deleted(str(fields["path"]), int(fields["freed_bytes"]), tuple(map(str, fields["targets"])))
-    sizes = (int(fields["bytes_before"]), int(fields["bytes_after"]))
-    return Pruned(str(fields["path"]), *sizes, dict(fields["kept_bytes"]), dict(fields["removed_bytes"]))
+        return Deleted(path, _count(fields["freed_bytes"]), tuple(map(str, fields["targets"])))
+    kept, removed = (
+        {name: _count(n_bytes) for name, n_bytes in fields[key].items()}
+        for key in ("kept_bytes", "removed_bytes")
+    )
+    return Pruned(path, _count(fields["bytes_before"]), _count(fields["bytes_after"]), kept, removed)
+
+
+def _path(value: object) -> str:
+    """A path as a file system can have it. Raises ValueError."""
+    if not isinstance(value, str) or b"\0" in os.fsencode(value):
+        raise ValueError("a path that no file has")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("a number of bytes that is none")
+    return value

@@ -6,6 +6,7 @@ Stays on one file system and follows no symbolic link. Each file is finished bef
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -157,8 +158,7 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
         if sweep:
             sweep_partials(here)
         below = []
-        for entry in _entries(here):
-            path, status = here / entry.name, entry.stat(follow_symlinks=False)
+        for path, status in _entries(here):
             if stat.S_ISLNK(status.st_mode):
                 listing.links.append(path)
             elif stat.S_ISREG(status.st_mode):
@@ -169,12 +169,18 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
     return listing
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
+def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """What a directory holds, by name, without what another process removes meanwhile."""
+    entries = []
     try:
         with os.scandir(directory) as found:
-            return sorted(found, key=lambda entry: entry.name)
+            for entry in sorted(found, key=lambda entry: entry.name):
+                with suppress(FileNotFoundError):
+                    entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
     except OSError as error:
-        raise EnvironmentMissing(f"{directory} can't be read: {error.strerror}") from error
+        place = error.filename or directory
+        raise EnvironmentMissing(f"{place} can't be read: {error.strerror}") from error
+    return entries
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
@@ -211,7 +217,10 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
 
 def _said_by(root: Path, link: Path) -> str:
     """What a link says. A container will have the tree as its root; until then it may name its own place."""
-    to = str(link.readlink())
+    try:
+        to = str(link.readlink())
+    except OSError as error:
+        raise EnvironmentMissing(f"{link} can't be read: {error.strerror}") from error
     inside = f"{root.resolve()}/"
     return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -198,7 +199,13 @@ def test_two_prunes_of_one_tree_do_not_mix(tree: Path) -> None:
     assert gone_and_cut(tree) == (set(), set())
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"schema_version": 9, "runs": []}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", [
+        "{}", "[]", "no json", '{"schema_version": 9, "runs": []}', "[" * 100_000,
+        '{"schema_version": 1, "runs": [1e999]}', '{"schema_version": 1, "runs": "abc"}',
+        *(f'{{"schema_version": 1, "runs": {"[" * n}{"]" * n}}}' for n in range(100, 1001, 10)),
+    ],
+)  # fmt: skip
 def test_a_list_of_something_else_is_not_overwritten(tree: Path, text: str) -> None:
     (tree / FILE_NAME).write_text(text)
     assert prune(tree) == Exit.DATA
@@ -213,6 +220,103 @@ def test_a_journal_of_something_else_is_not_overwritten(tree: Path, text: str) -
     assert prune(tree) == Exit.DATA
     assert path.read_text() == text
     assert gone_and_cut(tree) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("root", "fields"),
+    [
+        ("a\\u0000b", {}), ("/etc", {"path": "a\0b"}), ("/etc", {"path": "\ud800"}), ("/etc", {"path": 7}),
+        ("/etc", {"bytes_before": math.inf}), ("/etc", {"bytes_after": 10**600}),
+        ("/etc", {"kept_bytes": {"gfx906": "x"}}), ("/etc", {"kept_bytes": []}),
+    ],
+)  # fmt: skip
+def test_a_planted_journal_with_impossible_values_is_no_traceback(
+    tree: Path, root: str, fields: dict[str, Any]
+) -> None:
+    row = {"path": "passwd", "bytes_before": 1, "bytes_after": 0, "kept_bytes": {}, "removed_bytes": {}}
+    text = f'{{"root": "{root}", "targets": []}}\n{json.dumps({"pruned": row | fields})}\n'
+    (tree / f"{FILE_NAME}.journal").write_text(text)
+    assert prune(tree) == Exit.DATA
+    assert gone_and_cut(tree) == (set(), set())
+
+
+@pytest.mark.parametrize("depth", [300, 900, 950])
+def test_a_planted_journal_that_is_nested_deeply_is_no_traceback(tree: Path, depth: int) -> None:
+    kept = f'{{"a": {"[" * depth}{"]" * depth}}}'
+    row = f'{{"path": "x", "bytes_before": 1, "bytes_after": 0, "kept_bytes": {kept}, "removed_bytes": {{}}}}'
+    (tree / f"{FILE_NAME}.journal").write_text(f'{{"root": "/", "targets": []}}\n{{"pruned": {row}}}\n')
+    assert prune(tree) == Exit.DATA
+    assert gone_and_cut(tree) == (set(), set())
+
+
+def test_a_journal_that_cannot_be_removed_is_no_traceback(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / f"{FILE_NAME}.journal").touch()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert prune(tree) == Exit.ENVIRONMENT
+    assert "can't be removed: Permission denied" in capsys.readouterr().err
+
+
+def test_a_journal_whose_prune_ends_meanwhile_is_not_listed_twice(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal_file = tree / f"{FILE_NAME}.journal"
+    gone = {"path": "gone_gfx803.co", "freed_bytes": 1, "targets": ["gfx803"]}
+    head = {"root": str(tree), "targets": ["gfx906"]}
+    journal_file.write_text(f"{json.dumps(head)}\n{json.dumps({'deleted': gone})}\n")
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        journal_file.unlink(missing_ok=True)  # its prune closes it between our opening and locking it
+        monkeypatch.undo()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert prune(tree) == Exit.OK
+    assert "gone_gfx803.co" not in listed(runs(tree / FILE_NAME)[0])[0]
+    assert len(runs(tree / FILE_NAME)) == 1
+
+
+def test_a_journal_that_another_prune_takes_for_a_dead_one_stops_the_first(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        (tree / f"{FILE_NAME}.journal").unlink(missing_ok=True)  # the other one saw it before it was locked
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert prune(tree) == Exit.USAGE
+    assert gone_and_cut(tree) == (set(), set())
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError, PermissionError])
+def test_a_file_that_cannot_be_looked_at_during_the_walk_is_no_traceback(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, fault: type[OSError]
+) -> None:
+    """Another process removes it, its directory may be listed but not searched, or its path is too long."""
+
+    class Entry:
+        name = "liba.so"
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            raise fault(errno.EACCES, "no", "liba.so")
+
+    class Listing(list[Entry]):
+        def __enter__(self) -> "Listing":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda _: Listing([Entry()]))
+    assert prune(tree) == (Exit.OK if fault is FileNotFoundError else Exit.ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
