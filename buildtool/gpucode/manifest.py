@@ -128,13 +128,13 @@ def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
 def runs_in(text: bytes) -> list[object]:
     """The runs that a manifest lists, fit to be written again. Raises ValueError for what is no manifest."""
     document = load(text)
-    if not isinstance(document, Mapping) or not isinstance(document.get("runs"), list):
+    runs = document.get("runs") if isinstance(document, Mapping) else None
+    if not isinstance(document, Mapping) or not isinstance(runs, list):
         raise ValueError("it lists no runs")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema version {document.get('schema_version')}")
-    runs: list[object] = list(document["runs"])
     json.dumps(runs, allow_nan=False)
-    return runs
+    return [*runs]
 
 
 def _journal_of(manifest: Path) -> Path:
