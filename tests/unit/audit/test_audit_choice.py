@@ -91,7 +91,7 @@ def test_the_image_option_is_refused_beside_an_image_of_the_engine(
 
 
 def test_a_hint_stays_short_for_an_archive_of_many_images() -> None:
-    rows = [{"Config": f"{n}.json", "RepoTags": [f"a/b:{n}"], "Layers": []} for n in range(20_000)]
+    rows = [{"Config": f"{n}.json", "RepoTags": [f"a/b:{n}"], "Layers": []} for n in range(5_000)]
     with pytest.raises(NoSuchImage) as refused:
         read({"manifest.json": make.dump(rows)})
     assert len(refused.value.hint) < 1000

@@ -14,8 +14,8 @@ from long_texts import READERS, Reader, pairs, runs, screening
 from buildtool.audit.databases import LINE_BYTES, DebPackage, conda_package, deb_packages, lines
 from buildtool.audit.layer import LayerIndex
 
-SHORT, LONG = 1 << 10, 16 << 10
-QUICK_S = 0.1  # linear readers take a tenth of it for LONG, quadratic ones several times as much
+SHORT, LONG = 1 << 10, 8 << 10
+QUICK_S = 0.05  # linear readers take a tenth of it for LONG, quadratic ones several times as much
 
 
 def seconds(reader: Reader, text: bytes) -> float:

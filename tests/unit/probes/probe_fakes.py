@@ -125,10 +125,14 @@ class FakeBench:
             setattr(self, name, getattr(self, name) + sign * amount)
 
     def fill(self, span: FakeSpan, pattern: Pattern) -> None:
-        if (span.offset, span.n_bytes) == (0, span.memory.n_bytes):
-            span.memory.pieces.clear()
+        pieces = span.memory.pieces
+        if span.offset == 0 and span.n_bytes == span.memory.n_bytes:
+            pieces.clear()
+        if span.count == 1:  # by far the most
+            pieces[span.offset, span.piece_bytes] = pattern
+            return
         for offset in span.offsets:
-            span.memory.pieces[offset, span.piece_bytes] = pattern
+            pieces[offset, span.piece_bytes] = pattern
 
     def matches(self, span: FakeSpan, pattern: Pattern) -> bool:
         return all(span.at(offset) == pattern for offset in span.offsets)

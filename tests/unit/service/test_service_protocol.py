@@ -184,7 +184,7 @@ JSON = st.recursive(
 PINNED = ModelInfo("m", "random", "", "t", "cpu", "cpu", ("a", "b"), 1, 2000, 8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 def test_no_json_object_does_worse_than_a_400(document: dict[str, Any]) -> None:
     for parse in (parse_predict, parse_infer):
