@@ -228,7 +228,7 @@ class Engine:
         Its label names a directory that this process holds for as long: `files.scratch`.
         """
         folder = state_directory().resolve() / "containers"
-        with scratch(folder) as held:
+        with scratch(folder) as held, _translated():  # the package's errors are OSErrors, as scratch's are
             self._sweep_containers(folder)
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:

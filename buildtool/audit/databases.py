@@ -7,10 +7,12 @@ JSON, which has no lines, once as text), and passes over what it can't read.
 import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from buildtool.jsontext import members, strings
 
 LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
+_MOST_MEMBERS = 1000  # of a conda-meta file's object that are looked at; conda writes some 30
 _STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Status"})
 _METADATA_FIELDS = frozenset({b"Name", b"Version"})
 
@@ -79,7 +81,8 @@ def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
 def conda_package(text: str) -> CondaPackage | None:
     """What a file of conda-meta says; None for somebody's own file in that directory."""
     try:
-        spans = {key: span for key, span in members(text) if key in ("name", "version", "files")}
+        own = islice(members(text), _MOST_MEMBERS)
+        spans = {key: span for key, span in own if key in ("name", "version", "files")}
         name = next(strings(text, spans["name"]))
         version = next(strings(text, spans["version"]))
         for _ in strings(text, spans["files"]):  # all of them are strings, before any is believed

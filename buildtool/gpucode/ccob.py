@@ -23,6 +23,8 @@ else:
 MAGIC = b"CCOB"
 _FIELDS = {1: "<IQ", 2: "<IIQ", 3: "<QQQ"}  # after magic, u16 version, u16 method
 _PREFIX_BYTES = 8
+UNPACKED_RATIO = 100  # times the file's own bytes, as for the audit's archives
+UNPACKED_FREE_BYTES = 1 << 30  # whatever the ratio
 VERSIONS = tuple(_FIELDS)
 # clang's own defaults: level 3 with long-distance matching
 _ZSTD_OPTIONS: dict[int, int] = {
@@ -111,6 +113,24 @@ def read_header(source: Source, start: int, end: int) -> Header:
     if stored is not None and not header.header_bytes < stored <= end - start:
         raise BadBundle(f"a compressed bundle claims {stored} bytes, {end - start} are there", place=start)
     return header
+
+
+class Allowance:
+    """How much all compressed bundles of a file may unpack to, by their headers' word."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self._allowed = max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * file_bytes)
+        self._claimed = 0
+
+    def take(self, header: Header, place: int) -> None:
+        """Count a bundle before it is unpacked. Raises BadBundle for too much."""
+        self._claimed += header.unpacked_bytes
+        if self._claimed > self._allowed:
+            raise BadBundle(
+                f"its compressed bundles would unpack to more than {self._allowed:,} bytes:"
+                " a decompression bomb",
+                place=place,
+            )
 
 
 class Unpacking:

@@ -7,6 +7,7 @@ a code object themselves.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from buildtool.gpucode import bundle, ccob, nvfatbin
 from buildtool.gpucode.amdelf import target_of_flags
@@ -126,6 +127,7 @@ def _scan_elf(source: Source) -> FatbinScan:
     hip = by_name.get(HIP.section, [])
     nvidia = [place for name in NV_SECTIONS for place in by_name.get(name, [])]
     offload = by_name.get(OFFLOAD_SECTION, [])
+    _refuse_overlaps([*hip, *nvidia, *offload])
     objects = (
         *_hip_objects(source, hip),
         *_nv_objects(source, nvidia),
@@ -134,16 +136,29 @@ def _scan_elf(source: Source) -> FatbinScan:
     return FatbinScan(objects, sum(end - start for start, end in (*hip, *nvidia, *offload)))
 
 
-def iter_bundles(source: Source, start: int, end: int) -> Iterator[BundlePlace]:
-    """Every bundle between two file positions, in order; only zeros may lie between. Raises BadBundle."""
+def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
+    """Sections that share bytes would be read once for each of them. Raises BadBundle."""
+    for (_, end), (start, _) in pairwise(sorted(places)):
+        if start < end:
+            raise BadBundle("sections of GPU code lie on one another", place=start)
+
+
+def iter_bundles(
+    source: Source, start: int, end: int, allowance: ccob.Allowance | None = None
+) -> Iterator[BundlePlace]:
+    """Every bundle between two file positions, in order; only zeros may lie between. Raises BadBundle.
+
+    `allowance` is the whole file's; without one, these are taken for all of its bundles.
+    """
+    allowance = allowance or ccob.Allowance(source.size)
     position = source.skip_zeros(start, end)
     while position < end:
-        place = _read_bundle(source, position, end)
+        place = _read_bundle(source, position, end, allowance)
         yield place
         position = source.skip_zeros(position + place.stored_bytes, end)
 
 
-def _read_bundle(source: Source, start: int, end: int) -> BundlePlace:
+def _read_bundle(source: Source, start: int, end: int, allowance: ccob.Allowance) -> BundlePlace:
     head = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
     if head.startswith(bundle.MAGIC):
         found = bundle.parse_bundle(head, end - start, place=start)
@@ -152,6 +167,7 @@ def _read_bundle(source: Source, start: int, end: int) -> BundlePlace:
         kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
         raise BadBundle(f"{kind} lies where a bundle of code objects was expected", place=start)
     unpacking = ccob.Unpacking(source, start, end)
+    allowance.take(unpacking.header, start)
     found = bundle.parse_bundle(
         unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
     )
@@ -164,8 +180,9 @@ def _read_bundle(source: Source, start: int, end: int) -> BundlePlace:
 
 def _hip_objects(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[CodeObject]:
     index = 0
+    allowance = ccob.Allowance(source.size)
     for start, end in places:
-        for place in iter_bundles(source, start, end):
+        for place in iter_bundles(source, start, end, allowance):
             yield from _objects_of(place, index)
             index += 1
 

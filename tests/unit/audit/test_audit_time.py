@@ -89,3 +89,11 @@ def test_pairs_join_every_word_with_every_character() -> None:
     texts = list(pairs((b"a=", b"b:"), 64))
     assert any(text.startswith(b"a= ") for text in texts)
     assert any(text.startswith(b"a=b:a=b:") for text in texts)
+
+
+def test_a_conda_file_of_very_many_members_is_not_read_to_its_end() -> None:
+    """Each member takes microseconds, and a compressed layer has room for millions."""
+    end = '"name": "a", "version": "1", "files": []}'
+    assert conda_package("{" + '"x": 1, ' * 100 + end) is not None
+    assert conda_package("{" + '"x": 1, ' * 2000 + end) is None
+    assert conda_package("{" + end[:-1] + ', "x": 1' * 2000 + " and no JSON") is not None

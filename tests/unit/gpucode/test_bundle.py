@@ -71,6 +71,31 @@ def test_damaged_entry_table_is_told(head: bytes) -> None:
         parse_bundle(head, 1 << 20)
 
 
+def claiming(version: int, n_bytes: int) -> bytes:
+    """A compressed bundle whose header promises so much; it holds the first bytes alone."""
+    packed = pack(iter([RAW]), len(RAW), version=version, method=Method.ZSTD)
+    at = {1: 8, 2: 12, 3: 16}[version]
+    field = n_bytes.to_bytes(8 if version == 3 else 4, "little")
+    return packed[:at] + field + packed[at + len(field) :]
+
+
+@pytest.mark.parametrize(("version", "n_bytes"), [(1, 2 << 30), (2, 2 << 30), (3, 2 << 30), (3, 1 << 60)])
+def test_a_decompression_bomb_in_a_bundle_is_refused_before_it_is_unpacked(
+    version: int, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = claiming(version, n_bytes)
+    monkeypatch.setattr(Unpacking, "_pieces", None)
+    with pytest.raises(BadBundle, match="decompression bomb"):
+        list(iter_bundles(Source.of_bytes(data), 0, len(data)))
+
+
+def test_bundles_that_are_a_decompression_bomb_only_together_are_refused() -> None:
+    data = claiming(3, 600 << 20)
+    assert len(list(iter_bundles(Source.of_bytes(data), 0, len(data)))) == 1
+    with pytest.raises(BadBundle, match="decompression bomb"):
+        list(iter_bundles(Source.of_bytes(data * 2), 0, 2 * len(data)))
+
+
 def test_error_names_the_place_in_the_file() -> None:
     with pytest.raises(BadBundle, match="at byte 0x5000"):
         parse_bundle(b"", 0, place=0x5000)

@@ -142,3 +142,14 @@ def test_bundle_in_the_wrong_section_is_told() -> None:
     data = make_library(Spec([b"\x10\xff\x10\xad" + bytes(5000)])).data
     with pytest.raises(BadBundle, match="OffloadBinary"):
         scan(data)
+
+
+def test_sections_of_gpu_code_that_share_bytes_are_not_read_again_for_each_of_them() -> None:
+    data = make_library(Spec(bundles(["gfx906"]))).data
+    table, count = int.from_bytes(data[40:48], "little"), int.from_bytes(data[60:62], "little")
+    rows = [data[table + 64 * n :][:64] for n in range(count)]
+    largest = max(rows, key=lambda row: int.from_bytes(row[32:40], "little"))
+    many = count + 20_000
+    hostile = data[:60] + many.to_bytes(2, "little") + data[62:table] + b"".join([*rows, *[largest] * 20_000])
+    with pytest.raises(BadBundle, match="lie on one another"):
+        scan_file(len(hostile), Source.of_bytes(hostile).read_at)
