@@ -67,7 +67,9 @@ def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] 
 def _read(path: Path) -> _Document:
     document = _Document(path)
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        text = path.read_text(encoding="utf-8")
+        _require_shallow(text, path)
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {path}", "give the file with --catalog FILE") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -83,6 +85,19 @@ def _read(path: Path) -> _Document:
         )
     document.data = _plain(root, (), document)
     return document
+
+
+def _require_shallow(text: str, path: Path) -> None:
+    """Raises ConfigError for deep nesting: libyaml's composer recurses in C, and ends the process.
+
+    Raises what the library raises for what isn't YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH + 1:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ConfigError(f"{path}:{line}: nested too deep", "a catalog has a few levels only")
 
 
 def _plain(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
@@ -101,6 +116,9 @@ def _plain(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
 def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: _Document) -> Json:
     result: dict[str, Json] = {}
     for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            line = key_node.start_mark.line + 1
+            raise ConfigError(f"{document.path}:{line}: a key is a list or a mapping", "keys are words")
         key = str(key_node.value)
         at = (*where, key)
         if key in result:
@@ -177,8 +195,8 @@ def _catalog(document: _Document, gpu_targets: tuple[str, ...]) -> Catalog:
                 ("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}"
             )
     epoch = data["source_date_epoch"]
-    assert isinstance(epoch, int)
-    return Catalog(source_date_epoch=epoch, default=default, variants=variants)
+    assert isinstance(epoch, int | float)  # 1.0 is an integer to JSON Schema
+    return Catalog(source_date_epoch=int(epoch), default=default, variants=variants)
 
 
 def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[str, ...]) -> Variant:
@@ -190,6 +208,12 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
     assert isinstance(budget, dict)
     torch = raw["torch"]
     assert isinstance(torch, list)
+    sources = [str(item["name"]) for item in torch if isinstance(item, dict)]
+    for index, source in enumerate(sources):
+        if source in sources[:index]:  # the lock file names a source by its name alone
+            raise document.complain(
+                (*where, "torch", index, "name"), f"two sources are called {source!r}", "rename one of them"
+            )
     own_targets = _texts(raw.get("gpu_targets"))
     gpu_targets = gpu_targets if own_targets and gpu_targets else own_targets
     return Variant(

@@ -66,6 +66,10 @@ def _run_verb(argv: Sequence[str]) -> int:
     except ToolError as error:
         complain(f"error: {error}")
         return int(error.exit_code)
+    except OSError as error:  # of a file in our way that no module expects there
+        where = f" {error.filename}" if error.filename else ""
+        complain(f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions")
+        return int(Exit.DATA)
 
 
 def entry() -> None:

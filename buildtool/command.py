@@ -166,8 +166,8 @@ def _start(
             errors="replace",
             start_new_session=True,
         )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
+    except OSError as error:
+        raise _missing(args[0], error) from error
 
 
 def untranslated(env: Mapping[str, str]) -> dict[str, str]:
@@ -203,11 +203,15 @@ def spawn(args: Sequence[str], *, log: Path) -> None:
             subprocess.Popen(
                 args, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
             )
-    except FileNotFoundError as error:
-        raise _missing(args[0]) from error
+    except OSError as error:
+        raise _missing(args[0], error) from error
 
 
-def _missing(program: str) -> EnvironmentMissing:
+def _missing(program: str, error: OSError) -> EnvironmentMissing:
+    if not isinstance(error, FileNotFoundError):
+        return EnvironmentMissing(
+            f"`{program}` can't be started: {error.strerror}", f"look at the file: command -v {program}"
+        )
     return EnvironmentMissing(
         f"`{program}` is not installed", f"install it with your distribution's packages: {program}"
     )

@@ -320,7 +320,13 @@ def _translated() -> Iterator[None]:
 
 def endpoint_here() -> Endpoint:
     """The engine that this process's environment names. Raises EngineUnavailable."""
-    return current_endpoint(os.environ, Path.home())
+    try:
+        home = Path.home()
+    except (
+        RuntimeError
+    ):  # a user without a name and without $HOME, as in a container: no settings of their own
+        home = Path("/nonexistent")
+    return current_endpoint(os.environ, home)
 
 
 def _client(timeout_s: float) -> docker.DockerClient:
@@ -331,9 +337,12 @@ def _client(timeout_s: float) -> docker.DockerClient:
         client = (str(found.client[0]), str(found.client[1])) if found.client else None
         ca = str(found.ca) if found.ca else None
         tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=found.verify)
-    return docker.DockerClient(
-        base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
-    )
+    try:
+        return docker.DockerClient(
+            base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
+        )
+    except ValueError as error:  # of an address that is none
+        raise docker.errors.DockerException(str(error)) from error
 
 
 def _unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:

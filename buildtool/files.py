@@ -8,13 +8,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.errors import DataError, EnvironmentMissing, ToolError
 from probes import files
 from probes.files import sweep_partials, sync_directory
 
 __all__ = [
+    "discard",
     "free_bytes",
+    "kept",
     "link_over",
     "lock_if_free",
     "locked",
@@ -26,6 +29,8 @@ __all__ = [
     "sync_directory",
     "write_text",
 ]
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -96,6 +101,26 @@ def write_text(path: Path, text: str) -> None:
         files.write_text(path, text)
 
 
+def kept(path: Path, parse: Callable[[str], T]) -> T | None:
+    """What an earlier run wrote down in a cache; None where it is missing or damaged: make it anew.
+
+    `parse` raises ValueError, LookupError, TypeError, AttributeError or a ToolError for a damaged text.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ToolError):
+        return None
+
+
+def discard(path: Path) -> None:
+    """Remove what a cache has at `path`, even a directory that stands there. Raises as `replacing` does."""
+    with _translated(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file's content."""
     with path.open("rb") as handle:
@@ -103,10 +128,11 @@ def sha256_of(path: Path) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that the file system under `path` (or its nearest existing parent) still has for us."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+    """Bytes that the file system under `path` (or its nearest parent that we can see) still has for us."""
+    for place in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    raise DataError(f"can't tell how much space is left at {path}", "check the path and its permissions")
 
 
 @contextmanager

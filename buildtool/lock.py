@@ -5,18 +5,21 @@ Holds no address: where a wheel came from is told by a source's name, what it is
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from buildtool.errors import ConfigError
+from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
 from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
 from buildtool.quoting import command
 
 SCHEMA_VERSION = 1
+_WHEEL = re.compile(r"[A-Za-z0-9][^/\0-\x1f]*-[^/\0-\x1f]*\.whl")  # as a file name, without a directory
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def spec_sha256(variant: Variant) -> str:
@@ -40,15 +43,22 @@ class Lock:
 
     @classmethod
     def load(cls, path: Path) -> "Lock":
-        """The lock in a file; an empty one when there is no file. Raises ConfigError when it isn't ours."""
-        if not path.exists():
-            return cls(path)
+        """The lock in a file; an empty one when there is no file.
+
+        Raises ConfigError when it isn't ours, DataError when it can't be read.
+        """
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
             entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
-            return cls(path, entries, tuple(Wheel(**wheel) for wheel in data["tools"]))
+            return cls(path, entries, tuple(map(_wheel, data["tools"])))
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise DataError(
+                f"can't read {path}: {error.strerror}", "name another lock file: WEIR_LOCK=FILE"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
             raise ConfigError(
@@ -58,7 +68,9 @@ class Lock:
     def get(self, variant: Variant) -> Resolved | None:
         """What is pinned for this very spec, else None."""
         entry = self.entries.get(variant.name)
-        return entry if entry and entry.spec_sha256 == spec_sha256(variant) else None
+        if entry is None or entry.spec_sha256 != spec_sha256(variant):
+            return None
+        return entry if any(source.name == entry.torch_source for source in variant.torch) else None
 
     def put(self, entry: Resolved) -> None:
         """Pin a variant's inputs and save. Raises as `files.write_text` does, ConfigError as `load` does."""
@@ -97,6 +109,14 @@ def _to_json(entry: Resolved) -> dict[str, Any]:
     return data
 
 
+def _wheel(raw: dict[str, Any]) -> Wheel:
+    """A wheel whose name and digest make a path inside the cache. Raises ValueError or TypeError."""
+    wheel = Wheel(**raw)
+    if not (_WHEEL.fullmatch(wheel.filename) and _SHA256.fullmatch(wheel.sha256)):
+        raise ValueError(f"{wheel.filename!r} with SHA-256 {wheel.sha256!r} is no wheel")
+    return replace(wheel, stored_bytes=int(wheel.stored_bytes))
+
+
 def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
     return Resolved(
         variant=name,
@@ -105,6 +125,6 @@ def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
         torch_build=TorchBuild(raw["torch_build"]),
         python=raw["python"],
         base=PinnedBase(**raw["base"]),
-        wheels=tuple(Wheel(**wheel) for wheel in raw["wheels"]),
+        wheels=tuple(map(_wheel, raw["wheels"])),
         notes=tuple(raw["notes"]),
     )

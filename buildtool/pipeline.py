@@ -3,7 +3,8 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from buildtool.audit.render import SummaryRow, summary_row
 from buildtool.command import stop_children
 from buildtool.engine import Engine
 from buildtool.errors import EnvironmentMissing
-from buildtool.files import free_bytes, sha256_of, sweep_partials, write_text
+from buildtool.files import free_bytes, kept, locked, sha256_of, sweep_partials, write_text
 from buildtool.fingerprint import tool_fingerprint
 from buildtool.gpucode.target import TargetId
 from buildtool.lock import Lock
@@ -44,6 +45,13 @@ class Workplace:
         """
         key = hashlib.sha256(repr((tool_fingerprint(), *settings)).encode()).hexdigest()
         return self.state / kind / key
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other builds out of this state directory: they would replace contexts that are being read."""
+        waiting = "another build is at work in the same state directory; waiting for it to end"
+        with locked(self.state / "build.lock", lambda: self.say(waiting)):
+            yield
 
     def sweep(self) -> None:
         """Remove what killed runs left half-written, in every folder that a build writes into."""
@@ -81,6 +89,7 @@ def prepare(
     Raises SourceUnreachable, EnvironmentMissing, DataError, ConfigError for the first variant that fails.
     What killed runs left half-written is removed first.
     """
+    buildx.require_buildx()  # the build needs it after minutes of downloads
     workplace.sweep()
     epoch = catalog.source_date_epoch
     wheels = workplace.wheels
@@ -100,7 +109,6 @@ def build(
     targets: Sequence[plan.Target], *, engine: Engine, epoch: int, say: Say, no_cache: bool = False
 ) -> list[BuiltImage]:
     """Bake the targets into the engine. Raises as `buildx.bake` does."""
-    buildx.require_buildx()
     baked = plan.plan_bake(targets, epoch=epoch, zstd=engine.info().containerd_store)
     return buildx.bake(baked, targets, engine=engine, say=say, no_cache=no_cache)
 
@@ -109,8 +117,8 @@ def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: 
     """Run the image and hold it to its promises, once for each digest and promise. Raises ProofFailed."""
     promised = (target.variant.ref, target.resolved.torch_build, target.resolved.python)
     seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
-    if seal.exists():
-        return proof.from_seal(seal.read_text())
+    if earlier := kept(seal, proof.from_seal):
+        return earlier
     workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
     ran = engine.run(image.digest, proof.COMMAND)
     judged = proof.judge(
@@ -131,9 +139,9 @@ def audited(
     seal = workplace.seal(
         "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
     )
-    known = json.loads(seal.read_text()) if seal.exists() else None
-    if known and known["files"] == _digests(reports, known["files"]):
-        return SummaryRow(**known["row"])
+    known = kept(seal, _audit_of_seal)
+    if known and known[1] == _digests(reports, known[1]):
+        return known[0]
     workplace.say(f"{variant.name}: auditing {image.ref}")
     report = audit_image(
         image.ref,
@@ -156,6 +164,12 @@ def record(target: plan.Target, image: BuiltImage, proved: proof.Proof, reports:
     seen = asdict(proved) | {"torch_build": proved.torch_build.value}
     data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def _audit_of_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:
+    """The row and the reports' digests of an audit. Raises what `kept` takes for damage."""
+    data = json.loads(text)
+    return SummaryRow(**data["row"]), {str(name): str(digest) for name, digest in data["files"].items()}
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:

@@ -124,9 +124,14 @@ def to_seal(proof: Proof) -> str:
 
 
 def from_seal(text: str) -> Proof:
-    """The proof that `to_seal` wrote."""
+    """The proof that `to_seal` wrote. Raises ValueError, LookupError or TypeError for a damaged text."""
     data = json.loads(text)
-    return Proof(**data | {"torch_build": TorchBuild(data["torch_build"])})
+    return Proof(
+        python=_text(data, "python"),
+        torch_version=_text(data, "torch_version"),
+        torch_build=TorchBuild(data["torch_build"]),
+        rocminfo=_text(data, "rocminfo"),
+    )
 
 
 def build_of(hip: str | None, cuda: str | None) -> TorchBuild:

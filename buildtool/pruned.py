@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.errors import ConfigError
-from buildtool.files import lock_if_free, open_lock, replacing, sha256_of, write_text
+from buildtool.files import (
+    discard,
+    kept,
+    lock_if_free,
+    open_lock,
+    replacing,
+    sha256_of,
+    write_text,
+)
 from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
 from buildtool.gpucode.manifest import image_manifest
 from buildtool.gpucode.target import TargetId, unserved
@@ -102,21 +110,16 @@ class PruneCache:
 
     def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None without one that is as it was made."""
-        if not told.exists():
-            return None
-        try:
-            data: dict[str, Any] = json.loads(told.read_text())
-            whole = not data["changed"] or (out.exists() and sha256_of(out) == data["sha256"])
-            known = whole and {"had", "run"} <= data.keys()
-        except (ValueError, LookupError, TypeError, RecursionError):  # damaged: it is made again
-            return None
-        if not known:
+        data = kept(told, _told_of)
+        if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
         return data
 
     def _make(self, original: Path, out: Path, told: Path, *, targets: Sequence[TargetId]) -> dict[str, Any]:
         self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
         prune = prune_wheel if original.suffix == ".whl" else prune_tar
+        if not out.is_file():
+            discard(out)
         with replacing(out) as partial:
             result = prune(original, partial, targets)
             data = {
@@ -152,6 +155,16 @@ def _evict(told: Path) -> None:
         if ours:
             for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lambda path: path == lock):
                 path.unlink(missing_ok=True)
+
+
+def _told_of(text: str) -> dict[str, Any]:
+    """What `_make` wrote down. Raises what `kept` takes for damage."""
+    data: dict[str, Any] = json.loads(text)
+    for name in data["had"]:
+        TargetId.parse(name)
+    if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
+        raise TypeError("not what a prune writes down")
+    return data | {"sha256": str(data["sha256"])}
 
 
 def run_of(archive: str, result: ArchiveResult) -> dict[str, Any]:

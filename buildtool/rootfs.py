@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, run, run_loud
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
-from buildtool.files import locked, replacing, scratch, sha256_of, write_text
+from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
 
 Say = Callable[[str], None]
@@ -132,17 +133,21 @@ class RootfsCache:
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
         with locked(path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build makes it")):
-            if not (path.exists() and digest.exists()):
-                digest.unlink(missing_ok=True)  # or it would vouch for a file that it was not made from
+            known = kept(digest, _hex_sha256)
+            if known is None or not path.is_file():
+                discard(digest)  # or it would vouch for a file that it was not made from
+                if not path.is_file():
+                    discard(path)
                 self._make(base, path, epoch)
-                write_text(digest, sha256_of(path))
-            return path, digest.read_text()
+                known = sha256_of(path)
+                write_text(digest, known)
+            return path, known
 
     def verify(self, path: Path, sha256: str) -> None:
         """Read a root file system once and compare. Raises DataError when it is damaged."""
-        if not path.exists() or sha256_of(path) != sha256:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".sha256").unlink(missing_ok=True)
+        if not path.is_file() or sha256_of(path) != sha256:
+            discard(path)
+            discard(path.with_suffix(".sha256"))
             raise DataError(
                 f"the cached root file system {path.name} is corrupt (not {sha256[:12]}...); removed it",
                 "run the same command again to make it anew",
@@ -174,6 +179,13 @@ class RootfsCache:
                 raise SourceUnreachable(
                     f"mmdebstrap can't make Debian {base.suite}: {_telling(error)}"
                 ) from error
+
+
+def _hex_sha256(text: str) -> str:
+    """The text, if it is a SHA-256. Raises ValueError."""
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError("not a SHA-256")
+    return text
 
 
 @contextlib.contextmanager

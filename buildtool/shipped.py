@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from buildtool.errors import EnvironmentMissing
+
 _BUILDTOOL = Path(__file__).parent
 _INSTALLED = _BUILDTOOL / "images"
 _REPOSITORY = _BUILDTOOL.parent
@@ -22,7 +24,14 @@ def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _I
     if not installed:
         return _REPOSITORY / ".weir"
     cache = Path(env.get("XDG_CACHE_HOME") or "")
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "weir"
+    if cache.is_absolute():
+        return cache / "weir"
+    try:
+        return Path.home() / ".cache/weir"
+    except RuntimeError as error:
+        raise EnvironmentMissing(
+            "this user has no home directory for caches", "name one: WEIR_STATE=DIR"
+        ) from error
 
 
 def lock_file(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:

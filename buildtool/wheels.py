@@ -14,7 +14,7 @@ from pathlib import Path
 
 from buildtool.command import CommandFailed, run, run_loud
 from buildtool.errors import DataError, SourceUnreachable
-from buildtool.files import scratch, sha256_of, sync_directory
+from buildtool.files import discard, scratch, sha256_of, sync_directory
 from buildtool.model import TorchBuild, TorchSource, Wheel
 
 Say = Callable[[str], None]
@@ -112,8 +112,8 @@ class WheelCache:
         """Read every wheel once and compare. Raises DataError naming the first that is damaged."""
         for wheel in wheels:
             path = self.path(wheel)
-            if not path.exists() or sha256_of(path) != wheel.sha256:
-                path.unlink(missing_ok=True)
+            if not path.is_file() or sha256_of(path) != wheel.sha256:
+                discard(path)
                 raise DataError(
                     f"the cached wheel {wheel.filename} is corrupt (not {wheel.sha256[:12]}...); removed it",
                     "run the same command again to fetch it anew",

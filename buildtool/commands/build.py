@@ -46,16 +46,11 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     chosen.select(tuple(args.variants))  # a wrong name is told before an engine is installed
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
-    try:
-        targets = _prepared(args, place, engine, chosen, targets_asked=targets_asked)
-    except CardsUnserved as error:
-        if targets_asked or not gpu_targets:
-            raise
-        say(f"{error.message}: building for the cards that {args.catalog.name} names")
-        targets = _prepared(args, place, engine, catalog.load(args.catalog), targets_asked=False)
-    images = pipeline.build(
-        targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
-    )
+    with place.alone():
+        targets = _targets(args, place, engine, chosen, gpu_targets=gpu_targets, targets_asked=targets_asked)
+        images = pipeline.build(
+            targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
+        )
     proofs = [pipeline.prove(place, t, image, engine) for t, image in zip(targets, images, strict=True)]
     for target, image, proved in zip(targets, images, proofs, strict=True):
         pipeline.record(target, image, proved, args.reports)
@@ -72,18 +67,34 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
 
 
-def _prepared(
+def _targets(
     args: argparse.Namespace,
     place: pipeline.Workplace,
     engine: Engine,
     chosen: Catalog,
     *,
+    gpu_targets: tuple[str, ...],
     targets_asked: bool,
 ) -> list[Target]:
-    variants = chosen.select(tuple(args.variants))
-    return pipeline.prepare(
-        place, chosen, variants, engine=engine, update_lock=args.update_lock, targets_asked=targets_asked
-    )
+    """What to build, with its inputs; for the catalog's cards where a stack has no code for this host's."""
+
+    def prepared(wanted: Catalog) -> list[Target]:
+        return pipeline.prepare(
+            place,
+            wanted,
+            wanted.select(tuple(args.variants)),
+            engine=engine,
+            update_lock=args.update_lock,
+            targets_asked=targets_asked,
+        )
+
+    try:
+        return prepared(chosen)
+    except CardsUnserved as error:
+        if targets_asked or not gpu_targets:
+            raise
+        place.say(f"{error.message}: building for the cards that {args.catalog.name} names")
+        return prepared(catalog.load(args.catalog))
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:

@@ -18,10 +18,14 @@ class Admission:
         self._limit = limit
         self.in_flight = 0
         self.draining = False
+        self._inside: set[anyio.CancelScope] = set()
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold one of the slots; raises RequestError (429 when all are held, 503 when draining) at once."""
+        """Hold one of the slots; raises RequestError (429 when all are held, 503 when draining) at once.
+
+        Raises RequestError (503) at the end of a drain that didn't wait for the block any longer.
+        """
         if self.draining:
             raise RequestError(503, "shutting down", retry_after_s=RETRY_AFTER_S)
         if self.in_flight >= self._limit:
@@ -30,14 +34,25 @@ class Admission:
             )
         self.in_flight += 1
         try:
-            yield
+            with anyio.CancelScope() as inside:
+                self._inside.add(inside)
+                yield
         finally:
+            self._inside.discard(inside)
             self.in_flight -= 1
+        if inside.cancelled_caught:
+            raise RequestError(503, "shutting down; the answer took too long", retry_after_s=RETRY_AFTER_S)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Let nobody in any more and wait for those inside; False when some were left after `timeout_s`."""
+        """Let nobody in any more and wait for those inside; False when some were left after `timeout_s`.
+
+        Those are turned away then: their `slot` raises RequestError (503).
+        """
         self.draining = True
         with anyio.move_on_after(timeout_s):
             while self.in_flight:
                 await anyio.sleep(_POLL_S)
-        return not self.in_flight
+        in_time = not self.in_flight
+        for inside in self._inside:
+            inside.cancel()
+        return in_time

@@ -100,7 +100,7 @@ async def _serve(service: Service, parse: Parse, render: Render, request: Reques
     with service.admission.slot():
         ask = parse(protocol.read_json(body), service.limits, classifier.info)
         answer = await anyio.to_thread.run_sync(
-            partial(_answer, classifier, ask, arrived), limiter=service.worker
+            partial(_answer, classifier, ask, arrived), limiter=service.worker, abandon_on_cancel=True
         )
     _log_answer(classifier.info, answer)
     return JSONResponse(render(classifier.info, ask, answer))

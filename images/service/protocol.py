@@ -97,11 +97,16 @@ def _check_text(value: object, what: str, limits: Limits) -> str:
         raise bad_request(f"{what} has {len(value)} characters; at most {limits.max_text_chars} are taken")
     if not value.strip():
         raise bad_request(f"{what} is empty")
+    return _encodable(value, what)
+
+
+def _encodable(text: str, what: str) -> str:
+    """JSON's escapes may write what UTF-8 can't: a text that holds it is neither tokenised nor sent back."""
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise bad_request(f"{what} holds half a surrogate pair, which is no character") from error
-    return value
+    return text
 
 
 def check_token_ids(rows: Sequence[object], limits: Limits, info: ModelInfo) -> tuple[tuple[int, ...], ...]:
@@ -182,6 +187,8 @@ def parse_infer(document: dict[str, Any], limits: Limits, info: ModelInfo) -> As
     request_id = document.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 200):
         raise bad_request("id must be a string of at most 200 characters")
+    if request_id is not None:
+        _encodable(request_id, "id")
     outputs = _wanted_outputs(document.get("outputs"))
     tensors = _tensors(_list(document.get("inputs"), "inputs"))
     if set(tensors) == {_TEXT}:

@@ -91,14 +91,18 @@ def make_server(service: Service) -> uvicorn.Server:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until a signal. Raises ServiceError when the device or the model isn't usable."""
+    """Serve until a signal. Raises ServiceError when the device or the model isn't usable.
+
+    Returns without waiting for a thread that still loads or computes: nothing can end such a thread, so
+    whoever calls must end the process without joining it.
+    """
     service = Service(settings.limits)
     server = make_server(service)
     failures: list[ServiceError] = []
 
     async def load() -> None:
         try:
-            service.classifier = await anyio.to_thread.run_sync(_load, settings)
+            service.classifier = await anyio.to_thread.run_sync(_load, settings, abandon_on_cancel=True)
         except ServiceError as error:
             failures.append(error)
             server.should_exit = True
@@ -114,7 +118,7 @@ async def serve(settings: Settings) -> None:
 
     async def drain() -> None:
         if not await service.admission.drain(settings.limits.drain_s):
-            log.warning("%d requests weren't done in time", service.admission.in_flight)
+            log.warning("%d requests weren't done in time and get 503", service.admission.in_flight)
         server.should_exit = True
 
     with listen(settings.host, settings.port) as sock:

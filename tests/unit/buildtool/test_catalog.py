@@ -159,3 +159,42 @@ def test_sizes_keep_decimal_and_binary_apart(text: str, n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)
+
+
+def test_nesting_that_would_crash_the_yaml_library_is_refused(tmp_path: Path) -> None:
+    assert "nested too deep" in complaint(tmp_path, "[" * 100_000)
+
+
+def test_a_key_that_is_a_list_is_refused_and_not_unfolded(tmp_path: Path) -> None:
+    levels = "".join(f"? &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n: 1\n" for i in range(1, 9))
+    assert "a key is a list" in complaint(tmp_path, "? &a0 [x, x]\n: 1\n" + levels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("source_date_epoch: 1", "source_date_epoch: 99999999999999999999", "greater than the maximum"),
+        ("dockerfile: slim", f"dockerfile: {'a' * 300}", "too long"),
+        ("dockerfile: slim", f"dockerfile: slim\n    budget: {{unpacked: {'9' * 400} GB}}", "does not match"),
+        ("one:", f"{'a' * 300}:", "too long"),
+        ("one:", "one-:", "does not match"),
+    ],
+)
+def test_values_that_nothing_can_take_are_refused_and_no_traceback(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in MINIMAL
+    assert said in complaint(tmp_path, MINIMAL.replace(old, new))
+
+
+def test_a_whole_number_written_as_a_float_is_a_whole_number(tmp_path: Path) -> None:
+    file = tmp_path / "v.yaml"
+    file.write_text(MINIMAL.replace("source_date_epoch: 1", "source_date_epoch: 5.0"))
+    assert repr(catalog.load(file).source_date_epoch) == "5"
+
+
+def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = MINIMAL.replace(
+        "torch: [{name: t, build: cpu}]", "torch: [{name: t, build: cpu}, {name: t, build: cuda}]"
+    )
+    assert "two sources are called 't'" in complaint(tmp_path, text)

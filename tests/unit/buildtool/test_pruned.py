@@ -239,7 +239,7 @@ def test_a_card_counts_as_what_the_user_lets_it_pass_for(tmp_path: Path) -> None
     ids=["found here", "asked for"],
 )
 def test_a_card_that_the_stack_lacks_gives_way_to_the_files_list_unless_it_was_asked_for(
-    words: list[str], tried: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+    words: list[str], tried: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, ...]] = []
 
@@ -247,6 +247,7 @@ def test_a_card_that_the_stack_lacks_gives_way_to_the_files_list_unless_it_was_a
         seen.append(variants[0].gpu_targets)
         raise CardsUnserved("rocm: nothing for it") if len(seen) == 1 else BuildFailed("far enough")
 
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setattr("buildtool.host.amd_targets", lambda: ("gfx1036",))
     monkeypatch.setattr("buildtool.provision.ensure_engine", lambda *_, **__: None)
     monkeypatch.setattr("buildtool.pipeline.prepare", prepare)

@@ -224,3 +224,10 @@ def test_the_models_description_is_json(info: ModelInfo) -> None:
     assert described["name"] == "finbert"
     assert described["outputs"][1]["shape"] == [-1, 3]
     assert described["parameters"]["weights"] == "random"
+
+
+def test_an_id_that_can_not_be_sent_back_is_refused(info: ModelInfo) -> None:
+    document = infer({"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}, id="\ud800")
+    with pytest.raises(RequestError, match="half a surrogate pair") as caught:
+        parse_infer(document, LIMITS, info)
+    assert caught.value.status == 400

@@ -1,0 +1,45 @@
+"""Builds that share a state directory don't touch what another one is reading."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from buildtool.cli import main
+from buildtool.errors import BuildFailed
+
+
+def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both stage into <state>/context/<variant>: the first would hold the second one's files."""
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))
+    monkeypatch.setattr("buildtool.provision.ensure_engine", lambda *_, **__: None)
+    baking, waiting = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def prepare(*_: object, **__: object) -> list[object]:
+        order.append("stage")
+        return []
+
+    def build(*_: object, **__: object) -> None:
+        order.append("bake")
+        baking.set()
+        assert waiting.wait(30)
+        order.append("baked")
+        raise BuildFailed("far enough")
+
+    def said(_progress: object, line: str) -> None:
+        if "another build is at work" in line:
+            waiting.set()
+
+    monkeypatch.setattr("buildtool.progress.Progress.say", said)
+    monkeypatch.setattr("buildtool.pipeline.prepare", prepare)
+    monkeypatch.setattr("buildtool.pipeline.build", build)
+    builds = [threading.Thread(target=main, args=(["build", "cpu"],)) for _ in range(2)]
+    builds[0].start()
+    assert baking.wait(30)
+    builds[1].start()
+    for thread in builds:
+        thread.join(30)
+    assert order == ["stage", "bake", "baked"] * 2
