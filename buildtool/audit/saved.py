@@ -15,6 +15,7 @@ from buildtool.quoting import terminal
 from probes import files
 
 MAX_REPORT_BYTES = 64 << 20
+_LARGEST = (1 << 63) - 1  # of a count of bytes or of anything else
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
@@ -95,7 +96,7 @@ def _decode_class(hint: object, value: Json, where: str) -> object:
         if value not in allowed:
             raise _not_a_report(where, f"{value!r} is none of {', '.join(allowed)}")
         return hint(value)
-    if type(value) is not hint or (isinstance(value, int) and value < 0):
+    if type(value) is not hint or (isinstance(value, int) and not 0 <= value <= _LARGEST):
         raise _not_a_report(where, f"{str(value)[:60]!r} where {getattr(hint, '__name__', hint)} belongs")
     return terminal(value, keep="\n\t") if isinstance(value, str) else value
 

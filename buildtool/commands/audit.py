@@ -1,6 +1,7 @@
 """`python -m buildtool audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
 
 import argparse
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """Audit one image; exit 1 when it is over its budget, or worse than its baseline."""
     wish = _wish(args)
     tolerance = parse_tolerance(args.tolerance)
+    _refuse_own_input(args)
     earlier = read_report(args.baseline) if args.baseline else None
     report = report_of(args.source, wish)
     comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
@@ -94,6 +96,17 @@ def run(args: argparse.Namespace) -> int:
     hand_over(_rendered(report, comparison, args.format, args.top))
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
+
+
+def _refuse_own_input(args: argparse.Namespace) -> None:
+    """A report written over the archive, or one over another, is a slip of the hand."""
+    inputs = {os.path.realpath(args.source)}
+    written = [getattr(args, form) for form in _FORMS if getattr(args, form)]
+    places = [os.path.realpath(path) for path in written]
+    for path, place in zip(written, places, strict=True):
+        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in inputs or places.count(place) > 1):
+            what = "is what is audited" if place in inputs else "is named for two reports"
+            raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
 def report_of(source: str, wish: Wish) -> AuditReport:

@@ -18,6 +18,7 @@ from buildtool.audit.junit import render_junit
 from buildtool.audit.render import render_table
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.sarif import render_sarif
+from buildtool.cli import main
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.model import Budget
@@ -314,6 +315,16 @@ def test_a_saved_report_is_told_in_every_form(tmp_path: Path, capsys: pytest.Cap
     for form in ("sarif", "junit"):
         told(source, "--format", form)
         assert capsys.readouterr().out == files[f"--{form}"].read_text()
+
+
+def test_a_report_is_not_written_over_what_is_audited_or_over_another_report(tmp_path: Path) -> None:
+    path = saved(tmp_path / "r.json", small_report())
+    before = (tmp_path / "r.json").read_bytes()
+    (tmp_path / "link").symlink_to("r.json")
+    for words in (["--json", path], ["--html", str(tmp_path / "link")], ["--sarif", "x", "--junit", "./x"]):
+        assert main(["audit", path, *words]) == Exit.USAGE
+    assert (tmp_path / "r.json").read_bytes() == before
+    assert main(["audit", path, "--json", "/dev/null", "--html", "/dev/null"]) == Exit.OK
 
 
 def test_a_regression_is_exit_code_one_and_is_told(

@@ -11,7 +11,8 @@ from report_maker import HOSTILE, a_finding, audited, small_report
 from buildtool.audit.budget import Verdict
 from buildtool.audit.report import to_json
 from buildtool.audit.saved import parse_report, read_report
-from buildtool.errors import DataError
+from buildtool.cli import main
+from buildtool.errors import DataError, Exit
 from buildtool.model import Budget
 
 
@@ -76,6 +77,17 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
 def test_what_is_no_report_is_refused_with_its_place(text: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
         parse_report(text, "r.json")
+
+
+@pytest.mark.parametrize("digits", [19, 20, 400, 5000])
+def test_sizes_that_no_image_has_are_no_traceback(tmp_path: Path, digits: int) -> None:
+    document = json.loads(to_json(small_report()))
+    text = json.dumps(document | {"totals": document["totals"] | {"unpacked_bytes": -7}})
+    path = tmp_path / "r.json"
+    path.write_text(text.replace("-7", "9" * digits))
+    assert main(["audit", str(path)]) == Exit.DATA
+    path.write_text(text.replace("-7", str((1 << 63) - 1)))
+    assert main(["audit", str(path)]) == Exit.OK
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
