@@ -34,7 +34,7 @@ def terminal(text: str | bytes, *, keep: str = "") -> str:
     known = text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")
     if known.isprintable():
         return known
-    return "".join(char if char.isprintable() or char in keep else _escape(ord(char)) for char in known)
+    return "".join([char if char.isprintable() or char in keep else _escape(ord(char)) for char in known])
 
 
 @lru_cache(maxsize=1 << 12)

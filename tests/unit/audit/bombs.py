@@ -11,7 +11,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-PIECE = 64 << 20
+PIECE = 16 << 20
 
 
 def zstd_zeros(n_bytes: int) -> bytes:

@@ -118,7 +118,7 @@ def compared(text: str) -> Comparison:
 
 def test_no_output_format_fails_on_or_interprets_a_hostile_name() -> None:
     plain_tags = [tags for _, tags, _ in read.markdown_renderings(_markdown("plain"))]
-    for text in CHOSEN[::4]:
+    for text in CHOSEN[::8]:
         report = hostile_report(text)
         table = render_table(report, 10, compared(text)) + render_diff_table(diff(report, small_report()))
         assert all(char.isprintable() or char == "\n" for char in table)

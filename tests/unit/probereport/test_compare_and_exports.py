@@ -192,10 +192,8 @@ def thinned(value: object) -> object:
     if isinstance(value, dict):
         return {key: thinned(each) for key, each in value.items()}
     if isinstance(value, list):
-        kept = (
-            value if len(value) <= 40 or not isinstance(value[0], int | float) else [*value[:4], *value[-4:]]
-        )
-        return [thinned(each) for each in kept]
+        is_long = len(value) > 8 and isinstance(value[0], int | float)
+        return [thinned(each) for each in ((*value[:4], *value[-4:]) if is_long else value)]
     return value
 
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import made_reports as make
 import strict_readers as read
-from matplotlib.figure import Figure
 
-from buildtool.probereport.canvas import DESK, svg_of
 from buildtool.probereport.exposition import exposition
 from buildtool.probereport.page import render_page
 from probes.report import Pass, ProbeReport
@@ -38,6 +36,10 @@ def test_no_name_in_a_probe_report_adds_an_element_to_its_page() -> None:
 
 
 def test_a_dollar_sign_in_a_name_is_no_formula_of_a_plot() -> None:
+    from matplotlib.figure import Figure  # here, for a second worker that doesn't need it
+
+    from buildtool.probereport.canvas import DESK, svg_of
+
     def paint(figure: Figure) -> None:
         figure.subplots().set_title("$\\frac{a$")
 

@@ -23,6 +23,7 @@ MIB, GIB = 2**20, 2**30
 @pytest.fixture(autouse=True)
 def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "MOST_SLOTS", 32)  # simulated caches need no rotation
+    monkeypatch.setattr(sampling, "SAMPLE_S", 50e-6)  # nor does their clock need long batches
 
 
 def measured(bench: FakeBench, settings: Settings = SETTINGS) -> list[Measurement]:
