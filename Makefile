@@ -58,7 +58,7 @@ bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is l
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py
 
-mutants: .venv/.ready ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
+mutants: $(READY) ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
 	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)
 
 readme-figures: $(READY) ## README's and the docs' figures from the last results of the benches

@@ -1,0 +1,144 @@
+"""Layers at the exact limits of what is read: header fields, extensions, whiteouts, links, memory."""
+
+from dataclasses import replace
+
+import pytest
+from image_maker import chunks, file, folder, header, padded, pax, symlink, tar
+
+from buildtool.audit import tarwalk
+from buildtool.audit.faults import LimitExceeded, MalformedTar
+from buildtool.audit.layer import LayerIndex, index_layer, split
+from buildtool.audit.limits import LIMITS, Limits
+from buildtool.audit.merge import Finder, Merged, merge
+from buildtool.audit.tarfields import pax_integer
+from buildtool.audit.tarwalk import Member, TarReader
+
+
+def walk(content: bytes) -> list[Member]:
+    return list(TarReader(chunks(content), place="test.tar"))
+
+
+def layer(*members: bytes, limits: Limits = LIMITS, room_bytes: int | None = None) -> LayerIndex:
+    reader = TarReader(chunks(tar(*members)), place="t")
+    return index_layer(reader, place="t", limits=limits, room_bytes=room_bytes)
+
+
+def merged(*layers: tuple[bytes, ...]) -> Merged:
+    return merge([layer(*members) for members in layers])
+
+
+def patched(block: bytes, at: int, field: bytes) -> bytes:
+    """A header with other bytes in one place and the checksum that belongs to them."""
+    block = block[:at] + field + block[at + len(field) :]
+    summed = sum(block[:148]) + 8 * 32 + sum(block[156:])
+    return block[:148] + b"%06o\0 " % summed + block[156:]
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+def test_pax_numbers_reach_from_one_end_of_64_bits_to_the_other(number: int) -> None:
+    assert pax_integer(b"%d" % number) == number
+    with pytest.raises(ValueError, match="64 bits"):
+        pax_integer(b"%d" % (number + (1 if number > 0 else -1)))
+
+
+def test_as_many_extension_headers_as_allowed_are_read_and_one_more_is_refused() -> None:
+    chained = pax({"comment": "x"})
+    assert walk(tar(chained * LIMITS.meta_depth + file("a"))) == [(b"a", tarwalk.FILE, 0, b"")]
+    with pytest.raises(LimitExceeded, match="chained"):
+        walk(tar(chained * (LIMITS.meta_depth + 1) + file("a")))
+
+
+def test_extension_headers_of_one_member_do_not_count_for_the_next() -> None:
+    one = pax({"comment": "x"}) + file("a")
+    assert len(walk(tar(*[one] * (LIMITS.meta_depth + 1)))) == LIMITS.meta_depth + 1
+
+
+@pytest.mark.parametrize("at", [100, 108, 116, 136, 329, 337])
+def test_a_header_is_refused_for_a_damaged_number_that_nobody_needs(at: int) -> None:
+    """Mode, owner, group, time and device numbers: engines refuse such a header."""
+    with pytest.raises(MalformedTar, match="a number that can't be read"):
+        walk(tar(patched(file("a"), at, b"12x")))
+
+
+def test_device_numbers_of_a_format_without_any_are_not_looked_at() -> None:
+    assert len(walk(tar(patched(header(b"a", magic=bytes(8)), 329, b"12x")))) == 1
+
+
+@pytest.mark.parametrize("digit", [b"1", b"2"])
+def test_bytes_after_the_end_of_a_size_are_noted(digit: bytes) -> None:
+    reader = TarReader(chunks(tar(header(b"a", digit + b"\0" + b"7" * 10) + padded(b"xx"))), place="t")
+    assert [size for _, _, size, _ in reader] == [int(digit)]
+    assert list(reader.notes) == [tarwalk.JUNK]
+
+
+def test_a_target_that_is_too_long_is_told_with_its_own_length() -> None:
+    longest = LIMITS.path_bytes
+    assert len(walk(tar(pax({"linkpath": "t" * (longest - 1)}) + symlink("s", "t")))) == 1
+    with pytest.raises(LimitExceeded, match=f"{longest:,} bytes"):
+        walk(tar(pax({"linkpath": "t" * longest}) + symlink("s", "t")))
+
+
+def test_an_absolute_link_below_a_directory_starts_again_at_the_root() -> None:
+    below = (folder("a"), symlink("a/link", "/b"), folder("b"), folder("a/b"))
+    result = merged(below, (file("a/link/x", b"1"),))
+    assert Finder(result).row(b"b/x") == len(below)
+    assert Finder(result).row(b"a/link/x") == len(below)
+    assert Finder(result).row(b"a/b/x") is None
+
+
+def test_an_opaque_directory_holds_nothing_of_what_was_below() -> None:
+    result = merged((folder("d"), file("d/old", b"1")), (file("d/.wh..wh..opq"), file("d/new", b"1")))
+    assert Finder(result).names(b"d") == (b"new",)
+
+
+def test_whiteouts_reach_into_nested_directories() -> None:
+    below = (file("a/b/c/gone", b"1"), file("a/b/c/kept", b"1"))
+    result = merged(below, (file("a/b/c/.wh.gone"),))
+    assert Finder(result).names(b"a/b/c") == (b"kept",)
+    assert list(result.visible) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        (b"a/b/../c", (b"a", b"c")),
+        (b"a/b/c/../../d", (b"a", b"d")),
+        (b"../../a", (b"", b"a")),
+        (b"a/..", (b"", b"")),
+        (b"./a//b/./c/", (b"a/b", b"c")),
+    ],
+)
+def test_each_step_upward_takes_one_name_and_stops_at_the_root(
+    path: bytes, parts: tuple[bytes, bytes]
+) -> None:
+    assert split(path) == parts
+
+
+def test_package_databases_are_kept_up_to_their_limit_and_then_said_to_be_unread() -> None:
+    status = file("var/lib/dpkg/status", b"1234")
+    kept = layer(status, limits=replace(LIMITS, captured_bytes=4))
+    assert (b"".join(kept.pieces(0)), kept.unread, kept.captured_bytes) == (b"1234", {}, 4)
+    left = layer(status, limits=replace(LIMITS, captured_bytes=3))
+    assert (list(left.captured), list(left.unread)) == ([], [0])
+    assert left.index_bytes > 0
+
+
+def test_a_package_database_of_the_largest_size_is_kept_and_a_larger_one_is_not() -> None:
+    status = file("var/lib/dpkg/status", b"1234")
+    assert list(layer(status, limits=replace(LIMITS, captured_file_bytes=4)).captured) == [0]
+    assert list(layer(status, limits=replace(LIMITS, captured_file_bytes=3)).captured) == []
+
+
+def test_memory_of_an_index_is_bounded_to_the_byte_and_the_limit_is_told_in_mib() -> None:
+    members = [file(f"d{n}/name", b"") for n in range(3)]
+    needed = layer(*members).index_bytes
+    assert layer(*members, room_bytes=needed).n_entries == 3
+    with pytest.raises(LimitExceeded, match="more entries than 3 MiB"):
+        layer(*members, limits=replace(LIMITS, index_bytes=3 << 20), room_bytes=needed - 1)
+
+
+def test_memory_of_a_directory_is_counted_once_with_those_above_it() -> None:
+    alone = layer(file("a/b/x")).index_bytes
+    beside = layer(file("a/b/x"), file("a/b/y")).index_bytes - alone
+    deeper = layer(file("a/b/x"), file("a/b/c/y")).index_bytes - alone
+    assert 0 < beside < deeper < alone
