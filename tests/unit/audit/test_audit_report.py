@@ -446,7 +446,7 @@ def test_markdown_is_cut_before_step_summaries_refuse_it() -> None:
     cut = render_markdown(AuditReport(**{**vars(report), "findings": (long,)}), top=200)
     assert len(cut.encode()) <= MARKDOWN_BYTES
     assert cut.endswith("JSON file.*\n")
-    remedy = Finding("long", Severity.INFO, "t", 1, (), "r\n" * MARKDOWN_BYTES)
+    remedy = Finding("long", Severity.INFO, "t", 1, (), "r\n" * (MARKDOWN_BYTES // 2 + 1))
     fenced = render_markdown(AuditReport(**{**vars(report), "findings": (remedy,)}))
     assert fenced.count("```") == 2
     assert len(fenced.encode()) <= MARKDOWN_BYTES

@@ -179,7 +179,7 @@ def test_schema_is_a_schema() -> None:
 
 @pytest.mark.parametrize("report", [make.full_report(), make.cpu_report(), make.broken_report()])
 def test_made_reports_keep_to_the_schema(report: ProbeReport) -> None:
-    assert not list(SCHEMA.iter_errors(json.loads(to_json(report))))
+    assert not list(SCHEMA.iter_errors(thinned(json.loads(to_json(report)))))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
@@ -188,13 +188,21 @@ def test_kept_results_keep_to_the_schema(path: Path) -> None:
 
 
 def thinned(value: object) -> object:
-    """The document with both ends of its long lists: a full run's 400,000 samples all have one form."""
+    """The document with one of each form in its lists, which in a full run hold 400,000 samples."""
     if isinstance(value, dict):
         return {key: thinned(each) for key, each in value.items()}
     if isinstance(value, list):
-        is_long = len(value) > 8 and isinstance(value[0], int | float)
-        return [thinned(each) for each in ((*value[:4], *value[-4:]) if is_long else value)]
+        return [thinned(each) for each in {form(each): each for each in value}.values()]
     return value
+
+
+def form(value: object) -> object:
+    """What two parts of a document must share to be one to a schema: keys, texts, and kinds of numbers."""
+    if isinstance(value, dict):
+        return tuple((key, form(each)) for key, each in value.items())
+    if isinstance(value, list):
+        return frozenset(map(form, value))
+    return type(value) if isinstance(value, int | float) else value
 
 
 def spoilt(change: str) -> object:
@@ -216,13 +224,13 @@ def spoilt(change: str) -> object:
 
 @pytest.mark.parametrize("change", ["version", "missing", "type", "tag", "null"])
 def test_schema_refuses_what_is_no_report(change: str) -> None:
-    assert list(SCHEMA.iter_errors(spoilt(change)))
+    assert not SCHEMA.is_valid(thinned(spoilt(change)))
 
 
 def test_schema_allows_keys_that_it_does_not_know() -> None:
     value = json.loads(to_json(make.full_report()))
     value["runs"][0]["records"][0]["moon_phase"] = "new"
-    assert not list(SCHEMA.iter_errors(value))
+    assert not list(SCHEMA.iter_errors(thinned(value)))
 
 
 @pytest.fixture

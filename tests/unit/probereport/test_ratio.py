@@ -9,6 +9,7 @@ import math
 import random
 import statistics
 from dataclasses import replace
+from functools import cache
 
 import made_reports as make
 import pytest
@@ -38,17 +39,26 @@ def process(draw: random.Random, scatter: float) -> tuple[float, ...]:
     return tuple(middle * draw.gauss(1, 0.003) for _ in range(SAMPLES))
 
 
-def called(seed: int, slowdown: float) -> tuple[list[bool], list[bool]]:
-    """Whether each row is called different in two runs of one machine: all rows, and those from 1 MiB on."""
+@cache
+def two_runs(seed: int) -> tuple[dict[tuple[str, int], tuple[Row, Row]], dict[tuple[str, int], bool]]:
+    """Rows of two runs of one machine, and whether each is of 1 MiB or more."""
     draw = random.Random(seed)
-    rows: dict[tuple[str, int], tuple[list[tuple[float, ...]], list[tuple[float, ...]]]] = {}
+    rows = {}
     large = {}
     for kind, count, is_large, spread in RECORDED:
         for i in range(count):
             own = spread * math.exp(draw.gauss(0, 0.3))
-            a, b = ([process(draw, own) for _ in range(PROCESSES)] for _ in range(2))
-            slower = [tuple(t * slowdown for t in one) for one in b]
-            rows[kind, i], large[kind, i] = (a, slower), is_large
+            a, b = (tuple(process(draw, own) for _ in range(PROCESSES)) for _ in range(2))
+            rows[kind, i], large[kind, i] = (a, b), is_large
+    return rows, large
+
+
+def called(seed: int, slowdown: float) -> tuple[list[bool], list[bool]]:
+    """Whether each row is called different in two runs of one machine: all rows, and those from 1 MiB on."""
+    unslowed, large = two_runs(seed)
+    rows = {
+        key: (a, tuple(tuple(t * slowdown for t in one) for one in b)) for key, (a, b) in unslowed.items()
+    }
     shared = shared_by_kind((kind, a, b) for (kind, _), (a, b) in rows.items())
     found = {(kind, i): speed_ratio(a, b, shared=shared[kind]).verdict for (kind, i), (a, b) in rows.items()}
     different = {key: verdict in ("faster", "slower") for key, verdict in found.items()}
