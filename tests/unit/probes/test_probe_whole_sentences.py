@@ -230,3 +230,54 @@ def test_blocks_outside_vram_are_a_silent_spill(read_s: float) -> None:
 def test_counters_speak_from_half_a_block_on(drop: int, growth: int, label: str) -> None:
     one = replace(block(1.0), n_bytes=16, vram_drop_bytes=drop, gtt_growth_bytes=growth)
     assert residency.by_counters(one) == label
+
+
+def test_the_fastest_way_is_told_with_its_error_and_how_much_slower_it_is() -> None:
+    took = {"resident": 0.1, "streamed": 0.2, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
+    (first, *_) = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    assert first == (
+        '"all in VRAM is fastest" holds here for mlp float16 batch 1 (100 ms +- 0 ns against 200 ms +- 0 ns '
+        "streamed with 25% of the weights left in system RAM, 2.00 x)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fastest", "name"),
+    [
+        ("zero_copy_weights", "with weights read in place"),
+        ("zero_copy_all", "with weights and inputs read in place"),
+    ],
+)
+def test_the_rival_of_all_in_vram_is_named(fastest: str, name: str) -> None:
+    took = {"resident": 0.1, "streamed": 0.3, "zero_copy_weights": 0.3, "zero_copy_all": 0.3, fastest: 0.2}
+    (first, *_) = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    assert f" {name} with 25% of the weights left" in first
+
+
+def test_models_without_all_four_ways_are_left_out() -> None:
+    took = {"resident": 0.1, "streamed": 0.2, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
+    part = ways("mlp", 1, resident=0.1, streamed=0.2)
+    found = report(done("scenarios", *part, *ways("gpt2-xl", 1, **took)))
+    assert "gpt2-xl, float16, batch 1" in headline.headline(found)[2]
+    assert not any("mlp" in one for one in answers.answers(found))
+    assert "is unknown" in headline.headline(report(done("scenarios", *part)))[2]
+
+
+def test_a_link_whose_vram_is_no_faster_never_repays_a_copy() -> None:
+    rows = [row(name, GIB, 0.02) for name in ("h2d_pinned", "zero_copy_read", "vram_read")]
+    (said, *_) = answers.answers(report(done("transfer", *rows)))
+    assert said.endswith("VRAM is no faster, so copying never pays.")
+
+
+def test_one_way_alone_has_no_crossing() -> None:
+    for way in ("copy_first", "in_place"):
+        found = breakeven.measured([one for one in lines(MIB, 3.0) if one.way == way], MIB)
+        assert isinstance(found, Unknown)
+        assert "fewer than two counts" in found.reason
+
+
+def test_crossings_are_in_the_order_of_sizes() -> None:
+    reads = [one for n_bytes in reversed(SIZES) for one in lines(n_bytes, 3.0)]
+    met = breakeven.crossings(paths(15e-12, 11e-12, 1e-12), reads)
+    assert isinstance(met, tuple)
+    assert [one.n_bytes for one in met] == list(SIZES)
