@@ -7,7 +7,7 @@ READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check types unit test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: help images engine probe check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,13 +29,21 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 
 check: $(READY) ## lint, types and unit tests, in seconds
 	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q .
-	@$(MAKE) --no-print-directory -j 2 types unit
+	@$(MAKE) --no-print-directory --output-sync -j 3 types unit
 
 types: $(READY)
 	@$(PY) -m mypy
 
-unit: $(READY)
-	@$(PY) -m pytest -q -n 2 tests/unit
+unit: unit-first unit-second
+
+# two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests
+FIRST := tests/unit/audit tests/unit/gpucode
+
+unit-first: $(READY)
+	@$(PY) -m pytest -q $(FIRST)
+
+unit-second: $(READY)
+	@$(PY) -m pytest -q tests/unit $(addprefix --ignore=,$(FIRST))
 
 test: check images ## everything that needs no GPU; makes the images first
 	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
