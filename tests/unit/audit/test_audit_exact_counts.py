@@ -149,6 +149,8 @@ def config(*steps: tuple[str, bool], layers: int | None = None) -> ImageConfig:
         (config((RUN, True), (RUN, True), (CMD, False)), Base()),
         (config((CMD, False), (RUN, True)), Base()),
         (config((ROOT, True), (RUN, True)), Base(1, BY_ROOT)),
+        (config(("ADD x.tar /", True), (RUN, True)), Base(1, BY_ROOT)),
+        (config(("ADD .tar /", True), (RUN, True)), Base()),
         (config((ROOT, True)), Base()),
         (config((RUN, True), (ROOT, True)), Base()),
         (config((CMD, False), ("# debian.sh --arch amd64", True), (RUN, True)), Base(1, BY_ROOT)),

@@ -1,13 +1,14 @@
 """Layers at the exact limits of what is read: header fields, extensions, whiteouts, links, memory."""
 
+import hashlib
 from dataclasses import replace
 
 import pytest
-from image_maker import chunks, file, folder, header, padded, pax, symlink, tar
+from image_maker import chunks, file, folder, hardlink, header, padded, pax, symlink, tar
 
 from buildtool.audit import tarwalk
-from buildtool.audit.faults import LimitExceeded, MalformedTar
-from buildtool.audit.layer import LayerIndex, index_layer, split
+from buildtool.audit.faults import LimitExceeded, MalformedTar, Truncated
+from buildtool.audit.layer import HASHED_BYTES, LayerIndex, index_layer, split
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.merge import Finder, Merged, merge
 from buildtool.audit.tarfields import pax_integer
@@ -57,7 +58,7 @@ def test_extension_headers_of_one_member_do_not_count_for_the_next() -> None:
 def test_a_header_is_refused_for_a_damaged_number_that_nobody_needs(at: int) -> None:
     """Mode, owner, group, time and device numbers: engines refuse such a header."""
     with pytest.raises(MalformedTar, match="a number that can't be read"):
-        walk(tar(patched(file("a"), at, b"12x")))
+        walk(tar(patched(file("a"), at, b"8")))
 
 
 def test_device_numbers_of_a_format_without_any_are_not_looked_at() -> None:
@@ -106,6 +107,7 @@ def test_whiteouts_reach_into_nested_directories() -> None:
         (b"../../a", (b"", b"a")),
         (b"a/..", (b"", b"")),
         (b"./a//b/./c/", (b"a/b", b"c")),
+        (b"a//b", (b"a", b"b")),
     ],
 )
 def test_each_step_upward_takes_one_name_and_stops_at_the_root(
@@ -142,3 +144,44 @@ def test_memory_of_a_directory_is_counted_once_with_those_above_it() -> None:
     beside = layer(file("a/b/x"), file("a/b/y")).index_bytes - alone
     deeper = layer(file("a/b/x"), file("a/b/c/y")).index_bytes - alone
     assert 0 < beside < deeper < alone
+
+
+def test_a_pax_time_beyond_64_bits_is_refused() -> None:
+    assert len(walk(tar(pax({"mtime": f"{2**63 - 1}.5"}) + file("a")))) == 1
+    with pytest.raises(MalformedTar, match="a PAX number"):
+        walk(tar(pax({"mtime": f"{2**63}.5"}) + file("a")))
+
+
+def test_large_sums_of_bytes_beyond_ascii_are_right_checksums() -> None:
+    long = b"\xff" * 100
+    assert walk(tar(header(long, flag=b"2", link=long))) == [(long, tarwalk.SYMLINK, 0, long)]
+    assert walk(tar(header(long, prefix=b"p" * 155))) == [(b"p" * 155 + b"/" + long, tarwalk.FILE, 0, b"")]
+
+
+def test_an_archive_that_ends_inside_its_end_marker_is_cut() -> None:
+    assert len(walk(file("a") + bytes(512))) == 1
+    with pytest.raises(Truncated, match="end marker"):
+        walk(file("a") + bytes(512 + 100))
+
+
+@pytest.mark.parametrize("name", ["a~", "d/a", "d//a/"])
+def test_a_hard_link_finds_the_file_that_it_names(name: str) -> None:
+    result = merged((file(name.replace("//", "/").rstrip("/"), b"1"), hardlink("h", name)))
+    assert (result.links, result.dangling) == ({1: 0}, ())
+
+
+def test_as_many_links_as_containerd_follows_are_followed_and_no_more() -> None:
+    def chain(links: int) -> Merged:
+        steps = [symlink(f"l{n}", f"l{n + 1}") for n in range(links)]
+        return merged((folder(f"l{links}"), file(f"l{links}/x"), *steps))
+
+    assert Finder(chain(255)).row(b"l0/x") == 1
+    with pytest.raises(MalformedTar, match="in a circle"):
+        Finder(chain(256)).row(b"l0/x")
+
+
+@pytest.mark.parametrize("path", ["data.bin", "etc/settings.json"])
+def test_files_are_hashed_from_a_size_on(path: str) -> None:
+    content = bytes(range(256)) * (HASHED_BYTES // 256)
+    assert layer(file(path, content[:-1])).digests == {}
+    assert layer(file(path, content)).digests == {0: hashlib.sha256(content).digest()[:16]}
