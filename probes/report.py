@@ -31,9 +31,10 @@ from probes.facts import (
 
 # fmt: off
 __all__ = [
-    "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card", "Case", "Clock",
-    "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu", "KfdNode", "Label",
-    "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces", "NvidiaCard", "Outcome",
+    "READABLE", "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card",
+    "Case", "Clock", "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu",
+    "KfdNode", "Label", "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces",
+    "NvidiaCard", "Outcome",
     "Pass", "ProbeReport", "ProbeRun", "Purpose", "Reading", "Reads", "Record", "Request", "Scenario",
     "Settings", "Split", "Stop", "Surroundings", "Timed", "TorchFacts", "Unknown", "Waived", "Way",
     "case_name", "from_json", "named_report", "read_report", "to_json", "write_report",

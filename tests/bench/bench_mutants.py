@@ -1,6 +1,7 @@
 """The bar of `make mutants`: what share of small faults, planted one at a time, fails a unit test.
 
-    bench_mutants.py [--sample N | --all] [--only PART-OF-A-PATH] [--tests DIR,...] [--seed N] [--jobs N]
+    bench_mutants.py [--sample N | --all | --again LOG] [--only PART-OF-A-PATH]
+                     [--tests DIR,...] [--seed N] [--jobs N]
 
 A process imports pytest and every unit test once and notes which lines each test runs. For each mutant it
 forks, replaces the live function with the changed one, and runs the tests that reach the line until one
@@ -404,6 +405,13 @@ def draw(every: Sequence[Mutant], *, count: int | None, seed: int) -> list[Mutan
     return by_hash[:count]
 
 
+def survivors(every: Sequence[Mutant], log: str) -> list[Mutant]:
+    """Those that a run reported as alive. `log` is what it printed."""
+    rows = [json.loads(line) for line in log.splitlines() if line.startswith('{"survivor"')]
+    alive = {f"{row['survivor'].rpartition(':')[0]}::{row['mutant']}" for row in rows}
+    return [one for one in every if key_of(one) in alive]
+
+
 def interval(killed: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     z, share = 1.96, killed / count
@@ -463,7 +471,8 @@ def _serve(
     """In a process of its own: all mutants that can be put in place; answers with verdicts and tests."""
     plugin = InPlace(chosen, jobs, done)
     files = [str(ROOT / "tests/unit" / name) for name in folders]
-    pytest.main([*pytest_options(scratch / "served"), *files], plugins=[plugin])
+    if code := pytest.main([*pytest_options(scratch / "served"), *files], plugins=[plugin]):
+        raise RuntimeError(f"pytest ended with {code!r}")
     left = [mutant for mutant in chosen if verdicts.get(key_of(mutant)) == "reload"]
     answer = {
         "verdicts": verdicts,
@@ -531,6 +540,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=SAMPLE)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--again", type=Path, metavar="LOG", help="the survivors that an earlier run printed")
     parser.add_argument("--only", default="", help="modules whose path has this in it")
     parser.add_argument("--tests", default=",".join(TESTS), help="directories below tests/unit")
     parser.add_argument("--seed", type=int, default=9)
@@ -547,8 +557,10 @@ def main() -> int:
     every = [one for path in MODULES for one in mutants(path, Path(path).read_text())]
     known = equivalent(every)
     told = [one for one in every if given.only in one.path and key_of(one) not in known]
-    chosen = draw(told, count=None if given.all else given.sample, seed=given.seed)
-    whole = not given.only and given.tests == ",".join(TESTS)
+    if given.again:
+        told = survivors(told, given.again.read_text())
+    chosen = draw(told, count=None if given.all or given.again else given.sample, seed=given.seed)
+    whole = not given.only and not given.again and given.tests == ",".join(TESTS)
     with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch:
         verdicts = run(chosen, given.jobs, folders=given.tests.split(","), scratch=Path(scratch))
     return say(chosen, verdicts, population=len(told), listed=len(known), seed=given.seed, whole=whole)
