@@ -279,6 +279,7 @@ class InPlace(Watcher):
         return True
 
     def _run(self, items: Sequence[pytest.Item]) -> None:
+        gc.unfreeze()  # the tests freeze what was collected; frozen functions couldn't be found
         functions = _functions()
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         ours = [cache for cache in caches if str(cache.__module__).startswith(("buildtool", "probes"))]
