@@ -24,13 +24,13 @@ def component_of(directory: bytes, name: bytes) -> Component | None:
     root = _ROOT.match(directory)
     if not root:
         return None
-    place, version = root[0].decode(), (root[1] or b"").decode("utf-8", "backslashreplace")
+    place, version = _text(root[0]), _text(root[1] or b"")
     parts = directory[root.end() + 1 :].split(b"/")
     common = b""
     while parts and parts[0] in (_COMMON if not common else _BELOW_COMMON):
         common = parts.pop(0)
     part = parts[0] if parts else _library(name) or common
-    told = part.decode("utf-8", "backslashreplace").lower()
+    told = _text(part).lower()
     return Component(place, version, _ONE_COMPONENT.get(told, told) or "rocm")
 
 
@@ -42,3 +42,7 @@ def _library(name: bytes) -> bytes:
     if shared:
         return name[3 : shared.start()]
     return name[3:-2] if name.endswith(b".a") else b""
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
