@@ -19,6 +19,9 @@ Say = Callable[[str], None]
 WORTH_SAYING = re.compile(
     r"^#\d+ (\[(?!.*internal).*|.*\bDONE [1-9].*|.*(exporting|unpacking|naming).*done.*|ERROR.*|\d+\.\d+ .*)"
 )
+# BuildKit's words when somebody removes images at the same time: the layer that it was about to build on is
+# collected between its look-up and its use. The next build doesn't find it and makes it anew.
+PASSING_FAULT = re.compile(r"parent snapshot \S+ does not exist")
 VERSION = re.compile(r"v?(\d+)\.(\d+)")
 MINIMUM = (0, 11)  # named contexts, `-f -` and the metadata file as we use them
 
@@ -54,15 +57,8 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
         # the builder inside the engine that the CLI talks to: another one would keep its images elsewhere
         command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
         command += ["--progress=plain", f"--metadata-file={metadata}"]
-        try:
-            run_loud(
-                command + (["--no-cache"] if no_cache else []),
-                say=lambda line: say(line) if WORTH_SAYING.match(line) else None,
-                stdin=render_plan(plan),
-                env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
-            )
-        except CommandFailed as error:
-            raise _cause(error, engine) from error
+        command += ["--no-cache"] if no_cache else []
+        _run_bake(command, render_plan(plan), engine=engine, say=say)
         data = json.loads(metadata.read_text())
     digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
     for name, digest in digests.items():
@@ -72,6 +68,25 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
                 "build into the engine itself: see `docker context ls` and `docker buildx ls`",
             )
     return digests
+
+
+def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say) -> None:
+    """Run bake, once more after a fault that passes. Raises as `bake_plan` does."""
+    for is_last in (False, True):
+        try:
+            run_loud(
+                command,
+                say=lambda line: say(line) if WORTH_SAYING.match(line) else None,
+                stdin=plan,
+                env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
+            )
+        except CommandFailed as error:
+            fault = PASSING_FAULT.search(error.tail)
+            if is_last or not fault:
+                raise _cause(error, engine) from error
+            say(f"the engine lost a layer while it built ({fault[0]}); building once more")
+        else:
+            return
 
 
 def _cause(error: CommandFailed, engine: Engine) -> ToolError:

@@ -221,8 +221,11 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
         summary=str(raw["summary"]),
         dockerfile=_dockerfile(str(raw["dockerfile"]), where, document),
         python=str(raw["python"]),
-        base=_bases(raw["base"]),
-        torch=tuple(_torch(item, gpu_targets) for item in torch),
+        base=_bases(raw["base"], (*where, "base"), document),
+        torch=tuple(
+            _torch(item, (*where, "torch", index), document, gpu_targets=gpu_targets)
+            for index, item in enumerate(torch)
+        ),
         wheels=_texts(raw.get("wheels")),
         system_packages=_texts(raw.get("system_packages")),
         gpu_targets=gpu_targets,
@@ -245,22 +248,30 @@ def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:
     )
 
 
-def _bases(raw: Json) -> tuple[Base, ...]:
+def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
+    """A list of bases. The lock file names a base by its kind and its reference or suite alone."""
     assert isinstance(raw, list)
     found: list[Base] = []
-    for item in raw:
+    for index, item in enumerate(raw):
         assert isinstance(item, dict)
         if "registry" in item:
             found.append(Registry(str(item["registry"])))
             continue
         inner = item["bootstrap"]
         assert isinstance(inner, dict)
+        suite = str(inner["suite"])
+        if any(isinstance(base, Bootstrap) and base.suite == suite for base in found):
+            raise document.complain(
+                (*where, index, "bootstrap", "suite"),
+                f"two bases of this list are made from {suite!r}",
+                "put the packages of both into one of them, or take another suite",
+            )
         lists = (_texts(inner.get(key)) for key in ("packages", "remove", "cut"))
-        found.append(Bootstrap(str(inner["suite"]), *lists))
+        found.append(Bootstrap(suite, *lists))
     return tuple(found)
 
 
-def _torch(raw: Json, gpu_targets: tuple[str, ...]) -> TorchSource:
+def _torch(raw: Json, where: KeyPath, document: _Document, *, gpu_targets: tuple[str, ...]) -> TorchSource:
     assert isinstance(raw, dict)
     target = gpu_targets[0] if gpu_targets else ""
     return TorchSource(
@@ -270,7 +281,7 @@ def _torch(raw: Json, gpu_targets: tuple[str, ...]) -> TorchSource:
         index=str(raw["index"]) if raw.get("index") else None,
         fallback=bool(raw.get("fallback", False)),
         python=str(raw["python"]) if raw.get("python") else None,
-        base=_bases(raw["base"]) if raw.get("base") else (),
+        base=_bases(raw["base"], (*where, "base"), document) if raw.get("base") else (),
     )
 
 

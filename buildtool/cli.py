@@ -2,12 +2,11 @@
 
 import argparse
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from buildtool.errors import Exit, ToolError
+from probes.interrupt import interruptible
 from probes.output import OutputLost, Parser, complain, harden
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
@@ -37,10 +36,6 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
         if name == verb:
             importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
     return parser
-
-
-def _terminate(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +70,6 @@ def _run_verb(argv: Sequence[str]) -> int:
 def entry() -> None:
     """Console entry point."""
     harden()
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, _terminate)
-    sys.exit(main(sys.argv[1:]))
+    with interruptible():
+        code = main(sys.argv[1:])
+    sys.exit(code)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.errors import EngineUnavailable
+from probes.facts import Unknown
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
@@ -47,6 +48,21 @@ def current_endpoint(env: Mapping[str, str], home: Path) -> Endpoint:
         return Endpoint(DEFAULT_HOST)
     back = "unset DOCKER_CONTEXT" if env.get("DOCKER_CONTEXT") else "docker context use default"
     return _of_context(folder / "contexts", name, back)
+
+
+def disk_of(
+    endpoint: Endpoint, root: Path, *, engine_host: str, this_host: str, is_seen: bool
+) -> Path | Unknown:
+    """The engine's directory where it is a directory of this host, else why nothing here measures its disk.
+
+    `root` is the engine's own word for it; `is_seen` says whether this host has a directory of that name,
+    which may be another one. A socket alone proves nothing: ssh forwards them, containers are given them.
+    """
+    if not endpoint.host.startswith("unix://"):
+        return Unknown(f"the engine is at {endpoint.host}, and its disk can't be measured from here")
+    if engine_host != this_host:
+        return Unknown(f"the engine runs on {engine_host or 'a host without a name'}, not on {this_host}")
+    return root if is_seen else Unknown(f"the engine's directory {root} can't be seen from here")
 
 
 def _chosen(config: Path) -> str:

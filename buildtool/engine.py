@@ -21,7 +21,7 @@ import requests.exceptions
 from docker.models.containers import Container
 from docker.types import LogConfig
 
-from buildtool.endpoint import Endpoint, current_endpoint
+from buildtool.endpoint import Endpoint, current_endpoint, disk_of
 from buildtool.errors import (
     BuildFailed,
     ConfigError,
@@ -36,6 +36,7 @@ from buildtool.files import scratch, sweep_partials
 from buildtool.quoting import command
 from buildtool.reference import Reference
 from buildtool.shipped import state_directory
+from probes.facts import Unknown
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
@@ -48,7 +49,8 @@ class EngineInfo:
     version: str
     storage_driver: str
     containerd_store: bool
-    root_dir: str
+    host: str  # the name of the machine it runs on
+    root_dir: str  # on that machine
     security_options: tuple[str, ...]
 
 
@@ -98,6 +100,7 @@ class Engine:
             version=str(info.get("ServerVersion", "unknown")),
             storage_driver=str(info.get("Driver", "unknown")),
             containerd_store="io.containerd.snapshotter.v1" in status.values(),
+            host=str(info.get("Name") or ""),
             root_dir=str(info.get("DockerRootDir", "/var/lib/docker")),
             security_options=tuple(info.get("SecurityOptions") or ()),
         )
@@ -316,6 +319,25 @@ def _translated() -> Iterator[None]:
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
         raise _unavailable(error, endpoint_here()) from error
+
+
+def disk_here(info: EngineInfo) -> Path | Unknown:
+    """Where on this host the engine's images are, or why their disk can't be measured.
+
+    Raises EngineUnavailable.
+    """
+    root = Path(info.root_dir)
+    try:
+        is_seen = root.is_dir()
+    except OSError:  # below a directory that we may not search
+        is_seen = False
+    return disk_of(
+        endpoint_here(),
+        root,
+        engine_host=info.host,
+        this_host=socket.gethostname(),
+        is_seen=is_seen,
+    )
 
 
 def endpoint_here() -> Endpoint:

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from buildtool.buildx import require_buildx
 from buildtool.command import CommandFailed, find, run
-from buildtool.engine import Engine, EngineInfo
+from buildtool.engine import Engine, EngineInfo, disk_here, endpoint_here
 from buildtool.errors import EnvironmentMissing, ToolError
 from buildtool.files import free_bytes
 from buildtool.gpucode.target import target_of_override
+from probes.facts import Unknown
 from probes.placement import gfx_target, read_kfd_nodes
 from probes.units import decimal_bytes
 
@@ -48,7 +49,7 @@ class Facts:
     buildx: str | None
     compose: str | None
     mmdebstrap: bool
-    free_disk_bytes: int
+    free_disk_bytes: int | Unknown  # where the engine's images are
     kfd: bool
     dxg: bool
     nvidia: bool
@@ -73,7 +74,7 @@ def gather(root: Path = Path("/")) -> Facts:
         buildx=_or_none(require_buildx),
         compose=_or_none(_compose_version),
         mmdebstrap=find("mmdebstrap") is not None,
-        free_disk_bytes=free_bytes(Path(engine.root_dir if isinstance(engine, EngineInfo) else "/var/lib")),
+        free_disk_bytes=_free_for(engine),
         kfd=(root / "dev/kfd").exists(),
         dxg=(root / "dev/dxg").exists(),
         nvidia=(root / "dev/nvidiactl").exists(),
@@ -118,15 +119,23 @@ def _engine_rows(facts: Facts) -> list[Row]:
     return [engine, *plugins]
 
 
+def _disk_row(free: int | Unknown) -> Row:
+    wanted = f"the rocm image wants {decimal_bytes(ROOMY_BYTES)}"
+    if isinstance(free, Unknown):
+        return Row("disk", State.NOTE, f"unknown: {free.reason}", f"{wanted}; look there: df -h")
+    roomy = free >= ROOMY_BYTES
+    found = f"{decimal_bytes(free)} free for the engine"
+    return Row(
+        "disk",
+        State.OK if roomy else State.NOTE,
+        found,
+        "" if roomy else f"{wanted}: docker builder prune",
+    )
+
+
 def _source_rows(facts: Facts) -> list[Row]:
-    roomy = facts.free_disk_bytes >= ROOMY_BYTES
     return [
-        Row(
-            "disk",
-            State.OK if roomy else State.NOTE,
-            f"{decimal_bytes(facts.free_disk_bytes)} free for the engine",
-            "" if roomy else f"the rocm image wants {decimal_bytes(ROOMY_BYTES)}: docker builder prune",
-        ),
+        _disk_row(facts.free_disk_bytes),
         Row(
             "mmdebstrap",
             State.OK if facts.mmdebstrap else State.NOTE,
@@ -156,6 +165,18 @@ def _engine() -> EngineInfo | ToolError:
         return Engine(timeout_s=10).info()
     except ToolError as error:
         return error
+
+
+def _free_for(engine: EngineInfo | ToolError) -> int | Unknown:
+    """Free bytes for images: the engine's, or those of the place where one would be installed."""
+    if isinstance(engine, EngineInfo):
+        place = disk_here(engine)
+        return place if isinstance(place, Unknown) else free_bytes(place)
+    try:
+        named_by = endpoint_here().named_by
+    except ToolError as error:
+        return Unknown(error.message)
+    return Unknown(f"no engine answers where {named_by} says") if named_by else free_bytes(Path("/var/lib"))
 
 
 def _compose_version() -> str:

@@ -13,7 +13,7 @@ from buildtool import buildx, context, plan, proof
 from buildtool.audit.audit import audit_image, write_reports
 from buildtool.audit.render import SummaryRow, summary_row
 from buildtool.command import stop_children
-from buildtool.engine import Engine
+from buildtool.engine import Engine, disk_here
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes, kept, locked, sha256_of, sweep_partials, write_text
 from buildtool.fingerprint import tool_fingerprint
@@ -25,6 +25,7 @@ from buildtool.pruned import PruneCache, PrunedInputs, served_targets
 from buildtool.rootfs import RootfsCache
 from buildtool.sources import Sources, bootstrap_of
 from buildtool.wheels import WheelCache
+from probes.facts import Unknown
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
@@ -178,10 +179,19 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
-    """Refuse before anything is made when a disk surely can't hold it. Raises EnvironmentMissing."""
+    """Refuse before anything is made when a disk surely can't hold it. Raises EnvironmentMissing.
+
+    The engine's disk counts where it is one of this host's.
+    """
     missing = [v for v in variants if lock.get(v) is None]
     needed = sum(plan.disk_needed(variant, lock.get(variant)) for variant in missing)
-    for place in (workplace.state, Path(engine.info().root_dir)):
+    places = [workplace.state]
+    images = disk_here(engine.info())
+    if isinstance(images, Unknown):
+        workplace.say(f"the engine's disk isn't checked: {images.reason}")
+    else:
+        places.append(images)
+    for place in places:
         free = free_bytes(place)
         if free < max(needed, plan.DISK_FLOOR):
             raise EnvironmentMissing(

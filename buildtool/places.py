@@ -1,4 +1,4 @@
-"""What is at a path that a user typed: a file, a directory, something else, or nothing."""
+"""What is at a path that a user typed: a file, a directory, a device and the like, or nothing."""
 
 import errno
 import stat
@@ -16,7 +16,20 @@ class Place(Enum):
     NOTHING = "nothing"
     FILE = "a regular file"
     DIRECTORY = "a directory"
-    OTHER = "a device, socket or pipe"
+    CHARACTER_DEVICE = "a character device"
+    BLOCK_DEVICE = "a block device"
+    PIPE = "a named pipe"
+    SOCKET = "a socket"
+
+
+_PLACES = {
+    stat.S_IFREG: Place.FILE,
+    stat.S_IFDIR: Place.DIRECTORY,
+    stat.S_IFCHR: Place.CHARACTER_DEVICE,
+    stat.S_IFBLK: Place.BLOCK_DEVICE,
+    stat.S_IFIFO: Place.PIPE,
+    stat.S_IFSOCK: Place.SOCKET,
+}
 
 
 def place_at(path: Path) -> Place:
@@ -32,6 +45,4 @@ def place_at(path: Path) -> Place:
         raise DataError(
             f"can't read {path}: {error.strerror}", "check the path and its permissions"
         ) from error
-    if stat.S_ISDIR(mode):
-        return Place.DIRECTORY
-    return Place.FILE if stat.S_ISREG(mode) else Place.OTHER
+    return _PLACES[stat.S_IFMT(mode)]

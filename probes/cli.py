@@ -4,18 +4,17 @@ import argparse
 import json
 import secrets
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from probes import catalog, render, session
 from probes.codec import encode
 from probes.errors import Exit, ProbeError, UsageError
 from probes.expectation import expect
 from probes.headline import headline, next_step
+from probes.interrupt import interruptible
 from probes.job import Told
 from probes.machine_text import machine_lines
 from probes.model import DTYPES, MODELS
@@ -223,12 +222,9 @@ def _run_verb(argv: Sequence[str]) -> int:
         return int(Exit.INTERRUPTED)
 
 
-def _terminate(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def entry() -> None:
     """Console entry point."""
     harden()
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(main(sys.argv[1:]))
+    with interruptible():
+        code = main(sys.argv[1:])
+    sys.exit(code)

@@ -9,6 +9,7 @@ lacks are written as escapes.
 """
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -61,11 +62,24 @@ class _Descriptor(io.RawIOBase):
 
 
 class Parser(argparse.ArgumentParser):
-    """Repeats arguments without their control characters: a shell's `*` may stand for a hostile name."""
+    """An argument parser for text that somebody else may have chosen: a shell's `*`, a script's variable.
+
+    It repeats arguments without their control characters, and refuses empty ones: `--tag "$TAG"` with an
+    unset variable asks for something, and must not pass for an argument that wasn't given.
+    """
 
     def error(self, message: str) -> NoReturn:
         """The usage and the message, on standard error, and exit code 2."""
         super().error(terminal(message))
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> object:
+        """One value of an argument, which argparse asks for before it converts it."""
+        if not arg_string and action.nargs != argparse.PARSER:  # a subcommand's own parser refuses its own
+            name = action.option_strings[-1] if action.option_strings else ""
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            way_out = f"write `{name} {shown}`, or leave {name} out" if name else f"write {shown}"
+            raise argparse.ArgumentError(action, f"its value is empty; {way_out}")
+        return super()._get_value(action, arg_string)
 
 
 def tell(text: str) -> None:
@@ -76,6 +90,12 @@ def tell(text: str) -> None:
 def complain(text: str) -> None:
     """Lines for people, on standard error."""
     print(terminal(text, keep=_LAYOUT), file=sys.stderr, flush=True)
+
+
+def complain_from_handler(text: str) -> None:
+    """A line on standard error from a signal handler: the stream may be in the middle of a write."""
+    with contextlib.suppress(OSError):
+        os.write(_ERR, f"{terminal(text)}\n".encode("ascii", "backslashreplace"))
 
 
 def say(line: str) -> None:

@@ -154,6 +154,8 @@ def _wish(args: argparse.Namespace) -> Wish:
         most = parse_size(args.max_unpacked)
         limits = replace(limits, unpacked_bytes=most, unpacked_free_bytes=most)
     targets = tuple(name for word in args.targets for name in word.replace(";", ",").split(",") if name)
+    if args.targets and not targets:
+        raise ConfigError("--targets names no card", "write one such as gfx1100, or leave --targets out")
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is no count", "write 0 or more")
     return Wish(

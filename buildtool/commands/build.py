@@ -108,7 +108,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
 
 def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[str, ...]]:
     """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
-    if asked:
+    if asked is not None:
         return True, tuple(map(str, parse_targets(asked)))
     cards = host.amd_targets()
     if cards:

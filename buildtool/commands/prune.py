@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TREE|FILE|IMAGE",
         help="a directory, a library or bundle, or an image's name",
     )
-    parser.add_argument(
-        "--targets", default="", metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100"
-    )
+    parser.add_argument("--targets", metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100")
     parser.add_argument(
         "--hsa-override", metavar="X.Y.Z", help="also keep what this HSA_OVERRIDE_GFX_VERSION needs"
     )
@@ -73,12 +71,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prune; 1 when libraries of a tree or an image were refused and left whole."""
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
-    targets = parse_targets(f"{args.targets},{override}")
+    targets = parse_targets(f"{args.targets or ''},{override}")
     there = place_at(args.path)
     if there is Place.DIRECTORY:
         return int(_run_tree(args, targets))
     if there is Place.FILE:
         return int(_run_file(args, targets))
+    if there is not Place.NOTHING:
+        raise DataError(
+            f"{args.path} is {there.value}",
+            "give a regular file, a directory or the name of an image: only those are pruned",
+        )
     if _means_file(str(args.path)):
         raise DataError(f"there is no file or directory {args.path}")
     return int(_run_image(args, targets))

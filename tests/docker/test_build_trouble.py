@@ -164,14 +164,28 @@ def test_a_build_that_is_stopped_leaves_nothing_half_made(shop: Shop, number: si
     assert shop.leftovers() == []
 
 
-STOPPABLE = """
-import signal
-from functools import partial
-from buildtool import cli, command, parallel
+@pytest.mark.parametrize("pause_s", [0.005, 0.5])
+def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, pause_s: float) -> None:
+    process = start_and_wait_for_the_slow_step(shop)
+    os.kill(process.pid, signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        time.sleep(pause_s)
+        process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED, said
+    assert "Traceback" not in said
+    assert shop.leftovers() == []
 
-signal.signal(signal.SIGTERM, cli._terminate)
+
+STOPPABLE = """
+from functools import partial
+from buildtool import command, parallel
+from probes.interrupt import interruptible
+
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
-parallel.at_once([partial(command.run, words) for words in programs], workers=2, stop=command.stop_children)
+tasks = [partial(command.run, words) for words in programs]
+with interruptible():
+    parallel.at_once(tasks, workers=2, stop=command.stop_children)
 """
 
 

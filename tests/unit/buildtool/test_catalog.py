@@ -198,3 +198,25 @@ def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
         "torch: [{name: t, build: cpu}]", "torch: [{name: t, build: cpu}, {name: t, build: cuda}]"
     )
     assert "two sources are called 't'" in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize("at", ["    base: ", "    torch: [{name: t, build: cpu, base: "])
+def test_two_bootstrap_bases_of_one_suite_do_not_lose_the_packages_of_the_second(
+    tmp_path: Path, at: str
+) -> None:
+    """The lock file names such a base by its suite, and the first of that suite would be made."""
+    bases = "[{bootstrap: {suite: trixie, packages: [a]}}, {bootstrap: {suite: trixie, packages: [b]}}]"
+    old, end = ("    base: [{registry: \"a:1\"}]", "") if "torch" not in at else (
+        "    torch: [{name: t, build: cpu}]", "}]"
+    )  # fmt: skip
+    said = complaint(tmp_path, MINIMAL.replace(old, f"{at}{bases}{end}"))
+    assert "bootstrap.suite: two bases of this list are made from 'trixie'" in said
+
+
+def test_one_suite_may_stand_in_the_lists_of_a_variant_and_of_its_torch_source(tmp_path: Path) -> None:
+    base = "[{bootstrap: {suite: trixie, packages: [a]}}]"
+    file = tmp_path / "v.yaml"
+    text = MINIMAL.replace('[{registry: "a:1"}]', base)
+    file.write_text(text.replace("build: cpu}", f"build: cpu, base: {base}}}"))
+    (variant,) = catalog.load(file).variants
+    assert variant.base == variant.torch[0].base

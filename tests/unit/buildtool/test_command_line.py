@@ -1,6 +1,7 @@
 """What both programs do with output that can't be written, and with paths that can't be looked at."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def descriptors(monkeypatch: pytest.MonkeyPatch, *, out: int | None, err: int | 
                 os.dup2(given, number)
             stream = None if given is None else os.fdopen(number, "w", closefd=False)
             patch.setattr(sys, name, stream)
-        patch.setattr(cli.signal, "signal", lambda *_: None)
+        patch.setattr(signal, "signal", lambda *_: None)
         try:
             yield
         finally:
@@ -177,3 +178,44 @@ def test_a_deeply_nested_manifest_of_a_prune_is_no_traceback(
     assert cli.main(["audit", str(manifest)]) == Exit.DATA
     assert cli.main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.DATA
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (["audit", "x.tar", "--image", ""], "argument --image: its value is empty; write `--image REF`"),
+        (["audit", "x.tar", "--image="], "argument --image: its value is empty; write `--image REF`"),
+        (["audit", "x.tar", "--json", ""], "write `--json FILE`, or leave --json out"),
+        (["audit", "x.tar", "--memory", ""], "write `--memory SIZE`"),
+        (["audit", ""], "its value is empty; write IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json"),
+        (["prune", "x", "--targets", ""], "write `--targets GFX[,GFX...]`"),
+        (["prune", "x", "--targets", "gfx906", "--tag", ""], "write `--tag REF`"),
+        (["prune", "x", "--targets", "gfx906", "--out", ""], "write `--out PATH`"),
+        (["build", "cpu", "--targets", ""], "write `--targets GFX[,GFX...]`"),
+        (["build", "cpu", ""], "its value is empty; write VARIANT"),
+        (["plan", "--catalog", ""], "write `--catalog FILE`"),
+    ],
+)
+def test_an_empty_value_does_not_pass_for_one_that_was_not_given(
+    words: list[str], way_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `--image "$IMAGE"` with an unset variable: another image than the one that was meant."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    assert left.value.code == Exit.USAGE
+    assert way_out in capsys.readouterr().err
+
+
+def test_an_empty_value_is_refused_by_the_probes_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        probes_cli.main(["run", "--out", ""])
+    assert left.value.code == Exit.USAGE
+    assert "write `--out DIR`, or leave --out out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["audit", "x.tar"], ["build", "cpu"], ["prune", "x"]])
+def test_a_list_of_targets_that_names_none_does_not_pass_for_no_list(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*verb, "--targets", ","]) == Exit.USAGE
+    assert "--targets" in capsys.readouterr().err

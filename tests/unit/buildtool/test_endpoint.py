@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.endpoint import DEFAULT_HOST, Endpoint, current_endpoint
+from buildtool.endpoint import DEFAULT_HOST, Endpoint, current_endpoint, disk_of
 from buildtool.engine import _unavailable
 from buildtool.errors import EngineForbidden, EngineUnavailable
+from probes.facts import Unknown
 
 
 @pytest.fixture
@@ -77,3 +78,19 @@ def test_an_engine_named_by_a_setting_is_told_with_that_setting() -> None:
     assert "tcp://a:1" in said.message
     assert "DOCKER_HOST" in said.message
     assert "unset DOCKER_HOST" in said.hint
+
+
+def disk(address: str = DEFAULT_HOST, *, engine_host: str = "here", is_seen: bool = True) -> Path | Unknown:
+    root = Path("/var/lib/docker")
+    return disk_of(Endpoint(address), root, engine_host=engine_host, this_host="here", is_seen=is_seen)
+
+
+def test_the_disk_of_an_engine_elsewhere_is_not_measured_here() -> None:
+    """`/var/lib/docker` of the other machine is a path of this one too, with another disk under it."""
+    assert disk() == Path("/var/lib/docker")
+    assert disk("tcp://far:2376") == Unknown(
+        "the engine is at tcp://far:2376, and its disk can't be measured from here"
+    )
+    assert disk("ssh://far", engine_host="here") != Path("/var/lib/docker")
+    assert disk("unix:///forwarded.sock", engine_host="far") == Unknown("the engine runs on far, not on here")
+    assert disk(is_seen=False) == Unknown("the engine's directory /var/lib/docker can't be seen from here")

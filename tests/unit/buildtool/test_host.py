@@ -3,12 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from buildtool.engine import EngineInfo
 from buildtool.errors import EngineUnavailable
-from buildtool.host import Card, Facts, State, _render_nodes, diagnose
+from buildtool.host import Card, Facts, State, _free_for, _render_nodes, diagnose
+from probes.facts import Unknown
 
 WELL = Facts(
-    engine=EngineInfo("26.1", "overlayfs", True, "/var/lib/docker", ()),
+    engine=EngineInfo("26.1", "overlayfs", True, "here", "/var/lib/docker", ()),
     buildx="0.13",
     compose="2.26.1",
     mmdebstrap=True,
@@ -42,8 +45,21 @@ def test_what_only_some_need_is_a_note() -> None:
     assert (found["mmdebstrap"], found["disk"], found["GPU"]) == (State.NOTE,) * 3
 
 
+def test_a_disk_that_cannot_be_measured_is_neither_roomy_nor_full() -> None:
+    (row,) = (r for r in diagnose(replace(WELL, free_disk_bytes=Unknown("it is far"))) if r.thing == "disk")
+    assert (row.state, row.found) == (State.NOTE, "unknown: it is far")
+
+
+def test_no_engine_at_an_address_says_nothing_about_this_hosts_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
+    assert isinstance(_free_for(EngineUnavailable("no engine")), Unknown)
+    assert isinstance(_free_for(EngineInfo("26.1", "overlayfs", True, "here", "/", ())), Unknown)
+
+
 def test_the_classic_image_store_is_named() -> None:
-    engine = EngineInfo("24.0", "overlay2", False, "/", ())
+    engine = EngineInfo("24.0", "overlay2", False, "here", "/", ())
     assert states(replace(WELL, engine=engine))["engine"] is State.NOTE
 
 

@@ -1,5 +1,7 @@
 """`prune` as somebody types it: what is said, and the exit code."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,7 +87,7 @@ def test_a_file_tells_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureF
         (["absent.so", "--targets", "gfx906"], Exit.DATA, "there is no file or directory"),
         (["libmath.so.1", "--targets", "vega"], Exit.USAGE, "a target looks like gfx906"),
         (["libmath.so.1", "--targets", "compute_90"], Exit.USAGE, "sm_90"),
-        (["libmath.so.1", "--targets", ""], Exit.USAGE, "name at least one"),
+        (["libmath.so.1", "--targets", ","], Exit.USAGE, "name at least one"),
         (["libmath.so.1"], Exit.USAGE, "name at least one: --targets"),
         (["libmath.so.1", "--targets", "gfx1030"], Exit.USAGE, "libmath.so.1: there is no code for gfx1030"),
         (["libmath.so.1", "--targets", "sm_90"], Exit.USAGE, "--targets gfx1100"),
@@ -143,3 +145,30 @@ def test_an_image_takes_only_what_is_for_images(option: str, capsys: pytest.Capt
 )
 def test_a_missing_file_is_told_from_an_image_by_its_name(name: str, is_file: bool) -> None:
     assert prune._means_file(name) == is_file
+
+
+def test_what_is_no_file_is_not_said_to_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        (tmp_path / "link.so").symlink_to("/dev/zero")
+        for name, kind in (
+            ("pipe", "a named pipe"),
+            ("socket", "a socket"),
+            ("link.so", "a character device"),
+        ):
+            assert command(tmp_path, name, "--targets", "gfx906") == Exit.DATA
+            said = capsys.readouterr().err
+            assert f"{name} is {kind}\n" in said
+            assert "only those are pruned" in said
+
+
+def test_a_device_in_the_working_directory_is_not_looked_up_as_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    assert main(["prune", "pipe", "--targets", "gfx906"]) == Exit.DATA
+    assert "pipe is a named pipe" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""What somebody gets who asks a program to stop once, twice at once, and again when it doesn't end."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from probes.interrupt import PATIENCE_S, Interrupts, interruptible
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in NUMBERS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("second", NUMBERS)
+def test_a_second_signal_does_not_end_the_clean_up_after_the_first(second: signal.Signals) -> None:
+    done = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(second)
+            done.append("cleaned up")
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["cleaned up"]
+
+
+def test_a_signal_behind_the_last_line_does_not_replace_the_exit_code() -> None:
+    with interruptible():
+        pass
+    for number in NUMBERS:
+        signal.raise_signal(number)
+
+
+def test_a_clean_up_that_hangs_can_be_interrupted_after_a_while(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = [0.0]
+    interrupts = Interrupts(lambda: clock[0])
+    with pytest.raises(KeyboardInterrupt):
+        interrupts(2, None)
+    for clock[0] in (0.005, 1.0, PATIENCE_S - 0.001):
+        interrupts(2, None)
+    assert capfd.readouterr().err.count("stopping") == 1
+    clock[0] = PATIENCE_S
+    with pytest.raises(KeyboardInterrupt):
+        interrupts(2, None)
+
+
+def test_signals_that_are_ignored_stay_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interruptible():
+        signal.raise_signal(signal.SIGHUP)
