@@ -297,11 +297,11 @@ def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance
 
 
 def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
+    """The chunks up to a fault, which is added to `faults`."""
     try:
         yield from chunks
     except ImageFault as fault:
         faults.append(fault)
-        raise
 
 
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
@@ -314,7 +314,7 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
 def _opened(path: Path) -> Iterator[int]:
     """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to doesn't hold us up
     except OSError as error:
         raise DataError(
             f"can't read {path}: {error.strerror}", "check the path and its permissions"

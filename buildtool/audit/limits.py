@@ -12,7 +12,6 @@ class Limits:
     meta_bytes: int = MIB  # one PAX header, GNU long name or sparse map; Go's archive/tar has the same bound
     meta_depth: int = 8  # extension headers before one entry; honest writers use at most three
     path_bytes: int = 4096  # PATH_MAX of Linux, including the final NUL
-    entries: int = 10_000_000  # in all layers together
     index_bytes: int = 200 * MIB  # of memory for the index of all layers: some 600,000 entries
     document_bytes: int = 4 * MIB  # one JSON document; containers/image has the same bound
     documents_bytes: int = 32 * MIB  # all JSON documents of one archive

@@ -212,6 +212,16 @@ def index_of(*manifests: Mapping[str, object]) -> bytes:
     )
 
 
+def pointing_to(*documents: bytes) -> bytes:
+    """An index of documents that say nothing else of themselves."""
+    return index_of(*(descriptor(document) for document in documents))
+
+
+def manifest_of(config: bytes, *layers: Mapping[str, object]) -> bytes:
+    """A bare manifest."""
+    return dump({"config": descriptor(config), "layers": list(layers)})
+
+
 def named(image: Image, **more: object) -> dict[str, object]:
     notes = {"io.containerd.image.name": f"docker.io/{image.ref}"}
     return descriptor(

@@ -1,15 +1,13 @@
 """Every dialect of image archive gives the same image; what can't be trusted is refused with its place."""
 
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.ahead import BATCH, Ahead
 from buildtool.audit.archive import StreamArchive, open_archive
 from buildtool.audit.contents import ImageContents
 from buildtool.audit.documents import Platform
@@ -488,38 +486,3 @@ def test_a_zstd_window_beyond_the_limit_is_refused() -> None:
     image = Image([tar(file("f", b"x" * 5000))], wide_window)
     with pytest.raises(MalformedStream, match="zstd"):
         read(make.archive(make.oci_layout(image)))
-
-
-def test_unpacking_ahead_stops_with_its_consumer() -> None:
-    with Ahead(iter(lambda: b"endless", None)) as ahead:
-        assert next(iter(ahead)) == b"endless"
-    assert "ahead" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_what_goes_wrong_ahead_is_heard_by_the_consumer() -> None:
-    def broken() -> Iterator[bytes]:
-        yield b"first"
-        raise OSError("disk")
-
-    with Ahead(broken()) as ahead:
-        chunks = iter(ahead)
-        assert next(chunks) == b"first"
-        with pytest.raises(OSError, match="disk"):
-            next(chunks)
-
-
-def test_an_interrupt_does_not_wait_for_an_engine_that_stalls() -> None:
-    answer = threading.Event()
-
-    def stalled() -> Iterator[bytes]:
-        yield from [b"first"] * BATCH**2  # enough for two stages to hand something over
-        answer.wait()
-
-    def interrupted() -> None:
-        with Ahead(Ahead(stalled()).__enter__().__iter__()) as ahead:
-            assert next(iter(ahead)) == b"first"
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    answer.set()

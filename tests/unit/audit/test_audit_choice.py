@@ -1,6 +1,7 @@
 """Which image of an archive is read, and configs that only a strict reader would refuse."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import image_maker as make
@@ -8,11 +9,29 @@ import pytest
 from image_maker import Image, Members, file, tar
 from odd_configs import ODD, odd_archive
 
-from buildtool.audit.archive import StreamArchive, open_archive
-from buildtool.audit.contents import ImageContents
+from buildtool.audit.archive import Blob, StreamArchive, open_archive
+from buildtool.audit.choice import (
+    Called,
+    Wanted,
+    check_readable,
+    choose,
+    document,
+    indexed,
+    same_name,
+    shown_name,
+)
+from buildtool.audit.contents import ImageContents, Layer
 from buildtool.audit.documents import parse_config, parse_index_or_manifest
-from buildtool.audit.faults import LimitExceeded, MalformedDocument, NoSuchImage
+from buildtool.audit.faults import (
+    LimitExceeded,
+    MalformedDocument,
+    MalformedStream,
+    Mismatch,
+    NoSuchImage,
+)
 from buildtool.audit.image import host_platform, read_image
+from buildtool.audit.layer import LayerIndex
+from buildtool.audit.unpack import Form
 from buildtool.cli import main
 from buildtool.errors import Exit
 from buildtool.jsontext import load, load_as_engines_do
@@ -178,3 +197,117 @@ def test_what_lies_too_deep_is_left_out_whatever_strings_hold() -> None:
     assert (loaded.value["a"], loaded.value["c"]) == (']}"[', [1, float("-inf")])
     with pytest.raises(ValueError, match="nested more than 64"):
         load(deep)
+
+
+# Names, without an archive.
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("a", "docker.io/library/a:latest", True),
+        ("docker.io/b/a:1", "b/a:1", True),
+        ("library/a:1", "a:1", True),
+        ("a", "a:1", False),
+        ("localhost:5000/a", "localhost:5000/a:latest", True),
+        ("localhost:5000/a", "localhost:5000/a:1", False),
+        ("a@sha256:0", "a@sha256:0", True),
+        ("a@sha256:0", "a@sha256:0:latest", False),
+        ("ghcr.io/a", "a", False),
+    ],
+)
+def test_what_a_reference_may_leave_out_is_known(one: str, other: str, same: bool) -> None:
+    assert same_name(one, other) is same_name(other, one) is same
+
+
+CALLED = Called(("b/a:1", "b/a:2"), ("sha256:first", "sha256:second"))
+
+
+@pytest.mark.parametrize(
+    ("ref", "answer"),
+    [
+        ("b/a:1", True),
+        ("docker.io/b/a:2", True),
+        ("b/a", False),
+        ("sha256:second", True),
+        ("anything@sha256:first", True),
+        ("b/a:1@sha256:third", False),
+    ],
+)
+def test_an_image_answers_to_its_names_and_digests_alone(ref: str, answer: bool) -> None:
+    assert CALLED.answers(ref) is answer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "shown"),
+    [
+        (Wanted("a.tar"), ("x:1", "y:1"), "x:1"),
+        (Wanted("a.tar"), (), "a.tar"),
+        (Wanted("a.tar", "y:1"), ("x:1",), "y:1"),
+        (Wanted("a.tar", "sha256:0"), ("x:1",), "x:1"),
+        (Wanted("a.tar", "sha256:0"), (), "sha256:0"),
+        (Wanted("a.tar", "sha256:0", is_answer=True), ("x:1",), "sha256:0"),
+    ],
+)
+def test_a_report_calls_an_image_by_the_most_telling_name(
+    wanted: Wanted, names: tuple[str, ...], shown: str
+) -> None:
+    assert shown_name(wanted, Called(names, ("sha256:0",))) == shown
+
+
+def test_one_image_on_several_platforms_is_no_choice_between_images() -> None:
+    amd, arm, other = (Called(("x:1",), (top, leaf)) for top, leaf in ("tm", "tn", "uo"))
+    assert choose(Wanted("a"), [amd, arm]) == (0, 1)
+    assert choose(Wanted("a", "n"), [amd, arm, other]) == (1,)
+    assert choose(Wanted("a", "t"), [other, amd, arm]) == (1, 2)
+    assert choose(Wanted("a", "unheard-of", is_answer=True), [amd]) == (0,)
+    with pytest.raises(NoSuchImage) as several:
+        choose(Wanted("a.tar", "x:1"), [amd, arm, other])
+    assert "--image: t, u" in several.value.hint
+    with pytest.raises(NoSuchImage, match=r"a\.tar holds no image z:1"):
+        choose(Wanted("a.tar", "z:1"), [amd])
+
+
+def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most() -> None:
+    images = [Called((f"x:{n}", "same:1"), (f"sha256:{n}",)) for n in range(41)]
+    nameless = Called(("same:1",), ("sha256:nameless",))
+    with pytest.raises(NoSuchImage) as refused:
+        choose(Wanted("a.tar"), [nameless, *images])
+    words = refused.value.hint.partition("--image: ")[2].split(", ")
+    assert words == ["sha256:nameless", *(f"x:{n}" for n in range(39))]
+    with pytest.raises(NoSuchImage) as refused:
+        choose(Wanted("a.tar", "z"), [Called((), ("",))])
+    assert refused.value.hint == ""
+
+
+# Blobs in the place of documents and layers.
+
+
+def test_a_blob_that_is_no_document_is_told_with_its_place() -> None:
+    assert document(Blob(Form.JSON, document=b""), "p") == b""
+    with pytest.raises(LimitExceeded, match=r"p: .*1,234,567 bytes"):
+        document(Blob(Form.JSON, stored_bytes=1_234_567), "p")
+    with pytest.raises(MalformedDocument, match=r"p: .*squashfs"):
+        document(Blob(Form.SQUASHFS), "p")
+
+
+@pytest.mark.parametrize(
+    ("form", "stored"),
+    [(Form.TAR, None), (Form.EMPTY, None), (Form.GZIP, 7), (Form.ZSTD, 7)],
+)
+def test_a_layer_takes_its_sizes_from_its_blob(form: Form, stored: int | None) -> None:
+    layer = Layer("sha256:l", "sha256:d", "media", 3, 0, "RUN x", None)
+    index = LayerIndex()
+    blob = Blob(form, "sha256:l", 7, None, index, "sha256:d", 11)
+    assert indexed(layer, blob, "p") == Layer("sha256:l", "sha256:d", "media", stored, 11, "RUN x", index)
+    with pytest.raises(Mismatch, match=r"p: .*sha256:e, .*sha256:d"):
+        indexed(layer, replace(blob, diff_id="sha256:e"), "p")
+    with pytest.raises(MalformedStream, match=f"p: .*{form.value}"):
+        indexed(layer, replace(blob, index=None), "p")
+
+
+def test_only_a_media_type_that_ends_in_encrypted_is_refused() -> None:
+    check_readable("application/x+encrypted+gzip", 0, "p")
+    check_readable("", 0, "p")
+    with pytest.raises(MalformedStream, match="p: layer 3 "):
+        check_readable("application/x+gzip+encrypted", 3, "p")

@@ -1,6 +1,7 @@
 """Layers at the exact limits of what is read: header fields, extensions, whiteouts, links, memory."""
 
 import hashlib
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,10 @@ from buildtool.audit.faults import LimitExceeded, MalformedTar, Truncated
 from buildtool.audit.layer import HASHED_BYTES, LayerIndex, index_layer, split
 from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.merge import Finder, Merged, merge
+from buildtool.audit.secrets import SCANNED_BYTES
 from buildtool.audit.tarfields import pax_integer
 from buildtool.audit.tarwalk import Member, TarReader
+from buildtool.gpucode.errors import GpuCodeError
 
 
 def walk(content: bytes) -> list[Member]:
@@ -185,3 +188,135 @@ def test_files_are_hashed_from_a_size_on(path: str) -> None:
     content = bytes(range(256)) * (HASHED_BYTES // 256)
     assert layer(file(path, content[:-1])).digests == {}
     assert layer(file(path, content)).digests == {0: hashlib.sha256(content).digest()[:16]}
+
+
+# Indexes, whole.
+
+PASSWORD = b"machine example.org login me password correct-horse-battery\n"
+KINDS = bytearray([tarwalk.DIRECTORY, tarwalk.FILE, tarwalk.SYMLINK, tarwalk.HARDLINK])
+
+
+def test_an_index_holds_every_member_in_its_order() -> None:
+    content = bytes(range(256)) * (HASHED_BYTES // 256)
+    index = layer(
+        folder("."),
+        folder("d"),
+        file("d/large", content),
+        symlink("d/soft", "../x"),
+        hardlink("hard", "d/large"),
+        file("d/.wh.gone"),
+        file("root/.netrc", PASSWORD),
+        file(".wh..wh..opq"),
+        file("var/lib/dpkg/status", b"Package: x"),
+        file("d//empty"),
+    )
+    assert b"".join(index.pieces(5)) == b"Package: x"
+    captured = index.captured
+    assert index == LayerIndex(
+        dirs=[b"", b"d", b"d", b"", b"root", b"var/lib/dpkg", b"d"],
+        names=[b"d", b"large", b"soft", b"hard", b".netrc", b"status", b"empty"],
+        sizes=array("q", [0, len(content), 0, 0, len(PASSWORD), 10, 0]),
+        kinds=KINDS + bytes([tarwalk.FILE] * 3),
+        links={2: b"../x", 3: b"d/large"},
+        digests={1: hashlib.sha256(content).digest()[:16]},
+        captured=captured,
+        secrets={4: ("password in .netrc",)},
+        whiteouts=[(b"d", b"gone")],
+        opaque=[b""],
+        captured_bytes=10,
+        index_bytes=index.index_bytes,
+    )
+    assert (index.n_entries, index.path(1), index.path(3)) == (7, b"d/large", b"hard")
+
+
+@pytest.mark.parametrize(
+    ("members", "n_bytes"),
+    [
+        ((), 0),
+        ((file("name", b"x"),), 200 + 270 + 4),
+        ((file("a", b"x"), file("bb", b"x")), 200 + 270 + 1 + 270 + 2),
+        ((file("d/a"),), (200 + 1 + 300 + 1) + 270 + 1),
+        ((file("d/e/a"),), (200 + 3 + 300 + 3 + 300 + 1) + 270 + 1),
+        ((symlink("a", "target"),), 200 + 270 + 1 + 200 + 6),
+        ((file("a", bytes(HASHED_BYTES)),), 200 + 270 + 1 + 200),
+        ((file("a.json", bytes(HASHED_BYTES)),), 200 + 270 + 6 + 200),
+        ((file(".netrc", PASSWORD),), 200 + 270 + 6 + 200),
+        ((file(".wh.gone"),), 200 + 270 + 8),
+    ],
+)
+def test_memory_of_an_index_is_what_was_measured_for_its_parts(
+    members: tuple[bytes, ...], n_bytes: int
+) -> None:
+    """270 bytes for an entry, 300 for a directory of the tree, 200 for what is looked up by row or path."""
+    assert layer(*members).index_bytes == n_bytes
+
+
+def test_a_kept_file_counts_with_its_compressed_bytes_and_comes_back_in_small_pieces() -> None:
+    content = bytes(200_000)
+    kept = layer(file("var/lib/dpkg/status", content))
+    assert kept.index_bytes == layer(file("var/lib/dpkg/status")).index_bytes + len(kept.captured[0])
+    assert len(kept.captured[0]) < 2000
+    sizes = [len(piece) for piece in kept.pieces(0)]
+    assert (max(sizes), sum(sizes)) == (65_536, 200_000)
+    assert kept.digests == {}
+    with pytest.raises(KeyError):
+        next(kept.pieces(1))
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("var/lib/dpkg/status", True),
+        ("var/lib/dpkg/status-old", False),
+        ("var/lib/dpkg/status.d/base", True),
+        ("var/lib/dpkg/info/a.list", True),
+        ("var/lib/dpkg/info/a.md5sums", False),
+        ("v/site-packages/a-1.dist-info/RECORD", True),
+        ("v/site-packages/a-1.dist-info/METADATA", True),
+        ("v/site-packages/a-1.dist-info/WHEEL", False),
+        ("v/site-packages/a-1.dist-info/licenses/RECORD", False),
+        ("opt/conda/conda-meta/a-1.json", True),
+        ("opt/conda/conda-meta/history", False),
+        ("lib/dpkg/status", False),
+        ("status", False),
+    ],
+)
+def test_package_databases_are_kept_and_nothing_else_is(path: str, kept: bool) -> None:
+    assert list(layer(file(path, b"1234")).captured) == [0] * kept
+
+
+@pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh..."])
+def test_a_whiteout_of_a_directory_itself_is_refused(name: str) -> None:
+    with pytest.raises(MalformedTar, match=r"^t: "):
+        layer(file(f"d/{name}"))
+
+
+def test_names_that_only_begin_like_a_whiteout_are_told_apart() -> None:
+    index = layer(file("a/.wh.x.wh."), file("a/.wh-x"), file("a/.wh..wh.plnk"), file("a/.wh..wh..opq"))
+    assert (index.names, index.whiteouts, index.opaque) == ([b".wh-x"], [(b"a", b"x.wh.")], [b"a"])
+
+
+def test_a_large_file_of_text_is_both_hashed_and_searched_and_a_larger_one_only_hashed() -> None:
+    text = b"password=correct-horse-battery\n"
+    longest = text + b"#" * (SCANNED_BYTES - len(text))
+    for content, found in ((longest, [0]), (longest + b"#", [])):
+        index = layer(file("app/settings.conf", content))
+        assert (list(index.secrets), list(index.digests)) == (found, [0])
+
+
+def test_what_breaks_while_code_is_looked_for_is_noted_and_the_file_is_hashed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: object) -> object:
+        raise GpuCodeError("half a bundle")
+
+    monkeypatch.setattr("buildtool.audit.gpuprobe.GpuProbe.stored_bytes_by_processor", broken)
+    index = layer(file("a.so", bytes(HASHED_BYTES)))
+    assert (index.unread, list(index.digests), index.gpu_code) == ({0: "half a bundle"}, [0], {})
+
+
+def test_a_layer_is_read_to_its_very_end() -> None:
+    """Whatever hashes it must see the bytes behind the end marker, too."""
+    pieces = chunks(tar(file("a")) + bytes(100_000), 1000)
+    index_layer(TarReader(pieces, place="t"), place="t")
+    assert next(pieces, None) is None
