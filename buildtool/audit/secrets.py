@@ -106,41 +106,45 @@ _WORD = (
 _WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"credential")
 
 
+@dataclass(frozen=True, slots=True)
 class _Tie:
     """How a kind of text ties a value to a name that tells: the value ends where a byte of `ends` stands."""
 
-    def __init__(self, opening: bytes, *, ends: bytes, least: int, closing: bytes = b"") -> None:
-        self._head = re.compile(_WORD + opening)
-        self._ends = re.compile(ends)
-        self._least = least
-        self._closing = re.compile(closing)
+    head: re.Pattern[bytes]
+    ends: re.Pattern[bytes]
+    least: int  # bytes of a value
+    closing: re.Pattern[bytes] = re.compile(b"")
 
     def values(self, raw: bytes) -> Iterator[tuple[bytes, int, int]]:
         """What follows the name's telling word, and where its value lies."""
         at = end = 0
-        while head := self._head.search(raw, at):
+        while head := self.head.search(raw, at):
             at = start = head.end()
             if start >= end:  # else an earlier name's value, of the same run of bytes, ended there too
-                found = self._ends.search(raw, start)
+                found = self.ends.search(raw, start)
                 end = found.start() if found else len(raw)
             quote = head["q"]
-            if end - start < self._least or not raw.startswith(quote, end):
+            if end - start < self.least or not raw.startswith(quote, end):
                 continue
-            closing = self._closing.match(raw, end + len(quote))
+            closing = self.closing.match(raw, end + len(quote))
             if closing:
                 at = closing.end()
                 yield head["n"], start, end
 
 
 _TIES = {
-    "shell": _Tie(rb"=(?P<q>[\"']?)", ends=rb"[\s\"';|&]", least=4),
+    "shell": _Tie(re.compile(_WORD + rb"=(?P<q>[\"']?)"), ends=re.compile(rb"[\s\"';|&]"), least=4),
     "ini": _Tie(
-        rb"[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"']?)",
-        ends=rb"[\s\"'#;,()\[\]{}]",
+        re.compile(_WORD + rb"[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"']?)"),
+        ends=re.compile(rb"[\s\"'#;,()\[\]{}]"),
         least=4,
-        closing=rb"[ \t\r]{0,9}+(?=\n|\Z)",
+        closing=re.compile(rb"[ \t\r]{0,9}+(?=\n|\Z)"),
     ),
-    "code": _Tie(rb"[\"']?\]?[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"'])", ends=rb"[\s\"'()\[\]{}]", least=6),
+    "code": _Tie(
+        re.compile(_WORD + rb"[\"']?\]?[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"'])"),
+        ends=re.compile(rb"[\s\"'()\[\]{}]"),
+        least=6,
+    ),
 }
 _NOT_SECRET_NAME = re.compile(
     rb"(?i)(file|path|dir|url|uri|name|ttl|type|ids?|expir\w*|len\w*|limit|max|min|size|header|prefix|env|count"
@@ -151,7 +155,7 @@ _SPECIAL = {
     b".netrc": rb"\bpassword\s+(?P<s>\S{3,})",
     b"_netrc": rb"\bpassword\s+(?P<s>\S{3,})",
     b".pgpass": rb"(?m)^[^#:\s]+:[^:\s]*:[^:\s]*:[^:\s]*:(?P<s>\S+)$",
-    b".htpasswd": rb"(?m)^[^:\s]+:(?P<s>(?:\$apr1\$|\$2[aby]\$|\{SHA\})\S+)",
+    b".htpasswd": rb"(?m)^[^:\s]+:(?:\$apr1\$|\$2[aby]\$|\{SHA\})(?P<s>\S+)",
     b"shadow": rb"(?m)^[^:\s]+:(?P<s>\$[^:\s]{8,})",
     b"kaggle.json": rb"\"key\"\s*:\s*\"(?P<s>[0-9a-f]{32})\"",
     b"rclone.conf": rb"(?m)^pass\s*=\s*(?P<s>\S{8,})",
@@ -241,8 +245,9 @@ def _hits(raw: bytes) -> list[Hit]:
     for hit in sorted(found, key=lambda hit: (hit.start, -hit.end)):
         if not apart or hit.start >= apart[-1].end:
             apart.append(hit)
-        elif hit.end > apart[-1].end:
-            apart[-1] = Hit(apart[-1].kind, apart[-1].start, hit.end)
+        else:
+            last = apart.pop()
+            apart.append(Hit(last.kind, last.start, max(last.end, hit.end)))
     return apart
 
 
