@@ -112,3 +112,50 @@ def test_the_verb_reads_saved_reports_and_writes_markdown(
     assert "| caches" in (tmp_path / "d.md").read_text()
     with pytest.raises(ConfigError, match="is no count"):
         command.run(parser.parse_args([*words, "--top", "-1"]))
+
+
+def test_what_a_side_lacks_counts_as_nothing_in_a_change() -> None:
+    changes = (Change("x", None, 5), Change("x", 5, None), Change("x", 7, 5), Change("x", None, None))
+    assert [row.delta_bytes for row in changes] == [5, -5, -2, 0]
+
+
+def test_equal_differences_are_told_in_the_order_of_their_names() -> None:
+    names = ("b", "d", "a", "e", "c")
+    found = diff(replace(small_report(), kinds={}), replace(small_report(), kinds=dict.fromkeys(names, 5)))
+    assert [row.name for row in found.kinds] == sorted(names)
+
+
+def test_packages_of_one_name_are_added_up_and_told_with_all_their_versions() -> None:
+    before = replace(small_report(), packages=(package("a", "2", 5), package("a", "1", 6)))
+    pip = replace(package("a", "2", 5), manager="pip")
+    after = replace(small_report(), packages=(package("a", "2", 7), pip))
+    assert diff(before, after).packages == (
+        Change("a (pip)", None, 5, "none -> 2"),
+        Change("a (deb)", 11, 7, "1, 2 -> 2"),
+    )
+    larger = replace(small_report(), packages=(package("a", "2", 8), package("a", "1", 6)))
+    assert diff(before, larger).packages == (Change("a (deb)", 11, 14, "1, 2"),)
+
+
+def test_a_directory_is_left_out_where_nine_tenths_of_its_change_are_one_thing() -> None:
+    def names(child: int, whole: int) -> list[str]:
+        after = with_tree(a_row("lib/a", child), a_row("lib", whole - child))
+        return [row.name for row in diff(with_tree(a_row("other", 1)), after).places]
+
+    assert names(90, 100) == ["lib/a"]
+    assert names(89, 100) == ["lib", "lib/a"]
+
+
+def test_places_need_what_the_coarser_of_both_reports_keeps() -> None:
+    before = with_tree(a_row("a/x", 100), a_row("b/x", 100), least_bytes=10)
+    after = with_tree(a_row("a/x", 150), a_row("b/x", 149), least_bytes=50)
+    found = diff(before, after)
+    assert found.places == (Change("a/x", 100, 150),)
+    assert found.least_bytes == 50
+    assert diff(after, before).least_bytes == 50
+
+
+def test_a_diff_holds_both_reports() -> None:
+    before, after = with_findings(a_finding()), small_report()
+    found = diff(before, after)
+    assert (found.before, found.after) == (before, after)
