@@ -77,8 +77,6 @@ def _decode(hint: object, value: Json, where: str) -> object:
     if origin is tuple:
         items = _list(value, where)
         hints = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
-        if len(hints) != len(items):
-            raise _not_a_report(where, f"{len(items)} items where {len(hints)} belong")
         return tuple(_decode(*pair, f"{where}[{n}]") for n, pair in enumerate(zip(hints, items, strict=True)))
     if origin is Mapping:
         return {

@@ -9,7 +9,8 @@ import pytest
 from report_maker import HOSTILE, a_finding, audited, small_report
 
 from buildtool.audit.budget import Verdict
-from buildtool.audit.report import to_json
+from buildtool.audit.finding import Prediction
+from buildtool.audit.report import DuplicateRow, to_json
 from buildtool.audit.saved import parse_report, read_report
 from buildtool.cli import main
 from buildtool.errors import DataError, Exit
@@ -72,6 +73,19 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
         (broken(lambda d: d.update(layers={})), "layers: a list belongs here"),
         (broken(lambda d: d.update(gpu_code=[])), "gpu_code: an object belongs here"),
         (broken(lambda d: d.update(top_directories=[1])), "top_directories: an object belongs here"),
+        (broken(lambda d: d.update(top_directories={})), "top_directories: a list belongs here"),
+        (broken(lambda d: d.update(findings=[1])), "findings: an object belongs here"),
+        (broken(lambda d: d.update(findings={})), "findings: a list belongs here"),
+        (broken(lambda d: d.update(image=[])), r"r\.json\.image: an object belongs here"),
+        (broken(lambda d: d.update(owners=[])), r"r\.json\.owners: an object belongs here"),
+        (broken(lambda d: d["gpu_code"].pop("by_target")), r"r\.json\.gpu_code: an object belongs here"),
+        (
+            broken(lambda d: d["top_directories"][0].pop("path")),
+            r"top_directories\[0\]\[0\]: 'None' where str",
+        ),
+        (broken(lambda d: d["layers"][1].update(command=7)), r"layers\[1\]\.command: '7' where str"),
+        (broken(lambda d: d["findings"][0].update(paths=[7])), r"findings\[0\]\.paths\[0\]: '7' where str"),
+        (broken(lambda d: d["budget"].update(unpacked=None)), r"budget\.unpacked: an object belongs here"),
     ],
 )
 def test_what_is_no_report_is_refused_with_its_place(text: str, told: str) -> None:
@@ -93,10 +107,53 @@ def test_sizes_that_no_image_has_are_no_traceback(tmp_path: Path, digits: int) -
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't read .*none\.json"):
         read_report(tmp_path / "none.json")
+    with pytest.raises(DataError, match=r"can't read .*: Is a directory"):
+        read_report(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="not UTF-8 text"):
         read_report(tmp_path / "binary.json")
     with (tmp_path / "huge.json").open("wb") as handle:
         handle.truncate(65 << 20)
-    with pytest.raises(DataError, match="larger than any"):
+    with pytest.raises(DataError, match=r"huge\.json is larger than any audit report \(64 MiB\)"):
         read_report(tmp_path / "huge.json")
+
+
+def test_every_value_of_a_report_reads_back(tmp_path: Path) -> None:
+    report = replace(
+        small_report(Budget(1, None)),
+        findings=(a_finding(paths=("a\nb", "c\td"), predicted_unpacked_bytes=5), a_finding("other")),
+        duplicates=(DuplicateRow(5, 10, ("a", "b"), "why"),),
+        gpu_code={"gfx906": 7},
+        gpu_in_libraries={"gfx906": 3},
+        notes=("note é",),
+        prediction=None,
+    )
+    (tmp_path / "r.json").write_text(to_json(report))
+    assert read_report(tmp_path / "r.json") == report
+    again = replace(report, prediction=Prediction(5, 7))
+    assert parse_report(to_json(again), "r.json") == again
+
+
+def test_counts_reach_from_nothing_to_63_bits() -> None:
+    for count in (0, (1 << 63) - 1):
+        report = replace(small_report(), owners={"deb": count})
+        assert parse_report(to_json(report), "r.json").owners == {"deb": count}
+    with pytest.raises(DataError, match=r"r\.json\.owners\.deb: '9223372036854775808' where int"):
+        parse_report(to_json(replace(small_report(), owners={"deb": 1 << 63})), "r.json")
+
+
+def test_a_wrong_value_is_shown_by_its_first_60_characters() -> None:
+    text = broken(lambda d: d["totals"].update(n_files="7" * 100))
+    with pytest.raises(DataError, match=f": '{'7' * 60}' where int belongs"):
+        parse_report(text, "r.json")
+
+
+def test_the_report_that_is_wrong_is_named_without_its_control_characters() -> None:
+    with pytest.raises(DataError, match=r"^r\\x1b: not JSON"):
+        parse_report("{", "r\x1b")
+
+
+def test_only_the_schema_that_this_program_writes_is_read() -> None:
+    for version in (0, 2, "1", None):
+        with pytest.raises(DataError, match="schema_version is"):
+            parse_report(broken(lambda d, version=version: d.update(schema_version=version)), "r.json")
