@@ -116,41 +116,53 @@ def test_signed_checksums_of_old_writers_are_accepted() -> None:
 
 
 BROKEN = {
-    "a flipped bit in a header": (file("a")[:50] + b"\1" + file("a")[51:], MalformedTar),
-    "a negative size": (header(b"a", b"\xff" * 11 + b"\0"), MalformedTar),
-    "a size beyond 2^63": (header(b"a", b"\x80" + b"\x7f" * 11), MalformedTar),
-    "a size that is no number": (header(b"a", b"0000000x000\0"), MalformedTar),
-    "a negative octal size": (header(b"a", b"-0000000012\0"), MalformedTar),
-    "a negative PAX size": (pax({"size": "-512"}) + file("a"), MalformedTar),
-    "a PAX size of 5,000 digits": (pax({"size": "9" * 5000}) + file("a"), MalformedTar),
+    "a flipped bit in a header": (file("a")[:50] + b"\1" + file("a")[51:], MalformedTar, 0),
+    "a negative size": (header(b"a", b"\xff" * 11 + b"\0"), MalformedTar, 0),
+    "a size beyond 2^63": (header(b"a", b"\x80" + b"\x7f" * 11), MalformedTar, 0),
+    "a size that is no number": (header(b"a", b"0000000x000\0"), MalformedTar, 0),
+    "a negative octal size": (header(b"a", b"-0000000012\0"), MalformedTar, 0),
+    "a negative PAX size": (pax({"size": "-512"}) + file("a"), MalformedTar, 1024),
+    "a PAX size of 5,000 digits": (pax({"size": "9" * 5000}) + file("a"), MalformedTar, 5632),
     "a PAX record longer than its header": (
         header(b"x", 8, b"x") + padded(b"99 a=bc\n") + file("a"),
         MalformedTar,
+        1024,
     ),
-    "a PAX record of no length": (header(b"x", 8, b"x") + padded(b"0 a=bcd\n") + file("a"), MalformedTar),
-    "a NUL in a PAX path": (pax({"path": b"a\0b"}) + file("a"), MalformedTar),
-    "an unknown type": (header(b"a", flag=b"Z"), MalformedTar),
-    "a lone zero block": (bytes(512) + file("a"), MalformedTar),
-    "a PAX time that is no time": (pax({"mtime": "noon"}) + file("a"), MalformedTar),
-    "a NUL in a PAX key": (pax({"a\0b": "c"}) + file("a"), MalformedTar),
-    "a global PAX header that can't be read": (header(b"x", 8, b"g") + padded(b"99 a=bc\n"), MalformedTar),
-    "a PAX header of 1 GiB": (header(b"x", 1 << 30, b"x"), LimitExceeded),
-    "a GNU name of 1 GiB": (header(b"x", 1 << 30, b"L"), LimitExceeded),
-    "5,000 chained PAX headers": (pax({"comment": "x"}) * 5000 + file("a"), LimitExceeded),
-    "a path of 5,000 bytes": (pax({"path": "p" * 5000}) + file("a"), LimitExceeded),
+    "a PAX record of no length": (
+        header(b"x", 8, b"x") + padded(b"0 a=bcd\n") + file("a"),
+        MalformedTar,
+        1024,
+    ),
+    "a NUL in a PAX path": (pax({"path": b"a\0b"}) + file("a"), MalformedTar, 1024),
+    "an unknown type": (header(b"a", flag=b"Z"), MalformedTar, 0),
+    "a lone zero block": (bytes(512) + file("a"), MalformedTar, 512),
+    "a PAX time that is no time": (pax({"mtime": "noon"}) + file("a"), MalformedTar, 1024),
+    "a NUL in a PAX key": (pax({"a\0b": "c"}) + file("a"), MalformedTar, 1024),
+    "a global PAX header that can't be read": (
+        header(b"x", 8, b"g") + padded(b"99 a=bc\n"),
+        MalformedTar,
+        1024,
+    ),
+    "a PAX header of 1 GiB": (header(b"x", 1 << 30, b"x"), LimitExceeded, 0),
+    "a GNU name of 1 GiB": (header(b"x", 1 << 30, b"L"), LimitExceeded, 0),
+    "5,000 chained PAX headers": (pax({"comment": "x"}) * 5000 + file("a"), LimitExceeded, 8192),
+    "a path of 5,000 bytes": (pax({"path": "p" * 5000}) + file("a"), LimitExceeded, 5632),
     "a sparse map without end": (
         header(b"s", 0, b"S", magic=b"ustar  \0", tail=bytes(137) + b"\1" + bytes(29))
         + (bytes(504) + b"\1" + bytes(7)) * 3000,
         LimitExceeded,
+        512 + (1 << 20),
     ),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_malformed_headers_are_named_with_their_place(case: str) -> None:
-    content, fault = BROKEN[case]
-    with pytest.raises(fault, match=r"test\.tar, byte [0-9,]+: "):
+    content, fault, at = BROKEN[case]
+    with pytest.raises(fault, match=rf"^test\.tar, byte {at:,}: "):
         walk(tar(content))
+    with pytest.raises(fault, match=rf"^test\.tar, byte {1536 + at:,}: "):
+        walk(tar(file("before", b"x" * 700), content))
 
 
 def test_every_truncation_inside_a_member_is_detected() -> None:
@@ -234,7 +246,12 @@ def test_the_prefix_that_go_before_1_8_wrote_into_gnu_headers_is_kept() -> None:
 
 
 def test_the_times_of_gnu_headers_are_no_prefix() -> None:
-    for times in (b"14000000000\0" * 2, b"\x80" + bytes(11), b"14000000000\0" + b"\x80" + bytes(11)):
+    for times in (
+        b"14000000000\0" * 2,
+        b"\x80" + bytes(11),
+        b"14000000000\0" + b"\x80" + bytes(11),
+        b"14000000000\0\0abc",
+    ):
         assert walk(tar(header(b"foo", prefix=times, magic=b"ustar  \0")))[0][0] == b"foo"
     assert walk(tar(header(b"foo", prefix=b"\xe4" * 9, magic=b"ustar  \0")))[0][0] == b"foo"
 
