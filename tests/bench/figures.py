@@ -183,16 +183,18 @@ def prune_libraries(results: Results) -> str:
 
 def bars(results: Results) -> str:
     """Every bar of a bench as a table; those that differ in a number or a file's name alone share a row."""
-    grouped: dict[tuple[str, str], list[float]] = {}
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in results.document["rows"]:
         if "bar" in row and row["value"] is not None:
-            name = _without_numbers(row["bar"])
-            must = f"{row['must_be']} {_number(row['limit'])} {row['unit']}".replace(" 1 1", " 1").rstrip()
-            grouped.setdefault((name, must), []).append(row["value"])
+            unit = "" if row["unit"] == "1" else row["unit"]
+            must = f"{row['must_be']} {_number(row['limit'])} {unit}".rstrip()
+            grouped.setdefault((_without_numbers(row["bar"]), must), []).append(row)
     lines = ["| bar | must be | seen |", "|---|---|---|"]
-    for (name, must), seen in grouped.items():
-        count = f" ({len(seen)} times)" if len(seen) > 1 else ""
-        lines.append(f"| {name} | {must} | {_span(seen)}{count} |")
+    for (name, must), rows in grouped.items():
+        seen = _span([row["value"] for row in rows])
+        count = f" ({len(rows)} times)" if len(rows) > 1 else ""
+        missed = "" if all(row["ok"] for row in rows) else ", **missed**"
+        lines.append(f"| {name if len(rows) > 1 else rows[0]['bar']} | {must} | {seen}{count}{missed} |")
     ran = f"`{results.document['command']}`, {results.document['date']}, {cores(results)}{busy(results)}:"
     return block([ran, "", *lines])
 
