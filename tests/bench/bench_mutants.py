@@ -1,7 +1,7 @@
 """The bar of `make mutants`: what share of small faults, planted one at a time, fails a unit test.
 
     bench_mutants.py [--sample N | --all | --again LOG] [--only PART-OF-A-PATH]
-                     [--tests DIR,...] [--seed N] [--jobs N]
+                     [--tests DIR-OR-FILE,...] [--seed N] [--jobs N]
 
 A process imports pytest and every unit test once and notes which lines each test runs. For each mutant it
 forks, replaces the live function with the changed one, and runs the tests that reach the line until one
@@ -40,7 +40,7 @@ import pytest
 from mutate import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("audit", "buildtool", "gpucode", "probereport", "probes")
+TESTS = ("audit", "buildtool", "gpucode", "probereport", "probes", "test_files.py", "test_terminal.py")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
 # Decisions about users' files, about what is read from outside, and statistics. Pages, tables and command
 # lines, and whatever talks to engines and GPUs, are judged by tests of other kinds.
@@ -122,20 +122,27 @@ class Reach:
         self.imports: dict[str, set[str]] = {path: _imported(path) for path in paths}
         self._by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
         self._by_path: dict[str, set[str]] = defaultdict(set)
+        self._of_values: set[str] = set()
 
     def add(self, test: str, lines: Lines, seconds: float) -> None:
         """Note what a test did."""
         self.seconds[test] = seconds
+        if not lines:
+            self._of_values.add(test)
         for path, line in lines:
             self._by_line[path, line].add(test)
             self._by_path[path].add(test)
 
     def tests(self, mutant: Mutant) -> set[str]:
-        """The tests that can notice a mutant: of an import-time value, those of the modules that know it."""
+        """The tests that can notice a mutant.
+
+        Of an import-time value, those of the modules that know it, and those that run no function at all:
+        such a test looks at values alone (that `__all__` names what is there).
+        """
         if mutant.scope.function:
             return set().union(*(self._by_line[mutant.path, line] for line in mutant.scope.lines))
         users = [path for path, names in self.imports.items() if _module(mutant.path) in names]
-        return set().union(*(self._by_path[path] for path in (mutant.path, *users)))
+        return self._of_values.union(*(self._by_path[path] for path in (mutant.path, *users)))
 
     def before_tests(self, mutant: Mutant) -> bool:
         """Does the mutant change what import or collection computes?"""
@@ -281,6 +288,10 @@ class InPlace(Watcher):
     def _run(self, items: Sequence[pytest.Item]) -> None:
         gc.unfreeze()  # the tests freeze what was collected; frozen functions couldn't be found
         functions = _functions()
+        if not functions:
+            raise RuntimeError(
+                "no live function of the project was found: every mutant would be imported anew"
+            )
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         ours = [cache for cache in caches if str(cache.__module__).startswith(("buildtool", "probes"))]
         gc.collect()
@@ -543,7 +554,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--again", type=Path, metavar="LOG", help="the survivors that an earlier run printed")
     parser.add_argument("--only", default="", help="modules whose path has this in it")
-    parser.add_argument("--tests", default=",".join(TESTS), help="directories below tests/unit")
+    parser.add_argument("--tests", default=",".join(TESTS), help="directories and files below tests/unit")
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()

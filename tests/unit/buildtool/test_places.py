@@ -1,0 +1,39 @@
+"""A path that a user typed is told for what it is, before anything reads or writes it."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from buildtool.errors import DataError
+from buildtool.places import Place, place_at
+
+
+def test_each_kind_of_place_is_told_with_links_followed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name, to in (("to-file", "file"), ("to-folder", "."), ("to-pipe", "pipe"), ("to-nothing", "gone")):
+        (tmp_path / name).symlink_to(to)
+    assert {path.name: place_at(path) for path in (*tmp_path.iterdir(), tmp_path / "file/below")} == {
+        "file": Place.FILE,
+        "to-file": Place.FILE,
+        "to-folder": Place.DIRECTORY,
+        "pipe": Place.OTHER,
+        "to-pipe": Place.OTHER,
+        "to-nothing": Place.NOTHING,
+        "below": Place.NOTHING,
+    }
+    assert place_at(tmp_path) is Place.DIRECTORY
+    assert place_at(tmp_path / ("x" * 5000)) is Place.NOTHING
+
+
+def test_a_place_that_can_not_be_looked_at_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_path: Path) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(DataError, match=f"{tmp_path}: Permission denied"):
+        place_at(tmp_path)
