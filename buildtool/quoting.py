@@ -102,14 +102,9 @@ def _pasteable(text: str | bytes) -> str:
     """The text if every character of it survives being shown, copied and pasted into one line."""
     try:
         word = text if isinstance(text, str) else text.decode()
-    except UnicodeDecodeError:
+        word.encode()
+    except UnicodeError:
         raise Unquotable("it holds bytes that are not UTF-8") from None
-    if not _is_unicode(word):
-        raise Unquotable("it holds bytes that are not UTF-8")
     if not word.isprintable():
         raise Unquotable("it holds control or invisible characters")
     return word
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)

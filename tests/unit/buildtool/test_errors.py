@@ -1,6 +1,5 @@
 """Exit codes are an interface of scripts: each stays what the documentation says."""
 
-
 import pytest
 
 from buildtool import errors

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,3 +186,80 @@ def test_the_copys_own_name(ref: str, targets: str, tag: str) -> None:
 def test_an_image_without_a_name_needs_one_for_its_copy() -> None:
     with pytest.raises(ConfigError, match="no name"):
         name_of_copy("0123456789ab", {"Id": IMAGE_ID, "RepoTags": []}, parse_targets("gfx906"))
+
+
+def described(kind: str, text: bytes) -> dict[str, object]:
+    """A descriptor as OCI's image format has it."""
+    name = f"application/vnd.oci.image.{kind}.v1+json"
+    return {"mediaType": name, "digest": f"sha256:{hashlib.sha256(text).hexdigest()}", "size": len(text)}
+
+
+@pytest.mark.parametrize("made", [None, "2026-01-01T00:00:00Z"])
+def test_every_document_is_what_both_stores_of_an_engine_read(made: str | None) -> None:
+    image = flat_image(packed({"created": made}), LAYER, name="host:5000/a/x:t", targets="gfx906")
+    manifest_id, config_id = image.ids
+    texts = {path: json.loads(text) for path, text in image.documents.items()}
+    manifest = image.documents[f"blobs/sha256/{manifest_id[7:]}"]
+    config = image.documents[f"blobs/sha256/{config_id[7:]}"]
+    labels = {"io.weir.gpu-targets": "gfx906", "io.weir.pruned": "yes"}
+    step = {"created_by": "weir prune --targets gfx906"} | ({"created": made} if made else {})
+    assert texts == {
+        "oci-layout": {"imageLayoutVersion": "1.0.0"},
+        "index.json": {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [
+                {
+                    **described("manifest", manifest),
+                    "annotations": {
+                        "io.containerd.image.name": "host:5000/a/x:t",
+                        "org.opencontainers.image.ref.name": "t",
+                    },
+                }
+            ],
+        },
+        "manifest.json": [
+            {
+                "Config": f"blobs/sha256/{config_id[7:]}",
+                "RepoTags": ["host:5000/a/x:t"],
+                "Layers": [image.layer_path],
+            }
+        ],
+        f"blobs/sha256/{config_id[7:]}": {
+            "created": made,
+            "config": {"Labels": labels},
+            "rootfs": {"type": "layers", "diff_ids": [LAYER.diff_id]},
+            "history": [step],
+        },
+        f"blobs/sha256/{manifest_id[7:]}": {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": described("config", config),
+            "layers": [
+                {
+                    "mediaType": "application/vnd.oci.image.layer.v1.tar+zstd",
+                    "digest": LAYER.digest,
+                    "size": LAYER.n_bytes,
+                }
+            ],
+        },
+    }
+    assert config.startswith(b'{"created":')  # no blanks: the same image has the same digest everywhere
+    assert image.layer_bytes == LAYER.n_bytes
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 511, 512, 513])
+def test_an_archive_is_padded_to_blocks_and_ends_with_two_of_zeros(n_bytes: int) -> None:
+    layer = replace(LAYER, n_bytes=n_bytes)
+    image = flat_image(b"{}", layer, name="x:t", targets="gfx906")
+    data = b"".join(archive(image, iter([b"l" * n_bytes])))
+    sizes = [n_bytes, *map(len, image.documents.values())]
+    assert len(data) == sum(512 + -(-size // 512) * 512 for size in sizes) + 1024
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert [info.name for info in tar] == [*image.documents, image.layer_path]
+        assert {info.mode for info in tar} == {0o644}
+
+
+def test_a_fraction_of_a_second_or_a_missing_time_is_no_traceback() -> None:
+    assert created({}) == 0
+    assert created({"Created": "1970-01-01T00:00:01+00:00"}) == 1

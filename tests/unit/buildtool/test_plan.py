@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from buildtool import catalog, plan
-from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
+from buildtool.model import (
+    Bootstrap,
+    Budget,
+    PinnedBase,
+    Registry,
+    Resolved,
+    TorchBuild,
+    TorchSource,
+    Variant,
+    Wheel,
+)
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -95,3 +105,125 @@ def test_no_text_of_a_plan_is_a_template_of_bake(cpu: Variant) -> None:
     rendered = json.loads(plan.render_plan(plan.plan_bake([target], epoch=7, zstd=True)))["target"]["cpu"]
     assert rendered["labels"]["k$${A}"] == "v$${FOO:-x} %%{ if true }"
     assert rendered["context"] == "c $${HOME}'\""
+
+
+@pytest.mark.parametrize(("n_bytes", "heavy"), [(19_999_999, False), (20_000_000, True), (20_000_001, True)])
+def test_a_wheel_of_20_mb_gets_a_layer_apart_from_small_ones(n_bytes: int, heavy: bool) -> None:
+    big = wheel("triton", n_bytes)
+    assert plan.group_wheels([big]) == plan.Groups((), *(((big,), ()) if heavy else ((), (big,))))
+
+
+def test_a_build_without_heavy_wheels_has_exactly_these_arguments(cpu: Variant) -> None:
+    wanted = replace(cpu, system_packages=("jq", "tini"))
+    found = replace(resolved(wheel("torch"), origin="registry"), base=PinnedBase("registry", "a:1@x", DIGEST))
+    assert plan.build_args(wanted, found, 7) == {
+        "SOURCE_DATE_EPOCH": "7",
+        "BASE": f"a:1@{DIGEST}",
+        "SYSTEM_PACKAGES": "jq tini",
+        "TORCH_FROM": "packages",
+        "HEAVY_FROM": "torch",
+        "SMALL_FROM": "torch",
+    }
+
+
+ASKED = Variant(
+    "tiny", "A summary", Path("images/slim/Dockerfile"), "3.11", (Bootstrap("bookworm", ()),),
+    (TorchSource("host-pip", TorchBuild.ROCM),), gpu_targets=("gfx906", "gfx1100"), prune=True,
+    labels=(("org.example", "mine"),),
+)  # fmt: skip
+FOUND = Resolved(
+    "tiny", "", "host-pip", TorchBuild.ROCM, "3.11", PinnedBase("bootstrap", "bookworm", DIGEST),
+    (Wheel("torch-2.9.1+rocm6.4-cp311-cp311-linux_x86_64.whl", "0" * 64, 1),),
+)  # fmt: skip
+LABELS = {
+    "org.opencontainers.image.title": "weir/tiny",
+    "org.opencontainers.image.description": "A summary",
+    "org.opencontainers.image.base.name": "bookworm",
+    "org.opencontainers.image.base.digest": DIGEST,
+    "io.weir.variant": "tiny",
+    "io.weir.torch.build": "rocm",
+    "io.weir.torch.version": "2.9.1+rocm6.4",
+    "io.weir.gpu-targets": "gfx906,gfx1100",
+    "io.weir.pruned": "yes",
+    "io.weir.source.base": "bootstrap:bookworm",
+    "io.weir.source.torch": "host-pip",
+    "io.weir.source.wheels": "host-pip",
+    "org.example": "mine",
+}
+
+
+def test_every_label_of_an_image_says_what_is_in_it() -> None:
+    assert plan.labels(ASKED, FOUND) == LABELS
+    bare = plan.labels(replace(ASKED, prune=False, gpu_targets=(), labels=()), replace(FOUND, wheels=()))
+    assert {key: value for key, value in bare.items() if LABELS[key] != value} == {
+        "io.weir.torch.version": "from the base",
+        "io.weir.gpu-targets": "",
+        "io.weir.pruned": "no",
+        "io.weir.source.wheels": "none",
+    }
+    assert bare.keys() == LABELS.keys() - {"org.example"}
+
+
+def test_bake_is_asked_for_each_image_and_nothing_else() -> None:
+    naive = replace(ASKED, name="plain", dockerfile=Path("images/naive/Dockerfile"))
+    targets = [plan.Target(ASKED, FOUND, Path("one")), plan.Target(naive, FOUND, Path("two"))]
+    asked = plan.plan_bake(targets, epoch=7, zstd=True)
+    assert asked["group"] == {"default": {"targets": ["tiny", "plain"]}}
+    assert asked.keys() == {"group", "target"}
+    assert asked["target"]["tiny"] == {
+        "context": "one",
+        "dockerfile": "images/slim/Dockerfile",
+        "args": plan.build_args(ASKED, FOUND, 7),
+        "labels": LABELS,
+        "tags": ["weir/tiny:latest"],
+        "attest": ["type=provenance,disabled=true"],
+        "output": [
+            "type=image,oci-mediatypes=true,compression=zstd,compression-level=1,force-compression=true"
+        ],
+    }
+    assert "output" not in asked["target"]["plain"]  # stays as a plain `docker build` makes it
+
+
+def test_an_unresolved_variant_names_its_first_source_and_base() -> None:
+    source = TorchSource("index", TorchBuild.CUDA, python="3.12", base=(Registry("a:1"), Registry("b:1")))
+    other = TorchSource("host-pip", TorchBuild.CPU)
+    wanted = replace(ASKED, torch=(source, other), base=(Bootstrap("bookworm", ()), Registry("c:1")))
+    found = plan.unresolved(wanted)
+    assert found == Resolved(
+        "tiny", "", "index", TorchBuild.CUDA, "3.12",
+        PinnedBase("registry", "a:1", "sha256:not-resolved-yet"), (), found.notes,
+    )  # fmt: skip
+    assert len(found.notes) == 1
+    assert plan.unresolved(replace(wanted, torch=(other, source))) == Resolved(
+        "tiny", "", "host-pip", TorchBuild.CPU, "3.11",
+        PinnedBase("bootstrap", "bookworm", "not-resolved-yet"), (), found.notes,
+    )  # fmt: skip
+
+
+def test_a_plan_is_json_in_one_order_with_numbers_as_they_are() -> None:
+    assert plan.render_plan({"b": [1, True, None], "a": {"${x}": "%{y}"}}) == (
+        '{\n  "a": {\n    "$${x}": "%%{y}"\n  },\n  "b": [\n    1,\n    true,\n    null\n  ]\n}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "found", "packages", "n_bytes"),
+    [
+        (None, None, ("tini",), 0),
+        (500, None, ("tini",), 500),
+        (500, FOUND, ("tini",), 501),
+        (None, replace(FOUND, wheels=(wheel("a", 1000), wheel("b", 10))), ("tini",), 5 * 1010),
+        (None, None, ("tini", "python3-torch"), 6_000_000_000),
+        (7_000_000_000, None, ("python3-torch",), 7_000_000_000),
+    ],
+)
+def test_the_disk_check_adds_up_image_and_wheels(
+    unpacked: int | None, found: Resolved | None, packages: tuple[str, ...], n_bytes: int
+) -> None:
+    bases = (Registry("python3-torch:1"), Bootstrap("bookworm", packages))
+    wanted = replace(ASKED, base=bases, budget=Budget(unpacked_bytes=unpacked))
+    assert plan.disk_needed(wanted, found) == n_bytes
+
+
+def test_no_build_is_begun_with_less_than_two_gigabytes() -> None:
+    assert plan.DISK_FLOOR == 2_000_000_000

@@ -115,3 +115,113 @@ def test_what_an_image_says_of_itself_brings_no_escape_sequence_to_the_terminal(
     with pytest.raises(ProofFailed) as caught:
         judge("\x1b[2J", code=1)
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_proof_says_exactly_what_the_container_said() -> None:
+    said = {"present": True, "exit_code": 0, "said": ""}
+    answer = smoke("2.9.1+rocm6.4", hip="6.4", rocminfo=said)
+    assert judge(answer, build=TorchBuild.ROCM) == proof.Proof(
+        python="3.11.2",
+        torch_version="2.9.1+rocm6.4",
+        torch_build=TorchBuild.ROCM,
+        rocminfo="runs (exit 0: silent)",
+    )
+    assert proof.facts_of(answer) == proof.Facts(
+        python="3.11.2",
+        uid=10001,
+        torch_version="2.9.1+rocm6.4",
+        hip="6.4",
+        cuda=None,
+        product_ok=True,
+        service=True,
+        probes=True,
+        rocminfo="runs (exit 0: silent)",
+    )
+    other = proof.facts_of(smoke("2", cuda="13.0", service=False, probes=False, uid=0))
+    assert other
+    assert (other.hip, other.cuda, other.service, other.probes, other.uid) == (None, "13.0", False, False, 0)
+
+
+def test_what_a_container_said_is_shown_in_one_line() -> None:
+    facts = proof.facts_of(smoke("2.13.0+cpu"))
+    assert facts
+    assert "2.13.0+cpu" in proof.told(facts)
+    assert "not installed" in proof.told(facts)
+
+
+@pytest.mark.parametrize(
+    ("hip", "cuda", "build"),
+    [
+        (None, None, "cpu"),
+        ("", "", "cpu"),
+        ("6.4", None, "rocm"),
+        (None, "13.0", "cuda"),
+        ("6.4", "1", "rocm"),
+    ],
+)
+def test_a_torch_is_of_the_build_that_it_was_compiled_for(
+    hip: str | None, cuda: str | None, build: str
+) -> None:
+    assert proof.build_of(hip, cuda) is TorchBuild(build)
+
+
+@pytest.mark.parametrize(("stdout", "code"), [(smoke("2.13.0+cpu"), 1), ("nothing to say", 0), ("", 139)])
+def test_an_image_that_ends_badly_or_says_nothing_has_proved_nothing(stdout: str, code: int) -> None:
+    with pytest.raises(ProofFailed, match=f"exited with {code}") as caught:
+        judge(stdout, code=code)
+    assert caught.value.hint.endswith("docker run --rm -it --entrypoint sh weir/cpu:latest")
+    assert "python3 -B /opt/weir/app/smoke.py" in caught.value.message
+
+
+def test_last_words_are_of_both_streams_and_few() -> None:
+    lines = [f"line {number} " + "x" * 600 for number in range(9)]
+    with pytest.raises(ProofFailed) as caught:
+        proof.judge(CPU, resolved(TorchBuild.CPU), exit_code=1, stdout="lost\n", stderr="\n".join(lines))
+    shown = caught.value.message.splitlines()[1:]
+    assert shown == [line[:500] for line in lines[1:]]
+    with pytest.raises(ProofFailed, match="out\nerr"):
+        proof.judge(CPU, resolved(TorchBuild.CPU), exit_code=1, stdout="out\n", stderr="err\n")
+
+
+def test_an_answer_is_read_up_to_a_limit_and_not_beyond() -> None:
+    answer = f"SMOKE {json.dumps(GOOD)}"
+    assert proof.facts_of(answer.ljust(65536)) == proof.facts_of(answer)
+    with pytest.raises(proof.MalformedFacts, match="65,537"):
+        proof.facts_of(answer.ljust(65537))
+
+
+@pytest.mark.parametrize(("length", "taken"), [(999, True), (1000, True), (1001, False)])
+def test_a_fact_is_taken_up_to_a_thousand_characters(length: int, taken: bool) -> None:
+    answer = "SMOKE " + json.dumps({**GOOD, "python": "3.11." + "1" * (length - 5)})
+    if taken:
+        facts = proof.facts_of(answer)
+        assert facts
+        assert len(facts.python) == length
+    else:
+        with pytest.raises(proof.MalformedFacts):
+            proof.facts_of(answer)
+
+
+def test_a_malformed_answer_is_shown_by_its_beginning() -> None:
+    with pytest.raises(ProofFailed) as caught:
+        judge("SMOKE " + "x" * 1000)
+    assert caught.value.message.endswith(": SMOKE " + "x" * 494)
+    assert "weir/cpu:latest" in caught.value.hint
+
+
+@pytest.mark.parametrize("missing", [("service",), ("probes",), ("service", "probes")])
+def test_each_part_of_the_payload_that_is_missing_is_named(missing: tuple[str, ...]) -> None:
+    with pytest.raises(ProofFailed, match=f"payload: {', '.join(missing)} can't"):
+        judge(smoke("2.13.0+cpu", **dict.fromkeys(missing, False)))
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "3.110.0", "3.11", "13.11.2"])
+def test_a_version_that_begins_alike_is_not_the_wheels_python(version: str) -> None:
+    with pytest.raises(ProofFailed, match=f"runs Python {version}"):
+        judge(smoke("2.13.0+cpu", python=version))
+
+
+def test_a_truth_value_is_no_number_and_a_number_no_truth_value() -> None:
+    for key, value in (("uid", True), ("service", 1), ("python", 3.11)):
+        with pytest.raises(proof.MalformedFacts):
+            proof.facts_of("SMOKE " + json.dumps({**GOOD, key: value}))

@@ -136,3 +136,54 @@ def test_a_command_with_a_name_that_can_not_be_pasted_is_none() -> None:
 
 def test_bake_does_not_interpolate() -> None:
     assert quoting.bake_text("${FOO:-x} %{if} $x") == "$${FOO:-x} %%{if} $x"
+
+
+def test_a_plain_word_stays_itself_wherever_it_is_written() -> None:
+    ways = [name for name in quoting.__all__ if name not in ("Unquotable", "shell_pattern")]
+    written = {name: getattr(quoting, name)("gfx906") for name in ways}
+    assert {name for name, text in written.items() if text == "gfx906"} == {
+        "bake_text", "command", "html", "markdown", "markdown_sentence", "prometheus", "sarif", "shell",
+        "terminal", "xml",
+    }  # fmt: skip
+    assert written["markdown_code"] == "`gfx906`"
+    assert written["markdown_block"] == "```\ngfx906\n```"
+    assert written["script_json"] == '"gfx906"'
+
+
+def test_every_sign_of_a_syntax_gets_its_one_replacement() -> None:
+    assert quoting.html("<a href=\"x\">'&'\t\n\x1b") == (
+        "&lt;a href=&quot;x&quot;&gt;&#x27;&amp;&#x27;\t\n\\x1b"
+    )
+    assert quoting.script_json({"a": ["<", ">", "&", "é"], "b": 1}) == (
+        '{"a":["\\u003c","\\u003e","\\u0026","\\u00e9"],"b":1}'
+    )
+    assert quoting.xml("<a>\t\n\x1b") == "<a>\t\n\\x1b"
+    assert quoting.sarif("[a](b)\t\n\x1b") == "[a]\\(b)\t\n\\x1b"
+    assert quoting.prometheus('a\\b"c\nd\te') == 'a\\\\b\\"c\\nd\\\\x09e'
+    assert quoting.shell("it's") == "'it'\"'\"'s'"
+    assert quoting.shell("") == "''"
+    assert quoting.shell("a_@%+:,./-9Z") == "a_@%+:,./-9Z"
+
+
+@pytest.mark.parametrize("char", '~*?[]{}!$`"\\|&;<>() #=^')
+def test_no_sign_of_the_shell_is_taken_for_a_part_of_a_plain_word(char: str) -> None:
+    assert quoting.shell(f"a{char}") == f"'a{char}'"
+    with pytest.raises(Unquotable, match="pattern"):
+        quoting.shell_pattern("/opt", f"so{char}")
+
+
+@pytest.mark.parametrize("ending", ["so", "tar.gz", "so.1.2", "c++", "x-y_z"])
+def test_an_ending_of_several_parts_is_a_pattern(ending: str) -> None:
+    assert quoting.shell_pattern("/opt", ending) == f"/opt/*.{ending}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(b"\xff", "UTF-8"), *((chr(code), "UTF-8") for code in (0xD800, 0xDC80, 0xDFFF)),
+     (chr(0xE000), "invisible"), (chr(0x7F), "control")],
+)  # fmt: skip
+def test_what_can_not_be_pasted_is_told_with_the_true_reason(text: str | bytes, why: str) -> None:
+    with pytest.raises(Unquotable, match=why):
+        quoting.shell(text)
+    if isinstance(text, str):
+        assert why in quoting.command("rm", text)
