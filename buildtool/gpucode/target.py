@@ -17,10 +17,12 @@ GENERIC_ISAS: Mapping[str, tuple[str, ...]] = {
     "gfx10-1-generic": ("gfx1010", "gfx1011", "gfx1012", "gfx1013"),
     "gfx10-3-generic": ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
     "gfx11-generic": (
-        "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+        "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1154",
     ),
+    "gfx11-7-generic": ("gfx1170", "gfx1171", "gfx1172"),
     "gfx12-generic": ("gfx1200", "gfx1201"),
     "gfx12-5-generic": ("gfx1250", "gfx1251"),
+    "gfx13-generic": ("gfx1310",),
 }  # fmt: skip
 
 # low byte of e_flags of an AMDGPU ELF -> processor
@@ -34,8 +36,9 @@ MACH: Mapping[int, str] = {
     0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x49: "gfx1250", 0x4A: "gfx1151",
     0x4B: "gfx941", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x50: "gfx1310",
     0x51: "gfx9-generic", 0x52: "gfx10-1-generic", 0x53: "gfx10-3-generic", 0x54: "gfx11-generic",
-    0x55: "gfx1152", 0x58: "gfx1153", 0x59: "gfx12-generic", 0x5A: "gfx1251", 0x5B: "gfx12-5-generic",
-    0x5C: "gfx1172", 0x5D: "gfx1170", 0x5E: "gfx1171", 0x5F: "gfx9-4-generic",
+    0x55: "gfx1152", 0x57: "gfx1154", 0x58: "gfx1153", 0x59: "gfx12-generic", 0x5A: "gfx1251",
+    0x5B: "gfx12-5-generic", 0x5C: "gfx1172", 0x5D: "gfx1170", 0x5E: "gfx1171", 0x5F: "gfx9-4-generic",
+    0x62: "gfx11-7-generic", 0x63: "gfx13-generic",
 }  # fmt: skip
 
 PROCESSORS = frozenset(MACH.values()) - GENERIC_ISAS.keys()

@@ -119,5 +119,44 @@ def test_elf_flags_name_the_target(flags: int, abi: int, target: str) -> None:
     assert str(target_of_flags(flags, abi)) == target
 
 
-def test_unknown_elf_flags_name_none() -> None:
-    assert target_of_flags(0xFE, 3) is None
+# by processor, as LLVM's tests of the ELF header list them (amdgpu elf-header-flags-mach, 2026)
+NUMBERS = """
+    gfx600 20  gfx601 21  gfx602 3A  gfx700 22  gfx701 23  gfx702 24  gfx703 25  gfx704 26  gfx705 3B
+    gfx801 28  gfx802 29  gfx803 2A  gfx805 3C  gfx810 2B
+    gfx900 2C  gfx902 2D  gfx904 2E  gfx906 2F  gfx908 30  gfx909 31  gfx90a 3F  gfx90c 32
+    gfx940 40  gfx941 4B  gfx942 4C  gfx950 4F
+    gfx1010 33  gfx1011 34  gfx1012 35  gfx1013 42
+    gfx1030 36  gfx1031 37  gfx1032 38  gfx1033 39  gfx1034 3E  gfx1035 3D  gfx1036 45
+    gfx1100 41  gfx1101 46  gfx1102 47  gfx1103 44
+    gfx1150 43  gfx1151 4A  gfx1152 55  gfx1153 58  gfx1154 57  gfx1170 5D  gfx1171 5E  gfx1172 5C
+    gfx1200 48  gfx1201 4E  gfx1250 49  gfx1251 5A  gfx1310 50
+    gfx9-generic 51  gfx9-4-generic 5F  gfx10-1-generic 52  gfx10-3-generic 53  gfx11-generic 54
+    gfx11-7-generic 62  gfx12-generic 59  gfx12-5-generic 5B  gfx13-generic 63
+""".split()
+LLVM = {int(number, 16): name for name, number in zip(NUMBERS[::2], NUMBERS[1::2], strict=True)}
+
+
+def test_no_code_is_taken_for_another_cards() -> None:
+    assert {number: str(found) for number in range(256) if (found := target_of_flags(number, 3))} == LLVM
+
+
+# the processors of each family (LLVM's AMDGPUUsage, "Generic processors")
+FAMILIES = {
+    "gfx9-generic": "gfx900 gfx902 gfx904 gfx906 gfx909 gfx90c",
+    "gfx9-4-generic": "gfx940 gfx941 gfx942 gfx950",
+    "gfx10-1-generic": "gfx1010 gfx1011 gfx1012 gfx1013",
+    "gfx10-3-generic": "gfx1030 gfx1031 gfx1032 gfx1033 gfx1034 gfx1035 gfx1036",
+    "gfx11-generic": "gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1152 gfx1153 gfx1154",
+    "gfx11-7-generic": "gfx1170 gfx1171 gfx1172",
+    "gfx12-generic": "gfx1200 gfx1201",
+    "gfx12-5-generic": "gfx1250 gfx1251",
+    "gfx13-generic": "gfx1310",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generic_code_serves_its_family_and_no_other_card(family: str) -> None:
+    cards = [name for name in LLVM.values() if "generic" not in name]
+    code = TargetId(family)
+    assert {card for card in cards if code.serves(TargetId(card))} == set(FAMILIES[family].split())
+    assert code.is_generic
