@@ -2,7 +2,9 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +21,8 @@ def test_each_kind_of_place_is_told_with_links_followed(tmp_path: Path) -> None:
         "file": Place.FILE,
         "to-file": Place.FILE,
         "to-folder": Place.DIRECTORY,
-        "pipe": Place.OTHER,
-        "to-pipe": Place.OTHER,
+        "pipe": Place.PIPE,
+        "to-pipe": Place.PIPE,
         "to-nothing": Place.NOTHING,
         "below": Place.NOTHING,
     }
@@ -37,3 +39,19 @@ def test_a_place_that_can_not_be_looked_at_is_not_taken_for_an_empty_one(
     monkeypatch.setattr(Path, "stat", closed)
     with pytest.raises(DataError, match=f"{tmp_path}: Permission denied"):
         place_at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (stat.S_IFREG, "a regular file"),
+        (stat.S_IFDIR, "a directory"),
+        (stat.S_IFCHR, "a character device"),
+        (stat.S_IFBLK, "a block device"),
+        (stat.S_IFIFO, "a named pipe"),
+        (stat.S_IFSOCK, "a socket"),
+    ],
+)
+def test_no_kind_of_file_is_called_another(kind: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "stat", lambda _path: SimpleNamespace(st_mode=kind | 0o644))
+    assert place_at(Path("x")).value == words

@@ -1,5 +1,7 @@
 """Which code runs on which card."""
 
+import re
+
 import pytest
 
 from buildtool.gpucode.amdelf import target_of_flags
@@ -132,8 +134,8 @@ NUMBERS = """
     gfx1200 48  gfx1201 4E  gfx1250 49  gfx1251 5A  gfx1310 50
     gfx9-generic 51  gfx9-4-generic 5F  gfx10-1-generic 52  gfx10-3-generic 53  gfx11-generic 54
     gfx11-7-generic 62  gfx12-generic 59  gfx12-5-generic 5B  gfx13-generic 63
-""".split()
-LLVM = {int(number, 16): name for name, number in zip(NUMBERS[::2], NUMBERS[1::2], strict=True)}
+"""
+LLVM = {int(number, 16): name for name, number in re.findall(r"(gfx\S+) ([0-9A-F]{2})", NUMBERS)}
 
 
 def test_no_code_is_taken_for_another_cards() -> None:
