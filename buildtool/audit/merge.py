@@ -103,11 +103,9 @@ def merge(layers: Sequence[LayerIndex]) -> Merged:
     kinds = b"".join(bytes(index.kinds) for index in layers)
     for row in range(total):
         if merger.visible[row]:
-            kind = kinds[row]
-            if kind == FILE:
-                shown[row] = 1
-            elif kind == HARDLINK and row in merger.links:
-                shown[merger.links[row]] = 1
+            content = merger.links.get(row, row)
+            if kinds[content] == FILE:
+                shown[content] = 1
     return Merged(layers, starts, merger.tree, merger.visible, shown, merger.links, tuple(merger.dangling))
 
 

@@ -1,14 +1,12 @@
-"""Layers merged by the OCI rules, checked rule by rule and against a naive model of files and directories."""
-
-from pathlib import PurePosixPath
+"""Layers merged by the OCI rules, checked rule by rule; `test_audit_merge_model` checks random ones."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from image_maker import chunks, file, folder, hardlink, symlink, tar
 
-from buildtool.audit.faults import MalformedTar
+from buildtool.audit import merge as merging
+from buildtool.audit.faults import LimitExceeded, MalformedTar
 from buildtool.audit.layer import LayerIndex, index_layer, split
+from buildtool.audit.limits import LIMITS, Limits
 from buildtool.audit.merge import Finder, Merged, merge
 from buildtool.audit.tarwalk import TarReader
 
@@ -177,90 +175,53 @@ def test_a_path_is_found_through_links() -> None:
     assert finder.row(b"no/such") is None
 
 
-# An independent oracle: paths in a plain dict, rules applied one at a time by searching all of it.
-
-NAMES = st.sampled_from(["a", "b", "c"])
-PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
-STEPS = st.one_of(
-    st.tuples(st.just("file"), PATHS, st.integers(1, 5)),
-    st.tuples(st.just("dir"), PATHS, st.just(0)),
-    st.tuples(st.just("link"), PATHS, st.just(0)),
-    st.tuples(st.just("gone"), PATHS, st.just(0)),
-    st.tuples(st.just("opaque"), PATHS, st.just(0)),
-)
-Step = tuple[str, str, int]
+def test_what_a_directory_holds_is_found_and_nothing_for_what_is_no_directory() -> None:
+    finder = Finder(merged((folder("d/e"), file("d/x", b"1"), symlink("l", "d"), file("f"))))
+    assert sorted(finder.names(b"d")) == sorted(finder.names(b"l")) == [b"e", b"x"]
+    assert sorted(finder.names(b"")) == [b"d", b"f", b"l"]
+    assert finder.names(b"f") == finder.names(b"none") == finder.names(b"d/x/y") == ()
+    assert finder.row(b"f/x") is finder.row(b"") is None
 
 
-class Oracle:
-    """path -> size of a file, -1 for a link, None for a directory."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, int | None] = {}
-
-    def remove(self, path: str) -> None:
-        for other in [p for p in self.paths if p == path or p.startswith(path + "/")]:
-            del self.paths[other]
-
-    def put(self, path: str, what: int | None) -> None:
-        for parent in list(PurePosixPath(path).parents)[-2::-1]:
-            if self.paths.get(str(parent), 0) is not None:
-                self.remove(str(parent))
-                self.paths[str(parent)] = None
-        if not (what is None and path in self.paths and self.paths[path] is None):
-            self.remove(path)
-        self.paths[path] = what
-
-    def apply(self, steps: list[Step]) -> None:
-        before = set(self.paths)
-        for verb, path, _ in steps:
-            blocked = any(
-                self.paths.get(str(p), 0) is not None for p in PurePosixPath(path).parents if str(p) != "."
-            )
-            if verb == "gone" and not blocked:
-                self.remove(path)
-            if verb == "opaque" and not blocked and path in before and self.paths.get(path, 0) is None:
-                self.remove(path)
-                self.paths[path] = None
-        for verb, path, size in steps:
-            if verb in ("file", "link", "dir"):
-                self.put(path, {"file": size, "link": -1, "dir": None}[verb])
+def test_a_directory_beyond_the_longest_path_is_not_looked_for() -> None:
+    """Package lists are data from strangers: a line of megabytes names nothing that could be there."""
+    finder = Finder(merged((folder("d"), file("d/x", b"1"))))
+    longest = b"d/" + b"./" * ((LIMITS.path_bytes - 4) // 2) + b"."
+    assert (len(longest), finder.row(longest + b"/x")) == (LIMITS.path_bytes - 1, 1)
+    assert finder.row(longest + b"//x") is None
 
 
-def raw(step: Step) -> bytes:
-    verb, path, size = step
-    parent, _, name = path.rpartition("/")
-    match verb:
-        case "file":
-            return file(path, b"x" * size)
-        case "dir":
-            return folder(path)
-        case "link":
-            return symlink(path, "/nowhere")
-        case "gone":
-            return file(f"{parent}/.wh.{name}".lstrip("/"))
-        case _:
-            return file(f"{path}/.wh..wh..opq")
+def test_directories_that_a_list_names_are_forgotten_before_they_fill_the_memory() -> None:
+    finder = Finder(merged((file("d/x", b"1"),)))
+    held = []
+    for n in range(20_001):
+        finder.row(b"%d/x" % n)
+        held.append(len(finder._known))
+    assert (max(held), held[-1]) == (20_000, 1)
+    assert finder.row(b"d/x") == 0
 
 
-def without_paths_below_links(stack: list[list[Step]]) -> bool:
-    """The oracle follows no links, so stacks that go through one are left to the tests above."""
-    links = {path for steps in stack for verb, path, _ in steps if verb == "link"}
-    return not any(
-        path.startswith(link + "/") or (verb == "opaque" and path == link)
-        for steps in stack
-        for verb, path, _ in steps
-        for link in links
-    )
+def test_names_in_the_targets_of_links_are_counted_to_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = merged((folder("a/b"), file("a/b/x", b"1"), symlink("l", "a/./b")))
+    for steps, found in ((6, 1), (5, None)):
+        monkeypatch.setattr(merging, "LIMITS", Limits(link_steps=steps))
+        finder = Finder(result)
+        assert finder.row(b"l/x") == 1
+        if found:
+            assert finder.row(b"l/../b/x") == found
+        else:
+            with pytest.raises(LimitExceeded, match=r"more than 5 names") as told:
+                finder.row(b"l/../b/x")
+            assert told.value.place == "b'l/../b'"
 
 
-@settings(max_examples=50, deadline=None)  # the bench has 2,000 stacks against umoci and the engine
-@given(st.lists(st.lists(STEPS, max_size=6), min_size=1, max_size=4).filter(without_paths_below_links))
-def test_random_stacks_agree_with_the_oracle(stack: list[list[Step]]) -> None:
-    oracle = Oracle()
-    for steps in stack:
-        oracle.apply(steps)
-    result = merged(*(tuple(map(raw, steps)) for steps in stack))
-    files = {path: size for path, size in oracle.paths.items() if size is not None and size > 0}
-    links = {path for path, size in oracle.paths.items() if size == -1}
-    assert shown(result) == files
-    assert visible(result) == set(files) | links
+def test_a_circle_is_told_by_the_directory_that_leads_into_it() -> None:
+    with pytest.raises(MalformedTar) as told:
+        merged((symlink("a", "b"), symlink("b", "a")), (file("d/../a/x", b"1"), file("a/y/x", b"1")))
+    assert told.value.place == "b'a'"
+
+
+def test_content_is_shown_where_a_file_holds_it_and_not_where_a_link_does() -> None:
+    result = merged((symlink("l", "a"), hardlink("h", "l"), hardlink("none", "x"), hardlink("too", "none")))
+    assert (list(result.visible), list(result.shown)) == ([1] * 4, [0] * 4)
+    assert (result.links, result.dangling) == ({1: 0, 3: 2}, (2,))
