@@ -191,11 +191,8 @@ def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: 
     if place_at(path) is Place.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
     with _opened(path) as handle:
-        form = sniff(os.read(handle, 512))
-        if form is Form.TAR:
+        if sniff(os.read(handle, 512)) is Form.TAR:
             return FileArchive(path, limits=limits, tick=tick)
-        if form not in (Form.GZIP, Form.ZSTD):
-            raise MalformedStream("not a tar archive, compressed or plain", place=str(path), hint=FORMS)
         os.lseek(handle, 0, os.SEEK_SET)
         chunks = iter(partial(os.read, handle, CHUNK), b"")
         return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
@@ -350,6 +347,6 @@ def _leap(distance: int, *, handle: int, size: int) -> int:
 
 def _span(handle: int, start: int, length: int) -> Iterator[bytes]:
     at, end = start, start + length
-    while at < end and (chunk := os.pread(handle, min(CHUNK, end - at), at)):
+    while chunk := os.pread(handle, min(CHUNK, end - at), at):
         at += len(chunk)
         yield chunk

@@ -168,11 +168,9 @@ def capture_rule(directory: bytes) -> _Capture | None:
 def _note_whiteout(index: LayerIndex, directory: bytes, name: bytes, place: str) -> None:
     if name == _OPAQUE:
         index.opaque.append(directory)
-    elif name.startswith(b".wh..wh."):
-        return  # AUFS' own bookkeeping, no part of the image
     elif name == _WHITEOUT or name[4:] in (b".", b".."):
         raise MalformedTar("a whiteout that names nothing", place=place)
-    else:
+    elif not name.startswith(b".wh..wh."):  # AUFS' own bookkeeping, no part of the image
         index.whiteouts.append((directory, name[4:]))
 
 

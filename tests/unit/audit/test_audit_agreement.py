@@ -154,6 +154,29 @@ def test_a_lone_manifest_finds_its_blobs_by_their_digests(below: str, tmp_path: 
     assert (contents.ref, contents.config_digest) == ("dir", make.sha(image.config()))
 
 
+@pytest.mark.parametrize("text", [b"{", b"{}", b"[{}]", b'[{"Config": 1}]', b"[" * 100])
+def test_a_list_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
+    for members in ({}, make.oci_layout(Image(LAYERS))):
+        with pytest.raises(MalformedDocument, match=r"^manifest\.json[:,]") as told:
+            read(members | {"manifest.json": text})
+        assert told.value.place.partition(",")[0] == "manifest.json"
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256:"])
+def test_a_config_that_is_not_what_its_name_says_is_noted(prefix: str) -> None:
+    """Engines don't check it, but it may be damage."""
+    image = Image(LAYERS, make.plain)
+    members, name = make.docker_legacy(image), f"{prefix}{'0' * 64}"
+    row = {"Config": name, "Layers": [path for path in members if path.endswith("layer.tar")]}
+    changed = members | {name: image.config(), "manifest.json": make.dump([row])}
+    (note,) = read(changed).notes
+    assert note.startswith(f"{name}: ")
+    assert make.sha(image.config()) in note
+    right = make.sha(image.config()).removeprefix("sha256:")
+    listed = make.dump([row | {"Config": f"d/{prefix}{right}"}])
+    assert read(members | {f"d/{prefix}{right}": image.config(), "manifest.json": listed}).notes == ()
+
+
 def test_an_index_in_the_place_of_a_lone_manifest_is_refused() -> None:
     with pytest.raises(MalformedDocument, match=r"^manifest\.json: "):
         read({"manifest.json": make.index_of(make.descriptor(b"x"))})
