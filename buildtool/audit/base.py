@@ -36,8 +36,8 @@ def find_base(config: ImageConfig) -> Base:
             ends.append(below)
     if ends:
         return Base(ends[-1], "the CMD that ends it in the history", name)
-    first = next((step.command for step in config.history if step.has_layer), "")
-    if n_layers > 1 and _adds_root_tree(first):
+    made = [step.command for step in config.history if step.has_layer]
+    if n_layers > 1 and _adds_root_tree(made[0]):
         return Base(1, "its first step, which adds a root file system", name)
     return Base()
 

@@ -117,8 +117,8 @@ class Classifier:
                 return Place(Kind.GPU_CODE, directory, targets)
         if by_directory is not None and name != b"copyright":  # licences must stay
             return by_directory
-        ending = name.rpartition(b".")[2]
-        kind = _ENDING.get(ending)
+        stem, _, ending = name.rpartition(b".")
+        kind = _ENDING.get(ending) if stem else None  # a file called `a` or `.h` has no ending
         if ending == b"pth" and _PATH_FILES.search(directory + b"/" + name):
             kind = Kind.PYTHON
         if kind is not None:

@@ -6,7 +6,7 @@ import pytest
 from image_maker import chunks, file, tar
 
 from buildtool.audit.base import Base, find_base
-from buildtool.audit.budget import Verdict, judge
+from buildtool.audit.budget import Judgement, Verdict, judge
 from buildtool.audit.claims import (
     FOREIGN_CODE,
     ClaimCounter,
@@ -82,6 +82,16 @@ def test_compilers_are_known_by_their_whole_directory(directory: bytes, tool: bo
     assert is_tool_directory(directory) is tool
 
 
+def test_a_limit_is_told_with_what_was_compared_with_it() -> None:
+    found = judge(Budget(10, 20), unpacked_bytes=11, stored_bytes=19)
+    assert found.unpacked == Judgement(10, 11, Verdict.FAIL)
+    assert found.stored == Judgement(20, 19, Verdict.PASS)
+    unknown = judge(Budget(None, 20), unpacked_bytes=11, stored_bytes=None)
+    assert unknown.unpacked == Judgement(None, 11, Verdict.NONE)
+    assert unknown.stored == Judgement(20, None, Verdict.UNKNOWN)
+    assert [verdict.value for verdict in Verdict] == ["pass", "fail", "none", "unknown"]
+
+
 @pytest.mark.parametrize(
     ("unpacked", "stored", "verdict"),
     [
@@ -135,10 +145,10 @@ RUN, CMD, ROOT = "RUN make", 'CMD ["sh"]', "ADD rootfs.tar /"
 BY_CMD, BY_ROOT = "the CMD that ends it in the history", "its first step, which adds a root file system"
 
 
-def config(*steps: tuple[str, bool], layers: int | None = None) -> ImageConfig:
+def config(*steps: tuple[str, bool], layers: int | None = None, **labels: str) -> ImageConfig:
     history = tuple(Step(command, has_layer) for command, has_layer in steps)
     n_layers = sum(step.has_layer for step in history) if layers is None else layers
-    return ImageConfig(Platform("linux", "amd64"), ("sha256:0",) * n_layers, None, {}, (), "", history)
+    return ImageConfig(Platform("linux", "amd64"), ("sha256:0",) * n_layers, None, labels, (), "", history)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +169,78 @@ def config(*steps: tuple[str, bool], layers: int | None = None) -> ImageConfig:
 )
 def test_a_base_ends_at_the_last_command_with_layers_on_both_sides(image: ImageConfig, base: Base) -> None:
     assert find_base(image) == base
+
+
+@pytest.mark.parametrize(
+    ("command", "adds"),
+    [
+        ("ADD rootfs /", True),
+        ("ADD layer.tar.xz /   # buildkit", True),
+        ("ADD layer.tar /srv", False),
+        ("ADD layer.zip /", False),
+        ("ADD .tar /", False),
+        ("ADD file:0a1b in / ", True),
+        ("/bin/sh -c #(nop)  ADD file:0a1b in / ", True),
+        ("/bin/sh -c #(nop) ADD file:0a1b in /srv ", False),
+        ("ADD dir:0a1b in / ", False),
+        ("ADD rootfs.tar in / ", False),
+        ("COPY rootfs.tar /", False),
+        ("RUN x; ADD rootfs.tar /", False),
+        ("# debian.sh --arch amd64 out/", True),
+        ("# debian.shell", False),
+    ],
+)
+def test_a_base_of_one_layer_is_told_by_what_fills_the_root(command: str, adds: bool) -> None:
+    assert find_base(config((command, True), (RUN, True))) == (Base(1, BY_ROOT) if adds else Base())
+
+
+@pytest.mark.parametrize(
+    "command", ["CMD [x]", "/bin/sh -c #(nop)  CMD [x]", "/bin/sh -c #(nop) CMD x", "CMD"]
+)
+def test_a_command_ends_a_base_in_the_form_of_every_builder(command: str) -> None:
+    assert find_base(config((RUN, True), (command, False), (RUN, True))) == Base(1, BY_CMD)
+    assert find_base(config((RUN, True), (f"RUN {command}", False), (RUN, True))) == Base()
+
+
+def test_a_word_that_begins_as_cmd_ends_no_base() -> None:
+    assert find_base(config((RUN, True), ("CMDS", False), (RUN, True))) == Base()
+
+
+def test_a_label_names_a_base_that_the_history_tells_of() -> None:
+    label = {"org.opencontainers.image.base.name": "debian:12\n"}
+    assert find_base(config((ROOT, True), (RUN, True), **label)) == Base(1, BY_ROOT, "debian:12\\x0a")
+    by_cmd = config((RUN, True), (CMD, False), (RUN, True), **label)
+    assert find_base(by_cmd) == Base(1, BY_CMD, "debian:12\\x0a")
+    assert find_base(config((RUN, True), (RUN, True), **label)) == Base()
+    assert find_base(config(**label)) == Base()
+
+
+def test_the_largest_files_of_many_layers_come_in_order_and_hidden_or_empty_ones_never() -> None:
+    merged = merge(
+        [
+            layer(file("a", b"1" * 5), file("b", b"1" * 7), file("gone", b"1" * 99), file("empty")),
+            layer(file("c", b"1" * 6), file("d", b"1" * 8), file(".wh.gone")),
+        ]
+    )
+    found = largest_files(merged, 9, str)
+    assert [(one.path, one.unpacked_bytes, one.layer) for one in found] == [
+        (b"d", 8, 1),
+        (b"b", 7, 0),
+        (b"c", 6, 1),
+        (b"a", 5, 0),
+    ]
+    assert [one.path for one in largest_files(merged, 3, str)] == [b"d", b"b", b"c"]
+
+
+def test_largest_directories_count_what_is_below_and_keep_to_the_number_asked_for() -> None:
+    own = {b"a/b/c": 30, b"a/b/d": 40, b"a/e": 50, b"f": 100, b"": 7}
+    assert largest_directories(own, 9) == (
+        (b"a", 120),
+        (b"f", 100),
+        (b"a/b", 70),
+        (b"a/e", 50),
+        (b"a/b/d", 40),
+        (b"a/b/c", 30),
+    )
+    assert largest_directories(own, 3) == ((b"a", 120), (b"f", 100), (b"a/b", 70))
+    assert largest_directories(own, 0) == ()

@@ -12,7 +12,7 @@ from report_maker import BASE, HOSTILE, SERVICE, a_row, audited
 
 from buildtool.audit import tree
 from buildtool.audit.kinds import Kind
-from buildtool.audit.tree import Tree, TreeCounter
+from buildtool.audit.tree import Tree, TreeCounter, TreeRow
 
 NAMES = st.sampled_from([b"a", b"b", b"c"])
 FILES = st.lists(
@@ -136,3 +136,126 @@ def test_the_tree_grows_coarser_before_it_grows_too_large(monkeypatch: pytest.Mo
 def test_the_largest_tree_of_ordinary_names_is_below_three_megabytes() -> None:
     row = a_row("usr/lib/python3/dist-packages/torch/_inductor/codegen/cuda", 123_456_789)
     assert len(json.dumps([asdict(row)], indent=2)) * tree.MAX_ROWS < 3_000_000
+
+
+Row = tuple[str, bool, int]
+
+
+def rows_of(found: Tree) -> list[Row]:
+    return [(row.path, row.is_file, row.unpacked_bytes) for row in found.rows]
+
+
+def some(*files: tuple[bytes, int]) -> list[tuple[bytes, int, int, Kind, bool]]:
+    """Files of one layer, owner and kind; `counted` puts every other one into the layer above."""
+    empty = (b"empty", 0, 1, Kind.DATA, True)
+    return [row for directory, size in files for row in ((directory, size, 1, Kind.DATA, True), empty)]
+
+
+def test_a_place_is_kept_that_holds_one_in_5000_bytes_of_the_image() -> None:
+    large = (b"large", 49_962)
+    found = counted(some((b"a", 10), (b"b", 9), (b"c/d", 5), (b"c/d", 5), (b"e/f", 5), (b"e/f", 4), large))
+    assert found.least_bytes == 10
+    assert rows_of(found) == [
+        ("", False, 18),
+        ("a/f0", True, 10),
+        ("c/d", False, 10),
+        ("large/f12", True, 49_962),
+    ]
+    assert counted(some((b"a", 49_999))).least_bytes == 9
+    assert counted(some((b"a", 4999))).least_bytes == counted([]).least_bytes == 1
+
+
+def test_what_small_directories_hold_together_is_kept_at_the_one_above_them() -> None:
+    found = counted(some((b"a/b/c", 6), (b"a/b/d", 6), (b"a/e", 3), (b"f", 49_985)))
+    assert rows_of(found) == [("a", False, 3), ("a/b", False, 12), ("f/f6", True, 49_985)]
+
+
+def test_rows_come_by_path_and_the_larger_first() -> None:
+    files = [(b"b", 30, 1, Kind.DATA, True), (b"a", 20, 2, Kind.DATA, True), (b"a", 25, 1, Kind.DATA, True)]
+    counter = TreeCounter(1)
+    for directory, size, owner, kind, shown in files:
+        add = {"layer": 0, "owner": owner, "kind": kind, "targets": (), "parts": {}, "shown": shown}
+        counter.add(directory, b"x", size, **add)  # type: ignore[arg-type]
+    assert [(row.path, row.owner, row.unpacked_bytes) for row in counter.tree(name_of).rows] == [
+        ("a/x", "package 1", 25),
+        ("a/x", "package 2", 20),
+        ("b/x", "package 1", 30),
+    ]
+
+
+def test_the_least_that_is_kept_is_doubled_until_the_rows_are_few_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = some((b"a", 10), (b"b", 20), (b"c", 1000))
+    fine = [("a/f0", True, 10), ("b/f2", True, 20), ("c/f4", True, 1000)]
+    coarse = [("", False, 30), ("c/f4", True, 1000)]
+    coarser = [("", False, 10), ("b/f2", True, 20), ("c/f4", True, 1000)]
+    for limit, n, least, rows in (("MAX_ROWS", 3, 32, coarse), ("MAX_PATH_CHARS", 12, 16, coarser)):
+        with monkeypatch.context() as patched:
+            patched.setattr(tree, limit, n)
+            assert (counted(files).least_bytes, rows_of(counted(files))) == (1, fine)
+            patched.setattr(tree, limit, n - 1)
+            assert (counted(files).least_bytes, rows_of(counted(files))) == (least, rows)
+
+
+def test_a_tree_that_can_not_grow_small_enough_ends_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "MAX_ROWS", 0)
+    found = counted(some((b"a", 1000), (b"b", 24)))
+    assert (found.least_bytes, rows_of(found)) == (2048, [("", False, 1024)])
+
+
+def test_a_tree_of_more_than_8000_rows_or_two_million_characters_is_made_coarser() -> None:
+    def finest(n_files: int, prefix: bytes = b"") -> int:
+        counter = TreeCounter(n_files)
+        for at in range(n_files):
+            add = {"layer": 0, "owner": 1, "kind": Kind.DATA, "targets": (), "parts": {}, "shown": True}
+            counter.add(b"", prefix + b"%05d" % at, 1, **add)  # type: ignore[arg-type]
+        return counter.tree(name_of).least_bytes
+
+    assert finest(8001) == finest(500, b"x" * 3996) == 2
+    assert finest(500, b"x" * 3995) == 1
+
+
+def test_a_row_tells_all_of_a_file() -> None:
+    counter = TreeCounter(100)
+    parts = {(Kind.GPU_CODE, "gfx906"): 60}
+    for layer, shown in ((0, False), (1, True)):
+        counter.add(
+            b"opt",
+            b"k\xff.so",
+            100,
+            layer=layer,
+            owner=1,
+            kind=Kind.LIBRARY,
+            targets=("a", "b"),
+            parts=parts,
+            shown=shown,
+        )
+    path = "opt/k\\xff.so"
+    assert set(counter.tree(name_of).rows) == {
+        TreeRow(path, True, 0, "deb", "package 1", "gpu code", "gfx906", 60, 0, 0),
+        TreeRow(path, True, 0, "deb", "package 1", "shared libraries", "a+b", 40, 0, 1),
+        TreeRow(path, True, 1, "deb", "package 1", "gpu code", "gfx906", 60, 60, 0),
+        TreeRow(path, True, 1, "deb", "package 1", "shared libraries", "a+b", 40, 40, 1),
+    }
+
+
+def test_several_small_owners_of_a_place_are_one_row_and_a_large_or_single_one_is_its_own() -> None:
+    def owners(*sizes: int) -> list[tuple[str, int, int]]:
+        counter = TreeCounter(50_000)  # 10 bytes are the least that is kept
+        for owner, size in enumerate(sizes, 1):
+            for part in (size // 2, size - size // 2):
+                add = {
+                    "layer": 0,
+                    "owner": owner,
+                    "kind": Kind.DATA,
+                    "targets": (),
+                    "parts": {},
+                    "shown": True,
+                }
+                counter.add(b"d", b"x%d" % owner, part, **add)  # type: ignore[arg-type]
+        return [(row.owner, row.unpacked_bytes, row.n_files) for row in counter.tree(name_of).rows]
+
+    assert owners(12, 9) == [("package 1", 12, 2), ("package 2", 9, 2)]
+    assert owners(12, 9, 8) == [("", 17, 4), ("package 1", 12, 2)]
+    assert owners(12, 10, 8) == [("package 1", 12, 2), ("package 2", 10, 2), ("package 3", 8, 2)]
