@@ -55,7 +55,7 @@ class Tally:
         self.unpacked_bytes += n_bytes
         self.places[place] += n_bytes
 
-    def top(self, count: int = 20) -> tuple[Spot, ...]:
+    def top(self, count: int) -> tuple[Spot, ...]:
         """The places with most bytes, largest first."""
         return tuple(place for place, _ in self.places.most_common(count))
 
@@ -325,7 +325,7 @@ def _cuda_place(package: Package) -> bytes:
     by_pip = package.manager in (Manager.PYTHON, Manager.CONDA)
     if not (by_pip and _CUDA_DISTRIBUTION.match(package.name.lower())):
         return b""
-    return f"{package.place}/{package.name} {package.version}".encode("utf-8", "surrogateescape")
+    return f"{package.place}/{package.name} {package.version}".encode()
 
 
 def _parts(index: LayerIndex, at: int, place: Place) -> Mapping[tuple[Kind, str], int]:

@@ -39,8 +39,8 @@ def cuda_in_cpu_image(facts: Facts) -> Finding | None:
 
 def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
     """A CPU build of torch in a variant for GPUs."""
-    variant, build = facts.labels.get("io.weir.variant", ""), facts.labels.get("io.weir.torch.build", "")
-    if build != "cpu" or not variant.startswith(("rocm", "cuda")):
+    variant = _label(facts, "variant")
+    if _label(facts, "torch.build") != "cpu" or not variant.startswith(("rocm", "cuda")):
         return None
     return Finding(
         "torch-without-gpu-kernels",
@@ -96,6 +96,11 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
 
 def _meant_hardware(facts: Facts) -> str:
     """What the image says it is for: cpu, rocm, cuda, or nothing."""
-    words = f"{facts.labels.get('io.weir.variant', '')} {facts.ref}".lower()
+    words = f"{_label(facts, 'variant')} {facts.ref}".lower()
     told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
-    return told or facts.labels.get("io.weir.torch.build", "")
+    return told or _label(facts, "torch.build")
+
+
+def _label(facts: Facts, name: str) -> str:
+    """What a label of ours says; empty for an image without it."""
+    return facts.labels.get(f"io.weir.{name}", "")

@@ -7,12 +7,12 @@ belongs to a component of ROCm. Bytes are real file sizes.
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
 from buildtool.audit.databases import conda_package, deb_packages, lines, python_name, recorded_paths
-from buildtool.audit.layer import LayerIndex, join, split
+from buildtool.audit.layer import LayerIndex, join
 from buildtool.audit.merge import Finder, Merged
 from buildtool.audit.rocmtree import Component, component_of
 from buildtool.quoting import terminal
@@ -46,8 +46,8 @@ class Package:
 class Ownership:
     """`owner[row]` is a position in `packages`; position 0 stands for none. `left_out` were too many."""
 
-    packages: list[Package] = field(default_factory=list)
-    owner: "array[int]" = field(default_factory=lambda: array("i"))
+    packages: list[Package]
+    owner: "array[int]"
     left_out: int = 0
 
 
@@ -161,9 +161,9 @@ _Claim = tuple[Package, Iterable[bytes]]
 
 def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim]:
     lists = {row.name.removesuffix(".list"): row for row in databases if row.directory.endswith("dpkg/info")}
-    sums = {row.name: row for row in databases if row.name.endswith(".md5sums")}
+    distroless = {row.name: row for row in databases if row.directory.endswith("dpkg/status.d")}
     for row in databases:
-        if row.directory == "var/lib/dpkg" and row.name == "status":
+        if row.directory == "var/lib/dpkg":  # only its status is captured
             info = _info_files(finder)
             for deb in deb_packages(row.lines()):
                 stems = (f"{deb.name}:{deb.architecture}", deb.name)
@@ -172,11 +172,11 @@ def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim
                 files = _DPKG_FILES if deb.name == "dpkg" else ()
                 listed = map(_relative, found.lines()) if found else ()
                 yield Package(Manager.DEB, deb.name, deb.version), chain(listed, own, files)
-        elif row.directory.endswith("dpkg/status.d") and not row.name.endswith(".md5sums"):  # distroless
-            for deb in deb_packages(row.lines()):
-                found = sums.pop(f"{row.name}.md5sums", None)
-                paths = (line.partition(b"  ")[2] for line in found.lines()) if found else ()
-                yield Package(Manager.DEB, deb.name, deb.version), map(_relative, paths)
+    for row in distroless.values():
+        for deb in deb_packages(row.lines()):
+            found = distroless.get(f"{row.name}.md5sums")
+            paths = (line.partition(b"  ")[2] for line in found.lines()) if found else ()
+            yield Package(Manager.DEB, deb.name, deb.version), map(_relative, paths)
 
 
 def _info_files(finder: Finder) -> dict[str, list[bytes]]:
@@ -213,17 +213,17 @@ def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
 
 def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
     for row in databases:
-        if row.directory.endswith("conda-meta") and row.name.endswith(".json"):
+        if row.directory.endswith("conda-meta"):  # only its JSON is captured
             found = conda_package(row.text())
             if found:
                 prefix = row.directory.removesuffix("conda-meta")
                 paths = (prefix + path for path in chain(found.files, (f"conda-meta/{row.name}",)))
-                package = Package(Manager.CONDA, found.name, found.version, prefix.rstrip("/"))
+                package = Package(Manager.CONDA, found.name, found.version, prefix.removesuffix("/"))
                 yield package, (_relative(_raw(path)) for path in paths)
 
 
 def _relative(path: bytes) -> bytes:
-    return path.removeprefix(b"/").removeprefix(b"./") if b"/." not in path else b"/".join(split(path))
+    return path.lstrip(b"/")
 
 
 def _raw(text: str) -> bytes:

@@ -31,15 +31,16 @@ class L:
 
     files: Mapping[str, A | int]
     gone: tuple[str, ...] = ()
-    command: str = "RUN make"
+    command: str | None = "RUN make"
     stored_bytes: int | None = 1000
+    is_absent: bool = False  # its content isn't in the archive
 
 
 def index_of(layer: L) -> LayerIndex:
     index = LayerIndex()
     for row, (path, given) in enumerate(layer.files.items()):
         one = given if isinstance(given, A) else A(given)
-        directory, name = split(path.encode())
+        directory, name = split(path.encode("utf-8", "surrogateescape"))
         index.dirs.append(directory)
         index.names.append(name)
         index.sizes.append(one.size)
@@ -51,7 +52,7 @@ def index_of(layer: L) -> LayerIndex:
             (index.debug, one.debug),
             (index.secrets, one.secrets),
             (index.unread, one.unread),
-            (index.captured, one.database and zlib.compress(one.database.encode())),
+            (index.captured, one.database and zlib.compress(one.database.encode("utf-8", "surrogateescape"))),
         )
         for column, value in told:
             if value:
@@ -68,12 +69,14 @@ def contents(
     documents: tuple[bytes, ...] = (),
     ref: str = "weir/x:1",
 ) -> ImageContents:
-    steps = tuple(history or (Step(layer.command, has_layer=True) for layer in layers))
+    steps = tuple(history or (Step(layer.command or "", has_layer=True) for layer in layers))
     config = ImageConfig(
         Platform("linux", "amd64"), ("sha256:0",) * len(layers), None, labels or {}, env, "", steps
     )
+    indexes = [None if layer.is_absent else index_of(layer) for layer in layers]
     rows = tuple(
-        Layer(None, "sha256:0", "", layer.stored_bytes, 0, layer.command, index_of(layer)) for layer in layers
+        Layer(None, "sha256:0", "", layer.stored_bytes, 0, layer.command, index)
+        for layer, index in zip(layers, indexes, strict=True)
     )
     return ImageContents(ref, None, None, "", config, rows, Attestations(documents=documents), ())
 

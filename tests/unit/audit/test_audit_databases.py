@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from contents_maker import A, L, debs, facts
 from image_maker import file, tar
 from report_maker import audited
 
@@ -23,15 +24,15 @@ def stanza(**fields: str) -> bytes:
     return "".join(f"{key}: {value}\n" for key, value in fields.items()).encode() + b"\n"
 
 
-def debs(status: bytes) -> list[DebPackage]:
+def packages_of(status: bytes) -> list[DebPackage]:
     return list(deb_packages(status.split(b"\n")))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_lines_are_the_same_however_the_text_is_cut(size: int) -> None:
-    text = b"a\nb b\r\n\nlong one\r\n\r\nno end\r"
+    text = b"a\nb b~\r\n\nlong one\r\n\r\nno end~\r"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert list(lines(pieces)) == [b"a", b"b b", b"", b"long one", b"", b"no end"]
+    assert list(lines(pieces)) == [b"a", b"b b~", b"", b"long one", b"", b"no end~"]
     assert list(lines([])) == list(lines([b""])) == []
 
 
@@ -56,12 +57,12 @@ def test_a_long_line_is_cut_at_16_kib_and_the_next_one_is_whole() -> None:
     ],
 )
 def test_only_what_dpkg_calls_installed_is_a_package(status: str, installed: bool) -> None:
-    found = debs(stanza(Package="x", Version="1", Architecture="all", Status=status))
+    found = packages_of(stanza(Package="x", Version="1", Architecture="all", Status=status))
     assert found == [DebPackage("x", "1", "all")] * installed
 
 
 def test_a_distroless_stanza_has_no_status_and_is_installed() -> None:
-    assert debs(stanza(Package="x")) == [DebPackage("x", "", "")]
+    assert packages_of(stanza(Package="x")) == [DebPackage("x", "", "")]
 
 
 def test_a_package_is_told_once_for_each_architecture() -> None:
@@ -70,7 +71,7 @@ def test_a_package_is_told_once_for_each_architecture() -> None:
         for architecture, version in [("amd64", "1"), ("i386", "2"), ("amd64", "3")]
     )
     nameless = stanza(Version="1", Status=INSTALLED)
-    assert debs(nameless + status) == [DebPackage("x", "1", "amd64"), DebPackage("x", "2", "i386")]
+    assert packages_of(nameless + status) == [DebPackage("x", "1", "amd64"), DebPackage("x", "2", "i386")]
 
 
 def test_fields_of_a_stanza_end_at_a_blank_line_and_continuations_belong_to_the_field_above() -> None:
@@ -89,7 +90,7 @@ Version: 2~a:b
  \t
 Package: z\xff
 Version: 3"""
-    assert debs(status) == [DebPackage("x", "2~a:b", ""), DebPackage("z\udcff", "3", "")]
+    assert packages_of(status) == [DebPackage("x", "2~a:b", ""), DebPackage("z\udcff", "3", "")]
 
 
 @pytest.mark.parametrize(
@@ -192,13 +193,13 @@ def test_dpkgs_lists_of_everything_belong_to_dpkg_itself() -> None:
 
 def test_a_list_belongs_to_the_package_of_its_architecture_before_that_without_one() -> None:
     status = b"".join(stanza(Package="x", Architecture=name, Status=INSTALLED) for name in ("amd64", "i386"))
-    lists = {"x:i386": "/i\n", "x": "/./a\n//b/../c\nd\n./e\n"}
+    lists = {"x:i386": "/i\n", "x": "/./a\n//b/../~c\nd\n./e\n"}
     members = [file(f"var/lib/dpkg/info/{name}.list", text.encode()) for name, text in lists.items()]
     report = audited(
         tar(
             file("var/lib/dpkg/status", status),
             *members,
-            *(file(name, bytes(1 << at)) for at, name in enumerate("iacdeb")),
+            *(file(name, bytes(1 << at)) for at, name in enumerate(["i", "a", "~c", "d", "e", "b"])),
         )
     )
     sizes = sorted(row.unpacked_bytes for row in report.packages)
@@ -208,8 +209,8 @@ def test_a_list_belongs_to_the_package_of_its_architecture_before_that_without_o
 def python(name: str, record: str, metadata: str | None = None) -> list[bytes]:
     root = f"{SITE.decode()}/{name}.dist-info"
     return [
-        file(f"{root}/RECORD", record.encode()),
         *([] if metadata is None else [file(f"{root}/METADATA", metadata.encode())]),
+        file(f"{root}/RECORD", record.encode()),
     ]
 
 
@@ -271,12 +272,18 @@ def test_bytecode_that_a_list_names_stays_with_its_own_package() -> None:
 
 def test_packages_beyond_the_bound_are_counted_and_own_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildtool.audit.packages._MOST_PACKAGES", 3)
-    status = b"".join(stanza(Package=f"p{n}", Status=INSTALLED) for n in range(5))
-    lists = [file(f"var/lib/dpkg/info/p{n}.list", f"/f{n}\n".encode()) for n in range(5)]
-    files = [file(f"f{n}", bytes(10)) for n in range(5)]
-    report = audited(tar(file("var/lib/dpkg/status", status), *lists, *files))
-    assert [(row.name, row.unpacked_bytes) for row in report.packages] == [(f"p{n}", 14) for n in range(3)]
-    assert any("2 " in note for note in report.notes)
+    lists = debs(**{f"p{n}": (f"f{n}",) for n in range(5)})
+    found = facts(L({**lists, **{f"f{n}": 10 for n in range(5)}}))
+    assert [(row.name, row.unpacked_bytes) for row in found.packages] == [(f"p{n}", 10) for n in range(3)]
+    assert found.packages_left_out == 2
+
+
+def test_a_thousand_components_of_rocm_are_told_apart_and_the_rest_is_rocms() -> None:
+    files = {f"opt/rocm/p{n}/x": 1 for n in range(1002)}
+    found = facts(L({"opt/rocmlike/x": 1, **files, "opt/rocm/p0/y": 1}))
+    assert len(found.packages) == 1001
+    assert [(row.name, row.unpacked_bytes) for row in found.packages[:2]] == [("p0", 2), ("rocm", 2)]
+    assert found.owners == {"rocm tree": 1003, "unowned": 1}
 
 
 def test_what_a_later_layer_replaces_keeps_the_owner_that_it_had_by_name() -> None:
@@ -286,3 +293,73 @@ def test_what_a_later_layer_replaces_keeps_the_owner_that_it_had_by_name() -> No
     [row] = report.packages
     assert (row.unpacked_bytes, row.visible_bytes, row.n_files) == (110 + len(record), 100 + len(record), 2)
     assert report.owners == {"python": 110 + len(record), "unowned": 1}
+
+
+def test_databases_below_names_that_are_not_utf_8_are_read() -> None:
+    site, env = "srv/\udcff", "opt/\udcfe"
+    meta = '{"name": "c", "version": "1", "files": ["lib/\\ud800", "lib/\\udcfd", "lib/\udcfc"]}'
+    found = facts(
+        L(
+            {
+                f"{site}/x-1.dist-info/RECORD": A(database="\udcfb,,\n"),
+                f"{site}/\udcfb": 10,
+                f"{env}/conda-meta/\udcff.json": A(database=meta),
+                f"{env}/lib/\udcfd": 200,
+                **debs(x=("d/\udcff",)),
+                "d/\udcff": 3000,
+                "var/lib/dpkg/info/\udcff.list": 1,
+                "var/lib/dpkg/info/\udcff.postinst": 1,
+            }
+        )
+    )
+    assert [(row.manager.value, row.unpacked_bytes, row.place) for row in found.packages] == [
+        ("deb", 3000, ""),
+        ("conda", 200, "opt/\\xfe"),
+        ("python", 10, "srv/\\xff"),
+    ]
+
+
+def test_a_large_database_without_lines_is_read_whole() -> None:
+    names = [f"lib/{n:060}" for n in range(1500)]  # more than is decompressed at a time
+    meta = json.dumps({"name": "c", "version": "1", "files": names})
+    found = facts(L({"opt/conda-meta/c.json": A(database=meta), **{f"opt/{name}": 1 for name in names}}))
+    assert found.owners == {"conda": 1500}
+
+
+def test_other_databases_are_not_taken_for_lists_or_stanzas_of_dpkgs() -> None:
+    root = "usr/lib/x-1.dist-info"
+    found = facts(
+        L(
+            {
+                **debs(METADATA=()),
+                f"{root}/METADATA": A(database="Package: y\n/etc/passwd\nName: x\nVersion: 1\n"),
+                f"{root}/RECORD": A(database="none,,\n"),
+                "etc/passwd": 5,
+            }
+        )
+    )
+    assert [(row.manager.value, row.name, row.unpacked_bytes) for row in found.packages] == [
+        ("deb", "METADATA", 0),
+        ("python", "x", 0),
+    ]
+
+
+def test_distroless_packages_own_what_their_sums_name() -> None:
+    root = "var/lib/dpkg/status.d"
+    found = facts(
+        L(
+            {
+                f"{root}/a.md5sums": A(database="0  usr/a\n1  ./usr/a2\n"),
+                f"{root}/a": A(database="Package: a\nVersion: 2\n"),
+                f"{root}/b": A(database="Package: b\nVersion: 3\n"),
+                f"{root}/b.md5sums": A(database="0  usr/b\n"),
+                f"{root}/c": A(database="Package: c\n"),
+                **{f"usr/{name}": 1 << at for at, name in enumerate(["a", "a2", "b", "c"])},
+            }
+        )
+    )
+    assert [(row.name, row.version, row.unpacked_bytes) for row in found.packages] == [
+        ("b", "3", 4),
+        ("a", "2", 3),
+        ("c", "", 0),
+    ]
