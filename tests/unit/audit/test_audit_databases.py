@@ -136,7 +136,7 @@ def test_a_recorded_path_is_a_path_of_the_image(line: bytes, path: bytes) -> Non
 
 
 def test_a_record_at_the_root_names_files_at_the_root() -> None:
-    assert list(recorded_paths([b"x/y,,"], b"")) == [b"x/y"]
+    assert list(recorded_paths([b"x/y,,", b"~x,,"], b"")) == [b"x/y", b"~x"]
 
 
 def meta(n_others: int = 0, **changes: object) -> str:
@@ -297,7 +297,7 @@ def test_what_a_later_layer_replaces_keeps_the_owner_that_it_had_by_name() -> No
 
 def test_databases_below_names_that_are_not_utf_8_are_read() -> None:
     site, env = "srv/\udcff", "opt/\udcfe"
-    meta = '{"name": "c", "version": "1", "files": ["lib/\\ud800", "lib/\\udcfd", "lib/\udcfc"]}'
+    meta = '{"name": "c", "version": "1", "depends": "\udcfb", "files": ["lib/\\ud800", "lib/\\udcfd", "lib/\udcfc"]}'
     found = facts(
         L(
             {

@@ -143,6 +143,16 @@ def test_gpu_code_is_known_by_name_or_directory_and_comes_before_what_the_direct
     assert place("amd-gfx90a/k.hsaco") == Place(Kind.GPU_CODE, b"amd-gfx90a", ("gfx90a",))
     assert place("x/tests/gfx906.py") == Place(Kind.TEST, b"x/tests")
     assert place("k_gfx906.co") == Place(Kind.GPU_CODE, b"", ("gfx906",))
+    assert Classifier().place(b"x\xff", b"\xfe_gfx906.co") == Place(Kind.GPU_CODE, b"x\xff", ("gfx906",))
+
+
+def test_a_directory_is_looked_at_once_however_many_files_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr("buildtool.audit.kinds._of_directory", looked.append)
+    classifier = Classifier()
+    for directory in (b"a", b"b", b"a", b"b", b"a"):
+        classifier.place(directory, b"x")
+    assert looked == [b"a", b"b"]
 
 
 def test_the_names_of_kinds_stay_what_saved_reports_call_them() -> None:

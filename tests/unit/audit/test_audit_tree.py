@@ -12,7 +12,7 @@ from report_maker import BASE, HOSTILE, SERVICE, a_row, audited
 
 from buildtool.audit import tree
 from buildtool.audit.kinds import Kind
-from buildtool.audit.tree import Tree, TreeCounter, TreeRow
+from buildtool.audit.tree import NO_TREE, Tree, TreeCounter, TreeRow
 
 NAMES = st.sampled_from([b"a", b"b", b"c"])
 FILES = st.lists(
@@ -162,7 +162,8 @@ def test_a_place_is_kept_that_holds_one_in_5000_bytes_of_the_image() -> None:
         ("large/f12", True, 49_962),
     ]
     assert counted(some((b"a", 49_999))).least_bytes == 9
-    assert counted(some((b"a", 4999))).least_bytes == counted([]).least_bytes == 1
+    assert counted(some((b"a", 4999))).least_bytes == 1
+    assert counted([]) == NO_TREE == Tree(1, ())
 
 
 def test_what_small_directories_hold_together_is_kept_at_the_one_above_them() -> None:
