@@ -297,7 +297,10 @@ def test_what_a_later_layer_replaces_keeps_the_owner_that_it_had_by_name() -> No
 
 def test_databases_below_names_that_are_not_utf_8_are_read() -> None:
     site, env = "srv/\udcff", "opt/\udcfe"
-    meta = '{"name": "c", "version": "1", "depends": "\udcfb", "files": ["lib/\\ud800", "lib/\\udcfd", "lib/\udcfc"]}'
+    meta = (
+        '{"name": "c", "version": "1", "depends": "\udcfb", '
+        '"files": ["lib/\\ud800", "lib/\\udcfd", "lib/\udcfc"]}'
+    )
     found = facts(
         L(
             {
