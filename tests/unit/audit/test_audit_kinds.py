@@ -143,6 +143,7 @@ def test_gpu_code_is_known_by_name_or_directory_and_comes_before_what_the_direct
     assert place("amd-gfx90a/k.hsaco") == Place(Kind.GPU_CODE, b"amd-gfx90a", ("gfx90a",))
     assert place("x/tests/gfx906.py") == Place(Kind.TEST, b"x/tests")
     assert place("k_gfx906.co") == Place(Kind.GPU_CODE, b"", ("gfx906",))
+    assert place("miopen/db/gfx90a68.db.txt") == Place(Kind.GPU_CODE, b"miopen/db", ("gfx90a",))
     assert Classifier().place(b"x\xff", b"\xfe_gfx906.co") == Place(Kind.GPU_CODE, b"x\xff", ("gfx906",))
 
 

@@ -12,7 +12,7 @@ from report_maker import BASE, HOSTILE, SERVICE, a_row, audited
 
 from buildtool.audit import tree
 from buildtool.audit.kinds import Kind
-from buildtool.audit.tree import NO_TREE, Tree, TreeCounter, TreeRow
+from buildtool.audit.tree import NO_TREE, Tree, TreeCounter, TreeRow, _Nearest
 
 NAMES = st.sampled_from([b"a", b"b", b"c"])
 FILES = st.lists(
@@ -169,6 +169,23 @@ def test_a_place_is_kept_that_holds_one_in_5000_bytes_of_the_image() -> None:
 def test_what_small_directories_hold_together_is_kept_at_the_one_above_them() -> None:
     found = counted(some((b"a/b/c", 6), (b"a/b/d", 6), (b"a/e", 3), (b"f", 49_985)))
     assert rows_of(found) == [("a", False, 3), ("a/b", False, 12), ("f/f6", True, 49_985)]
+
+
+def test_each_directory_on_the_way_to_a_kept_one_is_looked_at_once() -> None:
+    steps = 0
+
+    class Counted(bytes):
+        def rpartition(self, sep: bytes, /) -> tuple[bytes, bytes, bytes]:  # type: ignore[override]
+            nonlocal steps
+            steps += 1
+            head, slash, tail = super().rpartition(sep)
+            return Counted(head), slash, tail
+
+    nearest = _Nearest({b"", b"a"})
+    deep = b"a" + b"/d" * 50
+    assert (nearest.of(Counted(deep)), steps) == (b"a", 50)
+    assert (nearest.of(Counted(deep + b"/e/f")), steps) == (b"a", 52)
+    assert (nearest.of(Counted(b"b")), steps) == (b"", 53)
 
 
 def test_rows_come_by_path_and_the_larger_first() -> None:
