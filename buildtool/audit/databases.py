@@ -98,10 +98,9 @@ def _stanzas(
     """The wanted fields of each stanza; blank lines part them, and of equal fields the last one counts."""
     fields: dict[bytes, bytes] = {}
     for line in text:
-        if line[:1] > b" ":  # neither blank nor the continuation of a field
-            key, colon, value = line.partition(b":")
-            if colon and key in wanted:
-                fields[key] = value.strip()
+        key, colon, value = line.partition(b":")
+        if colon and key in wanted:  # continuations of fields begin with a blank, and no key does
+            fields[key] = value.strip()
         elif fields and not line.strip():
             yield fields
             fields = {}

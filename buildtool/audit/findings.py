@@ -230,7 +230,8 @@ def _secrets(facts: Facts) -> Finding | None:
 
 
 def _huge_layer(facts: Facts) -> Finding | None:
-    huge = [n for n, stored in enumerate(facts.layer_stored_bytes) if (stored or 0) > REGISTRY_LAYER_BYTES]
+    known = [(n, stored) for n, stored in enumerate(facts.layer_stored_bytes) if stored is not None]
+    huge = [n for n, stored in known if stored > REGISTRY_LAYER_BYTES]
     if not huge:
         return None
     return Finding(

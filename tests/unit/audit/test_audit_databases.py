@@ -86,7 +86,6 @@ Version
 Version: 1
 Versions: 8
 Version: 2~a:b
-
  \t
 Package: z\xff
 Version: 3"""

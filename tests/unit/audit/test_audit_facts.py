@@ -297,7 +297,7 @@ def test_every_place_of_a_credential_is_told_with_layer_and_escaped_name() -> No
     token = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA1b"
     found = facts(
         L({"x": 1, "d/y": A(5, secrets=("password",)), "gone": A(9, secrets=("key",))}),
-        L({"e\x1b": A(7, secrets=("a", "b"))}, gone=("gone",)),
+        L({"y": 1, "e\x1b": A(7, secrets=("a", "b"))}, gone=("gone",)),
         env=("PATH=/bin", f"X\x1b={token}"),
         labels={"plain": "x", "l\x1b": token},
         history=[Step("RUN x", has_layer=True), Step(f"RUN {token}", has_layer=True)],

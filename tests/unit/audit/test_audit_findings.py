@@ -91,6 +91,8 @@ def test_symbols_in_libraries_are_a_finding_with_the_directories_to_strip() -> N
     listed = " ".join(f"/p{n}" for n in range(20))
     assert finding.remedy.startswith(f"RUN find {listed} -maxdepth 1 -type f ")
     assert "\n# and 10 more directories" in finding.remedy
+    alone = only(replace(NOTHING, strippable=tally(MIB))).remedy
+    assert all(line.startswith("#") for line in alone.split("\n")[2:])
     assert "more directories" not in only(replace(NOTHING, strippable=tally(MIB, PLACES[:20]))).remedy
 
 
@@ -292,19 +294,20 @@ LIBRARIES = {f"lib{n}.so": A(9000, code={"gfx90a": 100 + n, "gfx1100": 7}) for n
 
 
 def test_foreign_code_in_files_and_libraries_is_a_finding_each_with_one_remedy() -> None:
-    image = facts(L({**FILES, **LIBRARIES, "k_gfx1100.co": 5, "f/a_gfx908.co": 1}), targets=("gfx1100",))
-    files, libraries = find_waste(image)
-    assert (files.id, files.severity, files.unpacked_bytes) == ("foreign-gfx", Severity.WARNING, 25_301)
-    assert files.paths == tuple(f"d{n}" for n in range(24, 4, -1))
-    assert "for gfx906, gfx908; wanted is gfx1100" in files.title
+    files = {"f/a_gfx908.co": 1, **FILES, **LIBRARIES, "k_gfx1100.co": 5}
+    image = facts(L(files), targets=("gfx1100",))
+    named, libraries = find_waste(image)
+    assert (named.id, named.severity, named.unpacked_bytes) == ("foreign-gfx", Severity.WARNING, 25_301)
+    assert named.paths == tuple(f"d{n}" for n in range(24, 4, -1))
+    assert "for gfx906, gfx908; wanted is gfx1100" in named.title
     assert (libraries.id, libraries.unpacked_bytes) == ("foreign-gfx-in-libraries", 2800)
     assert libraries.paths == tuple(f"lib{n}.so" for n in range(24, 4, -1))
     assert "for gfx90a; wanted is gfx1100" in libraries.title
-    assert files.remedy == libraries.remedy
+    assert named.remedy == libraries.remedy
     total = sum(image.layer_bytes)
-    assert files.predicted_unpacked_bytes == total - 25_301
+    assert named.predicted_unpacked_bytes == total - 25_301
     assert libraries.predicted_unpacked_bytes == total - 2800
-    first, second, third = files.remedy.split("\n")
+    first, second, third = named.remedy.split("\n")
     assert first == "python -m buildtool prune --targets gfx1100 -- weir/x:1"
     assert "28.10 kB" in second
     assert f"{(total - 28_101) / 1000:.2f} kB" in second
