@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from service.errors import Exit, ServiceError
 from service.profile import read_profile
 from service.settings import build_settings, profile_path
+from service.sparing import Sparing
 
 
 def main(env: Mapping[str, str]) -> int:
     """Serve until a signal and return the exit code. Never raises for anything a user can cause."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(Sparing())
     try:
         path = profile_path(env)
         settings = build_settings(env, read_profile(path), path)

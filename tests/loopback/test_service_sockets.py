@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -194,3 +195,55 @@ def test_answers_are_not_held_back_for_an_acknowledgement(here: Served) -> None:
         (protocol,) = here.server.server_state.connections
         accepted = protocol.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+ASK = json.dumps({"texts": ["a"]}).encode()
+
+
+def in_chunks(body: bytes, n_bytes: int) -> bytes:
+    pieces = (body[at : at + n_bytes] for at in range(0, len(body), n_bytes))
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def test_a_body_in_tiny_chunks_does_not_keep_the_event_loop_from_others(here: Served) -> None:
+    """A million of them took 15 s, in pieces of a second, in which nobody else was answered."""
+    with ExitStack() as stack:
+        greedy = here.open(stack, CHUNKED, in_chunks(ASK.ljust(20_000), 1))
+        told = received(greedy)
+        assert told.startswith(b"HTTP/1.1 400 ")
+        assert b"too many chunks; send 64 bytes in each" in told
+        assert here.predict() == 200
+
+
+@pytest.mark.parametrize(("n_bytes", "chunk_bytes"), [(1000, 1), (900_000, 64), (900_000, 50_000)])
+def test_a_body_in_chunks_that_an_honest_caller_sends_is_taken(
+    here: Served, n_bytes: int, chunk_bytes: int
+) -> None:
+    with ExitStack() as stack:
+        caller = here.open(stack, CHUNKED, in_chunks(ASK.ljust(n_bytes), chunk_bytes))
+        assert caller.recv(12) == b"HTTP/1.1 200"
+
+
+def test_tiny_chunks_of_a_body_that_nobody_reads_are_cut_off() -> None:
+    with served(Limits(header_timeout_s=60)) as here, ExitStack() as stack:
+        greedy = here.open(stack, CHUNKED.replace(b"/predict", b"/nowhere"))
+        assert greedy.recv(12) == b"HTTP/1.1 404"
+        assert is_cut_off(greedy, b"1\r\nx\r\n" * 1000, pause_s=0.01, within_s=20)
+
+
+def test_what_is_no_http_is_told_so_in_json(here: Served) -> None:
+    with ExitStack() as stack:
+        told = received(here.open(stack, b"\x16\x03\x01\x02\r\n\r\n"))
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(told.partition(b"\r\n\r\n")[2]) == {"error": "this is no HTTP/1.1 request"}
+
+
+def test_requests_to_upgrade_do_not_flood_the_log(here: Served, caplog: pytest.LogCaptureFixture) -> None:
+    ask = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        connection = here.open(stack)
+        for _ in range(5):
+            connection.sendall(ask)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert [record.getMessage() for record in caplog.records] == []

@@ -1,0 +1,35 @@
+"""A log that callers can't flood: what they do wrong is told once a minute, with how often it happened."""
+
+import logging
+import time
+from collections.abc import Callable
+
+PERIOD_S = 60.0
+
+
+class Sparing(logging.Filter):
+    """Lets a warning pass once in PERIOD_S, whatever its arguments; errors always pass.
+
+    The first one after that says how many were left out. Texts are those of programs, so they are few.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._told: dict[
+            str, tuple[float, int]
+        ] = {}  # when a text passed, and how often it hasn't since then
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record passes."""
+        if record.levelno >= logging.ERROR:
+            return True
+        now, text = self._now(), str(record.msg)
+        last_s, left_out = self._told.get(text, (-PERIOD_S, 0))
+        if now - last_s < PERIOD_S:
+            self._told[text] = (last_s, left_out + 1)
+            return False
+        self._told[text] = (now, 0)
+        if left_out:
+            record.msg = f"{text} ({left_out} more like this in the {now - last_s:.0f} s before)"
+        return True
