@@ -58,6 +58,10 @@ class Blob:
 class Archive(Protocol):
     """Named blobs."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the tar that holds them, and was read all the same."""
+
     def paths(self) -> frozenset[str]:
         """Every blob's path in the archive."""
 
@@ -93,6 +97,7 @@ class StreamArchive:
                     raise LimitExceeded("more JSON documents than an image has", place=label)
                 self._blobs[path] = blob
         _check_ended(reader, label)
+        self.notes = tuple(reader.notes)
 
     def paths(self) -> frozenset[str]:
         """Every blob's path."""
@@ -142,6 +147,7 @@ class FileArchive(_SeekableArchive):
                     _refuse_doubled(path, self._spans, str(file))
                     self._spans[path] = (reader.offset, length)
             _check_ended(reader, str(file))
+            self.notes = tuple(reader.notes)
 
     def paths(self) -> frozenset[str]:
         """Every blob's path."""
@@ -160,6 +166,8 @@ class FileArchive(_SeekableArchive):
 
 class DirectoryArchive(_SeekableArchive):
     """An OCI layout, or an unpacked `docker save`, in a directory. Links are not followed."""
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
         super().__init__(limits, tick)

@@ -69,7 +69,11 @@ def read_image(
     `is_answer`: an engine made the archive for `ref`, so that its only image is meant whatever it is called.
     Raises NoSuchImage where the choice isn't clear, and the faults of what can't be read or trusted.
     """
-    wanted = Wanted(label, ref, is_answer, platform)
+    contents = _read(archive, Wanted(label, ref, is_answer, platform), limits)
+    return replace(contents, notes=(*(f"the archive: {note}" for note in archive.notes), *contents.notes))
+
+
+def _read(archive: Archive, wanted: Wanted, limits: Limits) -> ImageContents:
     paths = archive.paths()
     if "index.json" not in paths:
         read = from_saved if "manifest.json" in paths else from_config

@@ -51,6 +51,23 @@ def test_what_was_read_although_it_is_odd_is_in_the_notes_of_the_report() -> Non
     assert "layer 3: the last member's padding is missing" in notes
 
 
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_what_is_odd_about_the_archive_itself_is_in_the_notes_as_well(tmp_path: Path, kind: str) -> None:
+    """Only the tars of layers had notes; an archive with the same oddities passed without a word."""
+    members = make.docker_25(make.Image([tar(file("f", b"x"))]))
+    loose = header(b"x", b"00000000013\0", flag=b"x") + padded(b"11 size=+3\n")
+    odd = loose + header(b"odd", b"00000000000\0") + padded(b"abc")
+    text = odd + header(b"junk", b"0000003\0junk") + padded(b"abc") + make.archive(members)
+    path = tmp_path / "image.tar"
+    path.write_bytes(text)
+    source = StreamArchive(make.chunks(text), label="odd") if kind == "stream" else open_archive(path)
+    contents = read_image(source, label="odd", platform=Platform("linux", "amd64"))
+    assert contents.notes == (
+        "the archive: PAX sizes with leading zeros or a plus sign",
+        "the archive: numbers in headers with other bytes after their end",
+    )
+
+
 SQUASHFS = b"hsqs" + bytes(600)
 
 
