@@ -175,8 +175,8 @@ class DirectoryArchive(_SeekableArchive):
         try:
             self._paths = frozenset(_files_below(root))
         except OSError as error:
-            what = error.filename or root
-            raise DataError(f"can't read {what}: {error.strerror}", "check its permissions") from error
+            message = f"can't read {error.filename}: {error.strerror}"
+            raise DataError(message, "check its permissions") from error
         if self._paths.isdisjoint(_LISTS):
             raise MalformedDocument(
                 f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
@@ -273,11 +273,10 @@ def _link_target(path: str, kind: int, link: bytes) -> str:
 
 
 def _resolved(path: str, aliases: Mapping[str, str]) -> str:
+    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
     for _ in range(8):
-        if path not in aliases:
-            return path
-        path = aliases[path]
-    raise KeyError(path)
+        path = aliases.get(path, path)
+    return path
 
 
 def _refuse_doubled(path: str, known: Mapping[str, object], label: str) -> None:

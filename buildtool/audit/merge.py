@@ -189,7 +189,6 @@ class _Merger(_Walker):
         index, start = self._layers[position], self._starts[position]
         self._known, self._gone = {}, {}
         self._take_away(index)
-        self._known = {}
         directory, holder = None, self.tree
         for at, (where, name, kind) in enumerate(zip(index.dirs, index.names, index.kinds, strict=True)):
             if where is not directory or not self._known:

@@ -154,7 +154,7 @@ def test_a_lone_manifest_finds_its_blobs_by_their_digests(below: str, tmp_path: 
     assert (contents.ref, contents.config_digest) == ("dir", make.sha(image.config()))
 
 
-@pytest.mark.parametrize("text", [b"{", b"{}", b"[{}]", b'[{"Config": 1}]', b"[" * 100])
+@pytest.mark.parametrize("text", [b"{", b"{}", b"[{}]", b'[{"Config": 1}]', b"[" * 100, b"hsqs"])
 def test_a_list_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
     for members in ({}, make.oci_layout(Image(LAYERS))):
         with pytest.raises(MalformedDocument, match=r"^manifest\.json[:,]") as told:

@@ -169,6 +169,7 @@ def test_only_layers_of_several_chunks_are_worth_threads(
         (b"./a/b", "a/b"),
         (b"/a//b/", "a/b"),
         (b"../a", "a"),
+        (b"/~a", "~a"),
         (b"a/./b/../c", "a/c"),
         (b"\xff", "\udcff"),
     ],
@@ -196,11 +197,11 @@ def test_names_that_are_not_utf8_lead_to_their_blobs() -> None:
 
 
 def test_links_are_followed_for_a_few_steps_and_never_in_circles() -> None:
-    chain = [symlink(f"l{n}", f"l{n + 1}") for n in range(8)]
-    archive = streamed(tar(*chain, file("l8", b"{}"), symlink("a", "b"), symlink("b", "a")))
+    chain = [symlink(f"l{n}", f"l{n + 1}") for n in range(9)]
+    archive = streamed(tar(*chain, file("l9", b"{}"), symlink("a", "b"), symlink("b", "a")))
     assert archive.blob("l1").document == b"{}"
     for path in ("l0", "a", "none"):
-        with pytest.raises(KeyError, match=path if path == "none" else None):
+        with pytest.raises(KeyError):
             archive.blob(path)
 
 

@@ -105,6 +105,8 @@ def test_whiteouts_reach_into_nested_directories() -> None:
 @pytest.mark.parametrize(
     ("path", "parts"),
     [
+        (b"a/b", (b"a", b"b")),
+        (b"a/b/c", (b"a/b", b"c")),
         (b"a/b/../c", (b"a", b"c")),
         (b"a/b/c/../../d", (b"a", b"d")),
         (b"../../a", (b"", b"a")),

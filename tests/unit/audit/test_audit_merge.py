@@ -95,6 +95,42 @@ def test_a_link_that_a_directory_replaces_does_not_lead_whiteouts_elsewhere() ->
     assert shown(merged(base, (file("a/.wh.x"),))) == {}
 
 
+def test_a_link_that_its_own_layer_replaces_leads_nowhere_afterwards() -> None:
+    base = (folder("d"), symlink("l", "d"))
+    for again in (folder("l"), file("l", b"22")):
+        assert visible(merged(base, (file("l/x", b"1"), again, file("l/y", b"1")))) == {"l/x", "l/y"}
+        result = merged(base, (file("l/x", b"1"), again, file("l/y", b"1")))
+        assert (Finder(result).names(b"d"), Finder(result).names(b"l")) == ((b"x",), (b"y",))
+
+
+def test_a_member_that_replaces_the_link_in_its_own_path_changes_where_the_next_one_goes() -> None:
+    result = merged((symlink("l", "."),), (file("l/l", b"1"), file("l/y", b"1")))
+    assert (Finder(result).names(b""), Finder(result).names(b"l")) == ((b"l",), (b"y",))
+
+
+def test_a_path_without_links_is_found_without_descending_name_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = merged((file("a/b/c/x", b"1"),))
+    monkeypatch.delattr(merging._Walker, "_descend")
+    assert Finder(result).row(b"a/b/c/x") == 0
+
+
+def test_new_directories_beside_one_another_are_made_without_descending_to_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    descended = []
+    descend = merging._Walker._descend
+
+    def counted(self: merging._Walker, directory: bytes) -> object:
+        descended.append(directory)
+        return descend(self, directory)
+
+    monkeypatch.setattr(merging._Walker, "_descend", counted)
+    result = merged(tuple(file(f"a/b/{n}/x") for n in range(50)))
+    assert (len(Finder(result).names(b"a/b")), descended) == (50, [b"a/b/0"])
+
+
 def test_links_in_a_circle_are_malformed() -> None:
     with pytest.raises(MalformedTar, match="circle"):
         merged((symlink("a", "b"), symlink("b", "a")), (file("a/x", b"1"),))

@@ -117,8 +117,10 @@ class Model:
 
     def link(self, row: int, target: str, gone: dict[Path, int]) -> None:
         *above, name = target.split("/")
-        found = self.there.get((*self.real(above), name)) if self.is_directory(above) else None
-        if found is None:
+        place = (*self.real(above), name)
+        if self.is_directory(above) and place in self.there:
+            found = self.there[place]
+        else:
             found = gone.get(tuple(target.split("/")))
         if found is None:
             self.dangling.append(row)
@@ -157,8 +159,10 @@ def random_layer(rng: random.Random) -> list[Member]:
 def indexed(layer: list[Member]) -> LayerIndex:
     """The layer as `index_layer` gives it."""
     index = LayerIndex()
+    directories: dict[Path, bytes] = {}  # members of one directory share its name
     for member in layer:
-        directory, name = "/".join(member.path[:-1]).encode(), member.path[-1].encode()
+        directory = directories.setdefault(member.path[:-1], "/".join(member.path[:-1]).encode())
+        name = member.path[-1].encode()
         if member.kind == "gone":
             index.whiteouts.append((directory, name))
         elif member.kind == "opaque":

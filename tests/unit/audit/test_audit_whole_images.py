@@ -230,6 +230,12 @@ def test_another_operating_system_is_another_platform() -> None:
         read(make.oci_layout(Image(LAYERS)), platform=Platform("windows", "amd64"))
 
 
+def test_none_of_several_platforms_is_read_on_a_host_that_fits_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "machine", lambda: "s390x")
+    with pytest.raises(NoSuchImage, match=r"no image for linux/s390x\n.*: linux/arm/v6, linux/arm/v7"):
+        read(variants("v6", "v7"), platform=None)
+
+
 def test_the_only_image_is_read_on_another_host_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "machine", lambda: "aarch64")
     contents = read(make.oci_layout(Image(LAYERS)), platform=None)
@@ -275,6 +281,14 @@ def test_a_manifest_with_two_names_answers_to_both() -> None:
     rows = [make.descriptor(image.manifest(), annotations=name) for name in names]
     members = make.oci_layout(image) | {"index.json": make.index_of(*rows, make.descriptor(image.manifest()))}
     assert [read(members, ref=name).ref for name in ("one:1", "two:1")] == ["one:1", "two:1"]
+
+
+def test_a_manifest_that_is_listed_twice_does_not_hide_those_after_it() -> None:
+    amd, arm = Image(LAYERS), Image(LAYERS[:1], architecture="arm64")
+    inner = make.pointing_to(amd.manifest(), amd.manifest(), arm.manifest())
+    members = make.oci_layout(amd) | make.oci_layout(arm) | make.stored(inner)
+    members["index.json"] = make.pointing_to(inner)
+    assert read(members).notes == ("of 2 platforms, linux/amd64 was read",)
 
 
 def test_every_digest_on_the_way_to_an_image_chooses_it() -> None:
