@@ -84,7 +84,7 @@ def archive(image: FlatImage, layer: Iterator[bytes]) -> Iterator[bytes]:
 
 def created(record: Mapping[str, Any]) -> int:
     """When an image was made, seconds since 1970; 0 where it doesn't say."""
-    text = str(record.get("Created") or "1970-01-01T00:00:00Z")
+    text = str(record.get("Created") or "1970-01-01T00:00:00")
     return max(0, int(datetime.fromisoformat(text[:19] + "+00:00").timestamp()))
 
 

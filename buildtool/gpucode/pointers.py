@@ -126,7 +126,8 @@ def _filled_by_loader(
         for address in relr_addresses(source, start, tags[DT_RELRSZ]):
             place = elf.offset_of(address, 8)
             addend = int.from_bytes(source.exactly(place, 8, "a relocated pointer"), "little")
-            _refuse_inside(address, bundles)
+            if bundles.holds(address):
+                raise _written_into(bundles, address)
             if bundles.holds(addend):
                 yield place, address, addend
 
@@ -138,7 +139,7 @@ def _rela(
     first, last = bundles.section.address, bundles.section.address + bundles.section.n_bytes
     for place, (offset, info, addend) in iter_records(source, start, n_bytes, _RELA):
         if first <= offset < last:
-            _refuse_inside(offset, bundles)
+            raise _written_into(bundles, offset)
         relative = first <= addend < last and info & 0xFFFFFFFF == _R_X86_64_RELATIVE
         if relative and info == _R_X86_64_RELATIVE:
             yield place + _ADDEND_AT, offset, addend
@@ -146,9 +147,8 @@ def _rela(
             raise PruneRefused(f"a relocation of {offset:#x} that isn't understood")
 
 
-def _refuse_inside(address: int, bundles: Bundles) -> None:
-    if bundles.holds(address):
-        raise PruneRefused(f"the loader writes into {bundles.section.name} at {address:#x}")
+def _written_into(bundles: Bundles, address: int) -> PruneRefused:
+    return PruneRefused(f"the loader writes into {bundles.section.name} at {address:#x}")
 
 
 def relr_addresses(source: Source, start: int, n_bytes: int) -> Iterator[int]:

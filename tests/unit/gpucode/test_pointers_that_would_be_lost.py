@@ -1,12 +1,14 @@
 """Pointers that a cut would lose: into removed bytes, inside them, disagreeing, or twice; each is refused."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
+from buildtool.gpucode.container import HIP
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.errors import PruneRefused
-from buildtool.gpucode.pointers import relr_addresses
+from buildtool.gpucode.pointers import Bundles, pointer_patches, relr_addresses
 from buildtool.gpucode.prune import plan_prune
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
@@ -168,3 +170,30 @@ def test_relr_words_and_bitmaps_give_every_address_once_in_order() -> None:
         0x1000, 0x1008, 0x1018, after + 62 * 8, 0x9000, 0x9008 + 63 * 8 + 8,
     ]  # fmt: skip
     assert list(relr_addresses(source, 8, 0)) == []
+
+
+def test_one_pointer_in_the_section_itself_is_refused_beside_others_that_are_not() -> None:
+    data = with_relocations_inside(make_library(Spec(BOTH, symbols=True)), at=8192)
+    assert "lies in .hip_fatbin itself" in refused(data)
+
+
+@pytest.mark.parametrize("relr", [True, False])
+def test_pointer_may_be_the_last_word_of_a_segment_and_of_a_file(relr: bool) -> None:
+    library = make_library(Spec(BOTH, relr=relr, words_in_file=True))
+    end = library.wrappers + 24 * (len(BOTH) - 1) + 16  # behind the last wrapper's pointer
+    elf = read_elf(Source.of_bytes(library.data))
+    segments = tuple(
+        replace(one, file_bytes=end - one.offset) if one.offset <= library.wrappers < one.file_end else one
+        for one in elf.segments
+    )
+    sections = tuple(
+        replace(one, n_bytes=24 * (len(BOTH) - 1)) if one.offset == library.wrappers else one
+        for one in elf.sections
+    )
+    short = replace(elf, segments=segments, sections=sections)
+    fatbin = short.section(".hip_fatbin")
+    assert fatbin is not None
+    moved = {library.fatbin_address + start: library.fatbin_address for start in library.bundle_starts}
+    found = pointer_patches(Source.of_bytes(library.data[:end]), short, HIP, Bundles(fatbin, moved))
+    places = [library.wrappers + 24 * at + 8 for at in range(len(BOTH))]
+    assert [patch.offset for patch in found if patch.offset >= library.wrappers] == places
