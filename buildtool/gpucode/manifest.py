@@ -121,8 +121,7 @@ def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator
 
 def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
     """The manifest of an image: the targets that it holds code for, and what each prune took out."""
-    document = {"schema_version": SCHEMA_VERSION, "targets": [str(t) for t in targets], "runs": list(runs)}
-    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+    return _as_text({"targets": [str(target) for target in targets], "runs": list(runs)})
 
 
 def runs_in(text: bytes) -> list[object]:
@@ -165,8 +164,11 @@ def _size(path: Path) -> int | None:
 
 
 def _add_run(manifest: Path, run: dict[str, Any]) -> None:
-    document = {"schema_version": SCHEMA_VERSION, "runs": [*_runs(manifest), run]}
-    write_text(manifest, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    write_text(manifest, _as_text({"runs": [*_runs(manifest), run]}))
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, sort_keys=True) + "\n"
 
 
 def _refuse_link(manifest: Path, root: Path) -> None:

@@ -57,7 +57,7 @@ def _targets_in(name: str, *, miopen: bool) -> tuple[str, ...]:
             found |= _family(token)
         elif miopen and f"gfx{token}" not in PROCESSORS:
             found |= _without_compute_units(f"gfx{token}")
-        elif _EXACT.fullmatch(token) and token.strip("0"):  # gfx000 is Tensile's word for any target
+        elif _EXACT.fullmatch(token) and set(token) != {"0"}:  # gfx000 is Tensile's word for any target
             found.add(f"gfx{token}")
     return tuple(sorted(found))
 

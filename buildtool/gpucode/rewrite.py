@@ -20,7 +20,7 @@ from buildtool.gpucode.verify import verify_prune
 def open_source(path: Path) -> Iterator[tuple[Source, int]]:
     """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
     try:

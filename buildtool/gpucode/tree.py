@@ -143,8 +143,9 @@ def prune_tree(
     _delete_all(job, foreign, result)
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
+        going = [path for path in names if dry_run and path in foreign]  # not deleted: they count as links
         if remaining and _worth_a_look(remaining[0]):
-            _prune(job, remaining, result)
+            _prune(job, [*remaining, *going], result)
     return result
 
 
@@ -185,7 +186,7 @@ def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
 
 def _require_served(job: _Job, listing: _Listing) -> None:
     """Before a file goes: a mistyped target would take all there is."""
-    had = {code for names in listing.names.values() for code in _codes_of(job, names[0])}
+    had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
     if had:
         served(had, job.targets, strict=True)
 

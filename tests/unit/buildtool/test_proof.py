@@ -170,7 +170,7 @@ def test_an_image_that_ends_badly_or_says_nothing_has_proved_nothing(stdout: str
     with pytest.raises(ProofFailed, match=f"exited with {code}") as caught:
         judge(stdout, code=code)
     assert caught.value.hint.endswith("docker run --rm -it --entrypoint sh weir/cpu:latest")
-    assert "python3 -B /opt/weir/app/smoke.py" in caught.value.message
+    assert "`python3 -B /opt/weir/app/smoke.py`" in caught.value.message
 
 
 def test_last_words_are_of_both_streams_and_few() -> None:

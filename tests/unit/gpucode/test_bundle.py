@@ -9,10 +9,11 @@ from buildtool.gpucode import ccob
 from buildtool.gpucode.bundle import MAGIC, Bundle, Entry, lay_out, parse_bundle
 from buildtool.gpucode.ccob import Method, Unpacking, pack
 from buildtool.gpucode.errors import BadBundle, GpuCodeError
+from buildtool.gpucode.nvfatbin import NvEntry, iter_fatbins
 from buildtool.gpucode.scan import iter_bundles
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId
-from gpucode.maker import DEVICE, code, raw_bundle
+from gpucode.maker import DEVICE, code, nv_fatbin, raw_bundle
 
 RAW = raw_bundle({"gfx906": code("gfx906"), "gfx90a:xnack-": code("gfx90a")})
 
@@ -193,3 +194,69 @@ def test_size_that_a_version_cannot_hold_is_an_error() -> None:
 
 def test_bundle_without_any_payload_ends_with_its_table() -> None:
     assert Bundle((Entry("host-x", 0, 0),), 60).n_bytes == 60
+
+
+GFX906_ID, GFX908_ID = f"{DEVICE}gfx906", f"{DEVICE}gfx908"
+
+
+def test_payloads_may_touch_the_table_each_other_and_the_end() -> None:
+    start = len(table((0, 0, GFX906_ID), (0, 0, GFX908_ID)))
+    head = table((start, 64, GFX906_ID), (start + 64, 36, GFX908_ID))
+    assert parse_bundle(head, start + 100).n_bytes == start + 100
+    for limit, odd in (
+        (start + 99, head),
+        (start + 100, table((start - 1, 64, GFX906_ID), (start + 64, 36, GFX908_ID))),
+        (start + 100, table((start, 65, GFX906_ID), (start + 64, 36, GFX908_ID))),
+    ):
+        with pytest.raises(BadBundle, match=r"outside of it|overlap"):
+            parse_bundle(odd, limit)
+
+
+@pytest.mark.parametrize(("count", "believed"), [(1, True), (1024, True), (1025, False)])
+def test_a_table_of_1024_entries_is_believed_and_a_longer_one_not(count: int, believed: bool) -> None:
+    head = table(*((0, 0, f"{DEVICE}{index}") for index in range(count)))
+    if believed:
+        assert len(parse_bundle(head, len(head)).entries) == count
+    else:
+        with pytest.raises(BadBundle, match="1025 entries"):
+            parse_bundle(head, len(head))
+
+
+@pytest.mark.parametrize(("length", "believed"), [(0, True), (512, True), (513, False)])
+def test_an_id_of_512_characters_is_believed_and_a_longer_one_not(length: int, believed: bool) -> None:
+    head = table((0, 0, "x" * length))
+    if believed:
+        assert parse_bundle(head, len(head)).entries == (Entry("x" * length, 0, 0),)
+    else:
+        with pytest.raises(BadBundle, match="impossible id") as caught:
+            parse_bundle(head, len(head), place=1000)
+        assert caught.value.place == 1000 + 32 + 24
+
+
+def test_a_fat_binary_that_claims_bytes_behind_its_section_is_refused() -> None:
+    fatbin = nv_fatbin([(2, 80, 600)])
+    source = Source.of_bytes(bytes(4096) + fatbin + bytes(4096))
+    [found] = iter_fatbins(source, 4096, 4096 + len(fatbin))
+    assert (found.start, found.n_bytes, found.header_bytes) == (4096, len(fatbin), 16)
+    assert found.entries == (NvEntry(2, 80, 4096 + 16, 64 + 600, 600),)
+    with pytest.raises(BadBundle, match=f"claims {len(fatbin)} bytes, {len(fatbin) - 1} are there"):
+        list(iter_fatbins(source, 4096, 4096 + len(fatbin) - 1))
+
+
+def test_a_bundle_that_claims_bytes_behind_its_section_is_refused() -> None:
+    source = Source.of_bytes(bytes(4096) + RAW + bytes(4096))
+    [found] = iter_bundles(source, 4096, 4096 + len(RAW))
+    assert (found.start, found.stored_bytes, found.header) == (4096, len(RAW), None)
+    with pytest.raises(BadBundle, match="outside of it") as caught:
+        list(iter_bundles(source, 4096, 4096 + len(RAW) - 1))
+    assert caught.value.place == 4096
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_size_that_is_not_what_unpacks_is_told_though_the_checksum_is_right(
+    version: int, more: int
+) -> None:
+    packed = claiming(version, len(RAW) + more)
+    with pytest.raises(BadBundle, match=r"header says|more than it says"):
+        list(Unpacking(Source.of_bytes(packed), 0, len(packed)))

@@ -293,6 +293,7 @@ def test_section_in_two_segments_or_half_in_one_is_refused() -> None:
     assert "exactly one" in refusal(load(0x9FFF, 0x30FFF, 0x100))
     assert "exactly one" in refusal(around=load(0x10000, 0x40000, 64))
     assert room_of(load(0xB000, 0x30000, 0x100))[1].split
+    assert room_of(load(0x1000, 0x30000, 0x1000))[1].split  # it ends where the section begins
     assert room_of(around=load(0x2000, 0x12000, 0x9000))[1].split
     assert not room_of(around=load(0x2000, 0x12000, 0x8000))[1].split
 

@@ -197,3 +197,13 @@ def test_pointer_may_be_the_last_word_of_a_segment_and_of_a_file(relr: bool) -> 
     found = pointer_patches(Source.of_bytes(library.data[:end]), short, HIP, Bundles(fatbin, moved))
     places = [library.wrappers + 24 * at + 8 for at in range(len(BOTH))]
     assert [patch.offset for patch in found if patch.offset >= library.wrappers] == places
+
+
+def test_pointer_to_what_follows_the_section_is_no_pointer_to_a_bundle() -> None:
+    library = make_library(Spec(BOTH, extra_rela=[(0, 8, 0)]))
+    section = read_elf(Source.of_bytes(library.data)).section(".hip_fatbin")
+    assert section is not None
+    row = (library.wrappers_address + 24 * 3, 8, section.address + section.n_bytes)
+    data = make_library(Spec(BOTH, extra_rela=[row])).data
+    data = put(data, library.wrappers + 24 * 3, bytes(8))
+    assert targets_in(pruned(data, "gfx906")) == {"gfx906"}

@@ -5,12 +5,30 @@ import re
 import pytest
 
 from buildtool.gpucode.amdelf import target_of_flags
-from buildtool.gpucode.errors import BadTarget
-from buildtool.gpucode.target import GENERIC_ISAS, MACH, TargetId, parse_targets, target_of_override
+from buildtool.gpucode.errors import BadTarget, TargetMissing
+from buildtool.gpucode.target import (
+    GENERIC_ISAS,
+    MACH,
+    TargetId,
+    known_targets,
+    parse_targets,
+    served,
+    target_of_override,
+)
 
 
 @pytest.mark.parametrize(
-    "text", ["gfx906", "gfx90a:sramecc+:xnack-", "gfx11-generic", "gfx9-4-generic", "sm_90"]
+    "text",
+    [
+        "gfx906",
+        "gfx90a:sramecc+:xnack-",
+        "gfx11-generic",
+        "gfx9-4-generic",
+        "sm_90",
+        "compute_100",
+        "spirv",
+        "gfx1250-strict",
+    ],
 )
 def test_target_reads_back_as_it_was_written(text: str) -> None:
     assert str(TargetId.parse(text)) == text
@@ -31,6 +49,11 @@ def test_features_are_put_in_order() -> None:
         "gfx90a:xnack",
         "gfx90a:xnack+:xnack-",
         "gfx90a:ecc+",
+        "gfx90a:xnack*",
+        "gfx1250-strictly",
+        "gfx12-5-6-generic",
+        "gfx12345",
+        "sm_1000",
         "sm_9",
         "host",
     ],
@@ -60,6 +83,8 @@ SERVES = [
     ("gfx1100", "gfx11-generic", False),
     ("spirv", "gfx803", True),
     ("sm_80", "sm_86", True),
+    ("sm_80", "sm_80", True),
+    ("compute_80", "sm_80", True),
     ("sm_86", "sm_80", False),
     ("sm_80", "sm_90", False),
     ("compute_80", "sm_90", True),
@@ -100,7 +125,7 @@ def test_override_stands_for_a_target(version: str, target: str) -> None:
     assert str(target_of_override(version)) == target
 
 
-@pytest.mark.parametrize("version", ["10.3", "gfx1030", "10.3.99", ""])
+@pytest.mark.parametrize("version", ["10.3", "gfx1030", "10.3.99", "10.3.16", "10.30.1", "100.3.0", ""])
 def test_odd_override_is_refused(version: str) -> None:
     with pytest.raises(BadTarget):
         target_of_override(version)
@@ -162,3 +187,27 @@ def test_generic_code_serves_its_family_and_no_other_card(family: str) -> None:
     code = TargetId(family)
     assert {card for card in cards if code.serves(TargetId(card))} == set(FAMILIES[family].split())
     assert code.is_generic
+
+
+def test_a_missing_card_is_told_with_what_is_there_instead() -> None:
+    had = [TargetId("sm_90"), TargetId("compute_80"), TargetId("sm_90")]
+    cards = parse_targets("sm_70,sm_90")
+    assert served(had, cards, strict=False) == (TargetId("sm_90"),)
+    with pytest.raises(TargetMissing) as caught:
+        served(had, cards, strict=True)
+    assert caught.value.message.endswith("sm_70, but code for compute_80, sm_90")
+    assert caught.value.hint.endswith("--targets sm_80")
+    with pytest.raises(TargetMissing, match="sm_70, but"):
+        served(had, cards[:1], strict=False)
+    with pytest.raises(TargetMissing, match="no GPU code at all"):
+        served([], cards, strict=False)
+
+
+def test_a_virtual_architecture_is_no_card() -> None:
+    with pytest.raises(BadTarget, match="compute_80") as caught:
+        parse_targets("gfx906,compute_80")
+    assert caught.value.hint.endswith("sm_80")
+
+
+def test_names_that_are_no_targets_are_left_out() -> None:
+    assert known_targets(["gfx906", "unknown", "", "gfx906"]) == {TargetId("gfx906")}

@@ -1,6 +1,7 @@
 """The check of a pruned file notices every kind of wrong result, each by its own name."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,27 @@ def test_program_headers_that_no_segment_covers_are_noticed(library: Library, go
     behind = good + bytes(-len(good) % 8)
     moved = put(behind + table, 32, struct.pack("<Q", len(behind)))
     assert "no segment covers its program headers" in wrong(library.data, moved)
+
+
+@pytest.mark.parametrize(("headers", "covered"), [(-1, False), (0, True), (1, True)])
+def test_program_headers_that_a_segment_covers_in_part_are_noticed(
+    library: Library, good: bytes, headers: int, covered: bool
+) -> None:
+    elf = read_elf(Source.of_bytes(good))
+    count = len(elf.segments)
+    behind = good + bytes(-len(good) % 8)
+    last = max(index for index, segment in enumerate(elf.segments) if segment.type == PT_LOAD)
+    load = elf.segments[last]
+    n_bytes = len(behind) + 56 * (count + headers) - load.offset
+    table = b"".join(
+        replace(one, file_bytes=n_bytes, memory_bytes=n_bytes).pack() if index == last else one.pack()
+        for index, one in enumerate(elf.segments)
+    )
+    moved = put(behind + table + bytes(56), 32, struct.pack("<Q", len(behind)))
+    if covered:
+        assert verify_prune(Source.of_bytes(library.data), Source.of_bytes(moved), GFX906) == 6
+    else:
+        assert "no segment covers its program headers" in wrong(library.data, moved)
 
 
 def others(data: bytes) -> list[int]:
