@@ -136,14 +136,13 @@ class DebugProbe:
         gaps, reached = [], 0
         for begin, end in (*loaded, (self._size, self._size)):
             if begin > reached:
-                gaps.append((reached, min(begin, self._size)))
+                gaps.append((reached, begin))
             reached = max(reached, end)
         return gaps
 
     def _take(self, piece: bytes, table: _Table) -> None:
         end = self._at + len(piece)
-        if table.offset < end and self._at < table.end:
-            self._rows += piece[max(0, table.offset - self._at) : table.end - self._at]
+        self._rows += piece[max(0, table.offset - self._at) : max(0, table.end - self._at)]
         while self._unloaded and self._unloaded[0][0] < end:
             start, stop = self._unloaded[0]
             start = max(start, self._at)
@@ -163,10 +162,10 @@ class DebugProbe:
         begin = max(0, self._searched - self._recent_at)
         while (found := self._recent.find(_NAMES_WORD, begin)) >= 0:
             begin = found
-            if len(self._recent) < found + 2 * _NAMES_BYTES and not at_end:
+            start, end = max(0, found - _NAMES_BYTES), found + 2 * _NAMES_BYTES
+            if len(self._recent) < end and not at_end:
                 break  # not all that surrounds it is here yet
-            start = max(0, found - _NAMES_BYTES)
-            near = bytes(self._recent[start : found + 2 * _NAMES_BYTES])
+            near = bytes(self._recent[start:end])
             self._names = [*self._names[1 - _MOST_PLACES :], (self._recent_at + start, near)]
             begin = found + _NAMES_BYTES  # whatever names begin before are kept now
         else:

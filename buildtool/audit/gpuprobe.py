@@ -92,9 +92,8 @@ class GpuProbe:
                 self._look(self._edge + piece[:_EDGE_BYTES], self._at - len(self._edge))
                 self._look(piece, self._at)
             for start, end in self._wanted:
-                if start < self._at + len(piece) and end > self._at:
-                    start = max(start, self._at)  # noqa: PLW2901
-                    self._write(memoryview(piece)[start - self._at : end - self._at], start)
+                begin = max(start, self._at)
+                self._write(memoryview(piece)[begin - self._at : end - self._at], begin)
         except OSError as error:
             self._trouble, self._hopeless = f"no temporary file to look into it: {error.strerror}", True
         self._at += len(piece)
@@ -116,15 +115,8 @@ class GpuProbe:
 
         Every byte of an image's libraries passes here: only slices with a step are as quick as that needs.
         """
-        offset = (3 - base) % 8
-        fourths = b"" if self._bundles else block[offset::8]  # where the magic's rarest byte would be
-        found = fourths.find(_NVIDIA_MAGIC[3])
-        while found >= 0:
-            at = offset + 8 * found - 3
-            if at >= 0 and block.startswith(_NVIDIA_MAGIC, at):
-                self._keep_rest(base + at)
-                break
-            found = fourths.find(_NVIDIA_MAGIC[3], found + 1)
+        if not self._bundles:
+            self._look_for_nvidia(block, base)
         offset = -base % _PAGE
         for number, first in enumerate(block[offset::_PAGE]):
             if first in _FIRST_BYTES:
@@ -136,6 +128,17 @@ class GpuProbe:
                     self._want(base + at, base + at + _PAGE)
                 elif block.startswith(_OTHER_MAGICS, at):
                     self._keep_rest(base + at)
+
+    def _look_for_nvidia(self, block: bytes, base: int) -> None:
+        offset = (3 - base) % 8
+        fourths = block[offset::8]  # where the magic's rarest byte would be
+        found = fourths.find(_NVIDIA_MAGIC[3])
+        while found >= 0:
+            at = offset + 8 * found - 3
+            if at >= 0 and block.startswith(_NVIDIA_MAGIC, at):
+                self._keep_rest(base + at)
+                break
+            found = fourths.find(_NVIDIA_MAGIC[3], found + 1)
 
     def _keep_rest(self, start: int) -> None:
         if not self._whole:
@@ -156,7 +159,7 @@ class GpuProbe:
             self._write(self._head, 0)
         self._written += len(content)
         if self._written > _LARGEST_BYTES:
-            raise OSError(errno.EFBIG, "it would take more than 4 GiB")
+            raise OSError(errno.EFBIG, f"it would take more than {_LARGEST_BYTES:,} bytes")
         view = memoryview(content)
         while view:
             written = os.pwrite(self._spool.fileno(), view, at)

@@ -76,7 +76,7 @@ def _decode(hint: object, value: Json, where: str) -> object:
         return None if value is None else _decode(chosen, value, where)
     if origin is tuple:
         items = _list(value, where)
-        hints = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
+        hints = inner[:1] * len(items) if Ellipsis in inner else inner
         return tuple(_decode(*pair, f"{where}[{n}]") for n, pair in enumerate(zip(hints, items, strict=True)))
     if origin is Mapping:
         return {

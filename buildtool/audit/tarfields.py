@@ -38,12 +38,12 @@ def number(field: bytes) -> int:
     What follows the NUL is ignored, as in Go. Raises ValueError for anything else and outside of 64 bits.
     """
     if field[0] & 0x80:
-        value = int.from_bytes(field, "big", signed=False) & ((1 << 8 * len(field) - 1) - 1)
+        value = int.from_bytes(field, "big") & ((1 << 8 * len(field) - 1) - 1)
         value -= 1 << 8 * len(field) - 1 if field[0] & 0x40 else 0
         if not -LARGEST - 1 <= value <= LARGEST:
             raise ValueError(f"{field!r} is beyond 64 bits")
         return value
-    digits = field.strip(_PADDING).split(b"\0", 1)[0]
+    digits = field.strip(_PADDING).partition(b"\0")[0]
     if digits.endswith(b" "):
         raise ValueError(f"{field!r} is not an octal number")
     return octal(digits)

@@ -117,11 +117,11 @@ class TarReader:
                 self._read_meta(flag, size)
                 buffer, at = self._buffer, self._at
                 continue
-            name = name.split(b"\0", 1)[0]
+            name = name.partition(b"\0")[0]
             if prefix[0]:
                 name = _prefixed(name, block)
             kind = kinds.get(flag, -1)
-            link = link.split(b"\0", 1)[0] if kind in (SYMLINK, HARDLINK) else b""
+            link = link.partition(b"\0")[0] if kind in (SYMLINK, HARDLINK) else b""
             if self._depth or flag in _RARE:
                 name, kind, size, link = self._amended(block, flag, (name, kind, size, link))
                 buffer, at = self._buffer, self._at
@@ -221,7 +221,7 @@ class TarReader:
             raise MalformedTar(f"a number that can't be read ({error})", place=self._here(-BLOCK)) from error
         if has_junk(block[124:136]) or has_junk(block[148:156]):
             self.notes[JUNK] = None
-        return self._content_size(size, _KINDS.get(flag, -1))
+        return self._content_size(size, _KINDS.get(flag, FILE))
 
     def _content_size(self, size: int, kind: int) -> int:
         """The size, if it can be one: Go ignores that of what has no content. Raises MalformedTar."""
@@ -240,7 +240,7 @@ class TarReader:
         body = b"".join(self.content())
         self._pass_padding(-size & 511)
         if flag in (_GNU_NAME, _GNU_LINK):
-            self._gnu[flag] = body.split(b"\0", 1)[0]
+            self._gnu[flag] = body.partition(b"\0")[0]
             return
         self._pax = self._pax_records(body)
         if flag == _PAX_GLOBAL:  # a member of its own for Go, which takes what waited; engines ignore it
@@ -253,11 +253,11 @@ class TarReader:
         while at < len(body):
             space = body.find(b" ", at)
             try:
-                end = at + pax_integer(body[at:space]) if space > 0 else 0
+                end = at + pax_integer(body[at:space])
             except ValueError:
                 end = 0
             key, equals, value = body[space + 1 : end - 1].partition(b"=")
-            if not (space < end <= len(body) and body[end - 1] == 10 and equals and key):
+            if not (at < space < end <= len(body) and body[end - 1] == 10 and equals and key):
                 raise MalformedTar("a PAX record that can't be read", place=self._here())
             if b"\0" in (value if key in (b"path", b"linkpath", b"uname", b"gname") else key):
                 raise MalformedTar("a PAX record with a NUL", place=self._here())
@@ -320,7 +320,7 @@ class TarReader:
 def _prefixed(name: bytes, block: bytes) -> bytes:
     """The name with its prefix, in the formats that have one. Go reads the same."""
     magic = block[257:265]
-    prefix = block[345:500].split(b"\0", 1)[0]
+    prefix = block[345:500].partition(b"\0")[0]
     if magic[:6] == b"ustar\0":
         if block[508:] == b"tar\0":  # star keeps two times behind a shorter prefix
             prefix = prefix[:131]

@@ -82,7 +82,7 @@ def test_a_bundle_that_lies_about_itself_is_told_and_the_file_still_counts() -> 
 def test_a_library_that_would_fill_the_disk_is_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildtool.audit.gpuprobe._LARGEST_BYTES", 100_000)
     found = index(file("lib/x.so", library(b"CCOB" + b"c" * 200_000)))
-    assert "more than 4 GiB" in found.unread[0]
+    assert "more than 100,000 bytes" in found.unread[0]
 
 
 def test_a_full_disk_leaves_the_file_unread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ def over_budget(*findings: Finding) -> AuditReport:
     return replace(with_findings(*findings), budget=replace(judged, unpacked=unpacked, stored=stored))
 
 
+def at_a_limit_of_nothing() -> AuditReport:
+    report = over_budget()
+    return replace(
+        report, budget=replace(report.budget, unpacked=replace(report.budget.unpacked, limit_bytes=0))
+    )
+
+
 # SARIF
 
 
@@ -109,6 +116,12 @@ def test_sarif_has_every_limit_regression_and_finding_with_its_rule() -> None:
             result("new-one", 1, "error", "no size\n\n"),
         ],
     }
+
+
+def test_a_limit_of_nothing_is_shown_as_that() -> None:
+    text = "3.00 MB unpacked > 0 B"
+    assert run_of(at_a_limit_of_nothing())["results"][0]["message"]["text"].startswith(text)
+    assert cases(at_a_limit_of_nothing())[0][3] == text
 
 
 def test_sarif_of_an_image_within_its_limits_has_no_result() -> None:

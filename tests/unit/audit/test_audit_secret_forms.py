@@ -331,6 +331,13 @@ def test_what_overlaps_is_redacted_to_its_last_byte() -> None:
     assert redacted(f"db://bob:{PASSWORD}TOKEN=abcd@host.x y") == "db://bob:[redacted] y"
 
 
+def test_credentials_side_by_side_are_two() -> None:
+    slack = token("xoxb-", 254) + "-"  # as long as one may be
+    text = f"{slack}{token('ghp_', 36)}"
+    assert kinds_in_text(text) == ("GitHub token", "Slack token")
+    assert redacted(text) == "[redacted][redacted]"
+
+
 def test_text_with_lone_surrogates_is_redacted_all_the_same() -> None:
     assert redacted(f"\udc80 A_TOKEN={PASSWORD}\udc80 é") == "\udc80 A_TOKEN=[redacted] é"
     assert kinds_in_text(f"\udc80 A_TOKEN={PASSWORD}") == (BY_NAME,)

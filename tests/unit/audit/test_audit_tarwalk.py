@@ -251,6 +251,8 @@ def test_the_times_of_gnu_headers_are_no_prefix() -> None:
         b"\x80" + bytes(11),
         b"14000000000\0" + b"\x80" + bytes(11),
         b"14000000000\0\0abc",
+        b"014000000000\x80" + bytes(11),
+        b"014000000000" * 2 + b"x",
     ):
         assert walk(tar(header(b"foo", prefix=times, magic=b"ustar  \0")))[0][0] == b"foo"
     assert walk(tar(header(b"foo", prefix=b"\xe4" * 9, magic=b"ustar  \0")))[0][0] == b"foo"

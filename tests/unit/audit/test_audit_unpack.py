@@ -143,6 +143,8 @@ def test_damaged_data_is_named_with_its_place(name: str) -> None:
         unpacked(bytes(packed), form)
     with pytest.raises(MalformedStream, match=f"^p: {name} data"):
         unpacked(pack(CONTENT) + b"no such thing", form)
+    with pytest.raises(ImageFault):
+        unpacked(pack(CONTENT) + b"~", form)
 
 
 @pytest.mark.parametrize("name", ["gzip", "zstd"])
