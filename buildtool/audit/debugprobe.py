@@ -122,7 +122,7 @@ class DebugProbe:
         if table.end <= len(self._head):  # as Go writes it: the headers tell where the names will be
             at = table.offset + table.names_index * SECTION_BYTES
             offset, n_bytes = struct.unpack_from("<QQ", self._head, at + 24)
-            return [(offset, min(offset + n_bytes, self._size, offset + _NAMES_BYTES))]
+            return [(offset, offset + n_bytes)]
         start = struct.unpack_from("<Q", self._head, 32)[0]
         count = struct.unpack_from("<H", self._head, 56)[0]
         if start + count * SEGMENT_BYTES > len(self._head):

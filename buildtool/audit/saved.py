@@ -72,8 +72,7 @@ def _decode(hint: object, value: Json, where: str) -> object:
     """A value of the hinted type. Keys that a dataclass lacks are passed over: newer reports have more."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        chosen = next(part for part in inner if part is not types.NoneType)
-        return None if value is None else _decode(chosen, value, where)
+        return None if value is None else _decode(inner[0], value, where)  # the other one is None
     if origin is tuple:
         items = _list(value, where)
         hints = inner[:1] * len(items) if Ellipsis in inner else inner

@@ -97,7 +97,8 @@ def test_what_a_segment_loads_is_not_searched_for_names_whatever_the_segments_or
     content = content.replace(b"\x08" * len(decoy), decoy)
     text, data = (LOAD, 0, START + BYTES[".text"]), (LOAD, data_at, len(decoy))
     for segments in ((text, data), (data, text), (text, (LOAD, 0, 100), data)):
-        assert probed(with_segments(content, *segments)) == 250_000
+        for chunk in (1 << 16, len(content)):
+            assert probed(with_segments(content, *segments), chunk) == 250_000
     with pytest.raises(BadElf, match="names can't be found"):
         probed(with_segments(content, text))
 
@@ -168,6 +169,38 @@ def test_sections_count_whatever_their_order_in_the_file() -> None:
     )
     assert probed(bytes(swapped)) == STRIPPED
     assert probed(with_field(content, other, 0)) == STRIPPED  # it has 50,000 bytes from the first one on
+
+
+def test_section_headers_in_the_first_page_say_where_the_names_are_though_a_segment_loads_them() -> None:
+    content = program()
+    table_at = 4096 - (len(content) - section(content, 0))
+    content = moved_table(content, table_at)
+    content = with_segments(content, (LOAD, 0, len(content)))
+    for chunk in (1000, 1 << 16):
+        assert probed(content, chunk) == STRIPPED
+
+
+def test_section_headers_may_lie_anywhere_in_the_stream() -> None:
+    content = moved_table(program(), 50_000)
+    for chunk in (1000, 1 << 16):
+        assert probed(content, chunk) == STRIPPED
+
+
+def test_little_is_kept_of_parts_without_names() -> None:
+    content = with_segments(program(sizes={**BYTES, ".strtab": 1_000_000}), (LOAD, 0, START))
+    probe = DebugProbe(len(content))
+    for piece in make.chunks(content, 10_000):
+        probe.feed(piece)
+        assert len(probe._recent) <= KEPT + len(piece)
+    assert probe.debug_bytes() == STRIPPED + 901_000
+
+
+def test_only_symbols_have_names_that_go_with_them() -> None:
+    content = program()
+    comment = GNU.index(".comment") + 1
+    for other in (".text", ".debug_info"):
+        link = section(content, GNU.index(other) + 1) + 40
+        assert probed(with_field(content, link, comment, 4)) == STRIPPED
 
 
 def test_a_name_that_begins_behind_the_names_is_none() -> None:

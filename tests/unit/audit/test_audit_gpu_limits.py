@@ -31,7 +31,7 @@ def test_a_fat_binary_that_is_a_file_is_read() -> None:
 
 
 @pytest.mark.parametrize("magic", [b"CCOB", b"\x10\xff\x10\xad"])
-@pytest.mark.parametrize("pages", [3, 40])
+@pytest.mark.parametrize("pages", [3, 16, 40])
 def test_all_of_a_file_from_a_compressed_bundle_on_is_copied(
     magic: bytes, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +91,7 @@ def test_names_as_far_before_the_headers_as_linkers_put_them_are_read(
 def test_of_a_file_that_is_all_code_only_the_headers_are_copied() -> None:
     code = bytearray(library(b"k" * 1_000_000, ".text"))
     code[18:20], code[48:52] = b"\xe0\x00", (0x41).to_bytes(4, "little")
+    code[40 * PAGE : 40 * PAGE + 4] = b"CCOB"
     headers_at = int.from_bytes(code[40:48], "little")
     with fed(bytes(code), make.chunks(bytes(code))) as probe:
         assert probe.stored_bytes_by_processor() == {"gfx1100": len(code)}
@@ -107,6 +108,15 @@ def test_the_first_of_several_containers_in_one_piece_counts() -> None:
     content = bytearray(library(fatbin(90, 60_000), ".nv_fatbin", start=17 * PAGE))
     content[20 * PAGE : 20 * PAGE + 4] = b"CCOB"
     assert code_in(bytes(content), [bytes(content)]) == {"sm_90": 60_064}
+
+
+@pytest.mark.parametrize("first", [64, 56])
+def test_code_right_behind_bytes_that_look_like_its_magic_is_found(first: int) -> None:
+    start = 17 * PAGE
+    content = bytearray(library(fatbin(80, 3000), ".nv_fatbin", start=start))
+    for at in range(start - first, start, 8):
+        content[at + 3] = 0xBA
+    assert code_in(bytes(content), [bytes(content)]) == {"sm_80": 3064}
 
 
 def test_nothing_is_kept_of_a_file_without_code() -> None:

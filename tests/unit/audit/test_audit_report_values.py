@@ -144,8 +144,9 @@ def test_what_is_not_known_of_an_image_is_noted_with_its_figures() -> None:
     assert note.endswith(": 3")
     [note] = notes_with(unread=((b"a\x1b", "broken"),))
     assert note.endswith(r"/a\x1b: broken")
-    [note] = notes_with(unread=((b"a", "broken"), (b"b", "other"), (b"c", "other")))
-    assert note.endswith("/a: broken (and 2 more files)")
+    for more in (1, 2):
+        [note] = notes_with(unread=((b"a", "broken"), *[(b"b", "other")] * more))
+        assert note.endswith(f"/a: broken (and {more} more files)")
 
 
 def test_code_for_several_cards_calls_for_the_card_that_is_meant() -> None:

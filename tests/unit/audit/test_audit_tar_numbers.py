@@ -190,6 +190,11 @@ def test_names_of_pax_and_gnu_end_with_their_member() -> None:
     ]
 
 
+def test_a_global_header_belongs_to_no_member() -> None:
+    reader = TarReader(chunks(tar(file("a"), pax({"comment": "x"}, b"g"))), place="t")
+    assert (len(list(reader)), reader.notes) == (1, {})
+
+
 def test_the_last_extension_header_of_a_kind_counts() -> None:
     content = tar(pax({"path": "first", "linkpath": "kept"}), pax({"path": "second"}), symlink("a", "x"))
     assert walk(content) == [(b"second", SYMLINK, 0, b"x")]
