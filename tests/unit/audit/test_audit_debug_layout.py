@@ -96,7 +96,8 @@ def test_what_a_segment_loads_is_not_searched_for_names_whatever_the_segments_or
     data_at = content.index(b"\x08" * len(decoy))
     content = content.replace(b"\x08" * len(decoy), decoy)
     text, data = (LOAD, 0, START + BYTES[".text"]), (LOAD, data_at, len(decoy))
-    for segments in ((text, data), (data, text), (text, (LOAD, 0, 100), data)):
+    behind = (LOAD, data_at + len(decoy), 10)
+    for segments in ((text, data), (behind, text, data), (text, (LOAD, 0, 100), data)):
         for chunk in (1 << 16, len(content)):
             assert probed(with_segments(content, *segments), chunk) == 250_000
     with pytest.raises(BadElf, match="names can't be found"):
@@ -201,6 +202,14 @@ def test_only_symbols_have_names_that_go_with_them() -> None:
     for other in (".text", ".debug_info"):
         link = section(content, GNU.index(other) + 1) + 40
         assert probed(with_field(content, link, comment, 4)) == STRIPPED
+
+
+def test_names_behind_loaded_data_are_found_where_they_are() -> None:
+    content = program((".text", ".debug_info", ".comment", ".shstrtab"), sizes={**BYTES, ".comment": 50_000})
+    data_at = content.index(b"\x08" * 50_000)
+    content = with_segments(content, (LOAD, 0, START + BYTES[".text"]), (LOAD, data_at, 50_000))
+    for chunk in (10_000, 1 << 16, len(content)):
+        assert probed(content, chunk) == 200_000
 
 
 def test_a_name_that_begins_behind_the_names_is_none() -> None:

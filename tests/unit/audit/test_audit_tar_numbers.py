@@ -230,6 +230,7 @@ def test_a_pax_size_counts_only_for_what_has_content() -> None:
         b" 6 a=b\n",
         b"6a=b\n",
         b"\n",
+        b"-2 a=b\n\n",
     ],
 )
 def test_every_record_of_a_pax_header_has_its_length_a_key_and_an_end(body: bytes) -> None:
