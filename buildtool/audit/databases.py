@@ -81,8 +81,7 @@ def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
 def conda_package(text: str) -> CondaPackage | None:
     """What a file of conda-meta says; None for somebody's own file in that directory."""
     try:
-        own = islice(members(text), _MOST_MEMBERS)
-        spans = {key: span for key, span in own if key in ("name", "version", "files")}
+        spans = dict(islice(members(text), _MOST_MEMBERS))
         name = next(strings(text, spans["name"]))
         version = next(strings(text, spans["version"]))
         for _ in strings(text, spans["files"]):  # all of them are strings, before any is believed

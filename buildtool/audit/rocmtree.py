@@ -34,14 +34,14 @@ def component_of(directory: bytes, name: bytes) -> Component | None:
     return Component(place, version, _ONE_COMPONENT.get(told, told) or "rocm")
 
 
-def _library(name: bytes) -> bytes:
-    """A library's name without `lib` and its ending; empty for other files."""
+def _library(name: bytes) -> bytes | None:
+    """A library's name without `lib` and its ending; None for other files."""
     if not name.startswith(b"lib"):
-        return b""
+        return None
     shared = _SHARED.search(name, 4)
     if shared:
         return name[3 : shared.start()]
-    return name[3:-2] if name.endswith(b".a") else b""
+    return name[3:-2] if name.endswith(b".a") else None
 
 
 def _text(raw: bytes) -> str:

@@ -86,6 +86,7 @@ Version
 Version: 1
 Versions: 8
 Version: 2~a:b
+Version
  \t
 Package: z\xff
 Version: 3"""

@@ -117,6 +117,7 @@ def duplicate(n_bytes: int, cause: str = ONE_LAYER, *paths: bytes) -> Duplicate:
 
 def test_copies_are_a_finding_from_a_mebibyte_of_waste_on() -> None:
     assert find_waste(replace(NOTHING, duplicates=(duplicate(MIB - 1),))) == ()
+    assert only(replace(NOTHING, duplicates=(duplicate(MIB),))).unpacked_bytes == MIB
     rows = [duplicate(MIB, ONE_LAYER, b"a\n", b"b", b"c", b"d"), *[duplicate(1)] * 30]
     finding = only(replace(NOTHING, duplicates=tuple(rows)))
     assert (finding.id, finding.severity, finding.unpacked_bytes) == (

@@ -276,4 +276,5 @@ def test_several_small_owners_of_a_place_are_one_row_and_a_large_or_single_one_i
 
     assert owners(12, 9) == [("package 1", 12, 2), ("package 2", 9, 2)]
     assert owners(12, 9, 8) == [("", 17, 4), ("package 1", 12, 2)]
+    assert owners(10, 9, 8) == [("", 17, 4), ("package 1", 10, 2)]
     assert owners(12, 10, 8) == [("package 1", 12, 2), ("package 2", 10, 2), ("package 3", 8, 2)]
