@@ -193,17 +193,17 @@ def test_dpkgs_lists_of_everything_belong_to_dpkg_itself() -> None:
 
 def test_a_list_belongs_to_the_package_of_its_architecture_before_that_without_one() -> None:
     status = b"".join(stanza(Package="x", Architecture=name, Status=INSTALLED) for name in ("amd64", "i386"))
-    lists = {"x:i386": "/i\n", "x": "/./a\n//b/../~c\nd\n./e\n"}
+    lists = {"x:i386": "/i\n", "x": "/./a\n//b/../c\nd\n./e\n/~f\n"}
     members = [file(f"var/lib/dpkg/info/{name}.list", text.encode()) for name, text in lists.items()]
     report = audited(
         tar(
             file("var/lib/dpkg/status", status),
             *members,
-            *(file(name, bytes(1 << at)) for at, name in enumerate(["i", "a", "~c", "d", "e", "b"])),
+            *(file(name, bytes(1 << at)) for at, name in enumerate(["i", "a", "c", "d", "e", "~f", "b"])),
         )
     )
     sizes = sorted(row.unpacked_bytes for row in report.packages)
-    assert sizes == [1 + len(lists["x:i386"]), 2 + 4 + 8 + 16 + len(lists["x"])]
+    assert sizes == [1 + len(lists["x:i386"]), 2 + 4 + 8 + 16 + 32 + len(lists["x"])]
 
 
 def python(name: str, record: str, metadata: str | None = None) -> list[bytes]:

@@ -79,7 +79,7 @@ def test_what_is_small_counts_for_the_directory_above_and_small_owners_are_added
     ]
     both = counted([*files, (b"big", 10, 2, Kind.DATA, True), (b"big", 10, 1, Kind.DATA, True)]).rows
     small = [row for row in both if not row.is_file and row.layer == 1]
-    assert [(row.owner, row.unpacked_bytes, row.n_files) for row in small] == [("", 20, 2)]
+    assert [(row.owner, row.target, row.unpacked_bytes, row.n_files) for row in small] == [("", "", 20, 2)]
 
 
 def test_code_inside_a_library_is_apart_from_the_library_and_the_file_is_one() -> None:
