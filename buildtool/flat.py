@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from buildtool.errors import DataError
+from buildtool.jsontext import joined, with_names
 from buildtool.plan import LABEL
 
 OCI = "application/vnd.oci.image"
@@ -89,11 +90,15 @@ def created(record: Mapping[str, Any]) -> int:
 
 
 def read_config(text: bytes) -> dict[str, Any]:
-    """A config as a value; what isn't UTF-8 becomes U+FFFD, as in the engine. Raises DataError."""
+    """A config as a value, as in the engine: what isn't UTF-8 becomes U+FFFD.
+
+    The fields that a pruned image's config gets anew, or adds to, have their right names. Raises DataError.
+    """
     try:
-        document = json.loads(text.decode("utf-8", "replace"))
+        document = json.loads(text.decode("utf-8", "replace"), object_pairs_hook=joined)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the image's config is no JSON: {error}") from error
+    document = with_names(document, {"config": ("Labels",), "rootfs": (), "history": (), "created": ()})
     run = document.get("config") if isinstance(document, dict) else None
     labels = run.get("Labels") if isinstance(run, dict) else None
     if not isinstance(document, dict) or not all(isinstance(part, dict | None) for part in (run, labels)):

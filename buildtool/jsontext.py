@@ -7,8 +7,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -42,8 +43,9 @@ def load(text: bytes | str) -> Json:
 def load_as_engines_do(text: bytes) -> Loaded:
     """A JSON value as Docker and containerd read it.
 
-    The last of several equal keys counts, bytes that aren't UTF-8 become U+FFFD, and what is nested below
-    `DEPTH` levels is left out (as null). Raises ValueError for what the engines refuse, too.
+    The last of several equal keys counts, objects under equal keys are merged, bytes that aren't UTF-8 become
+    U+FFFD, and what is nested below `DEPTH` levels is left out (as null). Keys stay as they are written; see
+    `spellings` for those that name fields. Raises ValueError for what the engines refuse, too.
     """
     notes: list[str] = []
     doubled: list[str] = []
@@ -63,13 +65,73 @@ def load_as_engines_do(text: bytes) -> Loaded:
     return Loaded(value, tuple(notes))
 
 
+def joined(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    """An object from its members, as Go's encoding/json reads equal keys. The last one's place counts."""
+    return _add({}, pairs)
+
+
+def merged(earlier: Json, later: Json) -> Json:
+    """What Go's encoding/json makes of two values of one field: objects become one, else the later counts.
+
+    `earlier` takes the later one's members in, so that many small objects after a large one take linear time.
+    """
+    if isinstance(earlier, dict) and isinstance(later, Mapping):
+        return _add(earlier, later.items())
+    return later
+
+
+def _add(found: dict[str, Json], pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+    for key, value in pairs:
+        found[key] = merged(found.pop(key), value) if key in found else value
+    return found
+
+
+# Go's folding of letter case, for names of fields that are ASCII: K and long s are the only other letters
+_FOLDED = str.maketrans(
+    {chr(ord("A") + at): chr(ord("a") + at) for at in range(26)} | {"\u212a": "k", "\u017f": "s"}
+)
+
+
+def folded(key: str) -> str:
+    """The same for all keys that Go's encoding/json takes for one field."""
+    return key.translate(_FOLDED)
+
+
+def spellings(names: Iterable[str]) -> dict[str, list[str]]:
+    """The keys of an object by their `folded` form, in the object's order.
+
+    Engines take all keys of one form for one field. Keys of maps (labels, annotations) keep their case.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(folded(name), []).append(name)
+    return found
+
+
+def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
+    """A JSON value in which these fields, if it is an object, have their right names alone.
+
+    With each field come those of the object that is its value.
+    """
+    if not isinstance(value, dict):
+        return value
+    found = spellings(value)
+    for field, inner in fields.items():
+        names = found.get(folded(field), [])
+        if any(name != field for name in names):
+            value[field] = reduce(merged, [value.pop(name) for name in names])
+        if field in value:
+            value[field] = with_names(value[field], dict.fromkeys(inner, ()))
+    return value
+
+
 class _TooDeep(ValueError):
     """More levels than `DEPTH`."""
 
 
 def _parsed(text: str, doubled: list[str]) -> Json:
-    def joined(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        found = dict(pairs)
+    def noting(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        found = joined(pairs)
         if len(found) != len(pairs) and not doubled:
             counted = Counter(key for key, _ in pairs)
             doubled.append(next(key for key, times in counted.items() if times > 1))
@@ -77,7 +139,7 @@ def _parsed(text: str, doubled: list[str]) -> Json:
 
     try:
         value: Json = json.loads(
-            text, object_pairs_hook=joined, parse_constant=_refuse, parse_int=_integer, parse_float=_float
+            text, object_pairs_hook=noting, parse_constant=_refuse, parse_int=_integer, parse_float=_float
         )
     except RecursionError as error:
         raise _TooDeep(f"nested more than {DEPTH} levels deep") from error

@@ -7,11 +7,12 @@ a note for what a strict reader would refuse (docs/decisions/0010).
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import TypeVar
 
 from buildtool.audit.faults import LimitExceeded, MalformedDocument
 from buildtool.audit.limits import LIMITS, Limits
-from buildtool.jsontext import Json, load, load_as_engines_do
+from buildtool.jsontext import Json, folded, load, load_as_engines_do, merged, spellings
 
 T = TypeVar("T")
 
@@ -118,7 +119,8 @@ def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS)
 def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageConfig:
     """An image's config, as the engines read it. Raises MalformedDocument, LimitExceeded."""
     loaded = _bounded(text, load_as_engines_do, place=place, limits=limits)
-    top = _Node(loaded.value, place)
+    spelled: dict[str, str] = {}
+    top = _Node(loaded.value, place, spelled)
     rootfs = top.child("rootfs")
     diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
     if len(diff_ids) > limits.layers:
@@ -131,15 +133,20 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
     null = ("a row of its history is null",) if None in rows else ()
     commands = tuple(step.command for step in history if step.has_layer)
     run = top.child("config")
+    platform, labels = _platform(top), run.child("Labels").string_map()
+    env, user = run.texts("Env"), run.text("User", "")
+    case = tuple(f"it spells `{key}` as {name[:40]!r}" for key, name in spelled.items())
     return ImageConfig(
-        platform=_platform(top),
+        platform=platform,
         diff_ids=diff_ids,
         commands=commands if len(commands) == len(diff_ids) else None,
-        labels=run.child("Labels").string_map(),
-        env=run.texts("Env"),
-        user=run.text("User", ""),
+        labels=labels,
+        env=env,
+        user=user,
         history=history,
-        notes=tuple(f"{place}: {note}; the engines read it all the same" for note in loaded.notes + null),
+        notes=tuple(
+            f"{place}: {note}; the engines read it all the same" for note in loaded.notes + null + case
+        ),
     )
 
 
@@ -155,44 +162,69 @@ def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[Sa
 
 
 class _Node:
-    """A JSON object that is read with the types we need, or a MalformedDocument that names the key."""
+    """A JSON object that is read with the types we need, or a MalformedDocument that names the key.
 
-    def __init__(self, value: Json, place: str) -> None:
+    Engines don't look at the letter case of a field's name. A name in another case is refused, unless there
+    is `spelled`, which then gets it by the right name.
+    """
+
+    def __init__(self, value: Json, place: str, spelled: dict[str, str] | None = None) -> None:
         if not isinstance(value, Mapping):
             raise MalformedDocument("a JSON object is missing", place=place)
         self._value = value
+        self._spelled = spelled
         self.place = place
 
+    @cached_property
+    def _spellings(self) -> Mapping[str, list[str]]:
+        return spellings(self._value)
+
+    def _get(self, key: str) -> Json:
+        names = self._spellings.get(folded(key), [])
+        for name in names:
+            if name != key and self._spelled is None:
+                raise MalformedDocument(
+                    f"`{key}` is spelled {name[:40]!r}, which engines take for it", place=self.place
+                )
+            if name != key and self._spelled is not None:
+                self._spelled.setdefault(key, name)
+        return reduce(merged, (self._value[name] for name in names)) if names else None
+
     def has(self, key: str) -> bool:
-        return self._value.get(key) is not None
+        return self._get(key) is not None
 
     def child(self, key: str) -> "_Node":
-        return _Node(self._value.get(key) or {}, f"{self.place}, `{key}`")
+        return _Node(self._get(key) or {}, f"{self.place}, `{key}`", self._spelled)
 
     def names(self, key: str) -> bool:
+        self._get(key)
         return key in self._value
 
     def items_or_null(self, key: str) -> "tuple[_Node | None, ...]":
         rows = enumerate(self._list(key))
-        return tuple(None if row is None else _Node(row, f"{self.place}, `{key}[{at}]`") for at, row in rows)
+        return tuple(
+            None if row is None else _Node(row, f"{self.place}, `{key}[{at}]`", self._spelled)
+            for at, row in rows
+        )
 
     def items(self, key: str) -> tuple["_Node", ...]:
-        return tuple(_Node(row, f"{self.place}, `{key}[{at}]`") for at, row in enumerate(self._list(key)))
+        rows = enumerate(self._list(key))
+        return tuple(_Node(row, f"{self.place}, `{key}[{at}]`", self._spelled) for at, row in rows)
 
     def texts(self, key: str) -> tuple[str, ...]:
         return tuple(row if isinstance(row, str) else self._wrong(key) for row in self._list(key))
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._value.get(key)
+        value = self._get(key)
         if value is None and default is not None:
             return default
         return value if isinstance(value, str) else self._wrong(key)
 
     def flag(self, key: str) -> bool:
-        return self._value.get(key) is True
+        return self._get(key) is True
 
     def count(self, key: str) -> int:
-        value = self._value.get(key)
+        value = self._get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
             raise MalformedDocument(f"`{key}` is no size", place=self.place)
         return value
@@ -201,7 +233,7 @@ class _Node:
         return {key: value for key, value in self._value.items() if isinstance(value, str)}
 
     def _list(self, key: str) -> Sequence[Json]:
-        value = self._value.get(key)
+        value = self._get(key)
         if value is None:
             return ()
         if isinstance(value, str) or not isinstance(value, Sequence):

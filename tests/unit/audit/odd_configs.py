@@ -22,6 +22,10 @@ ODD: dict[str, tuple[Change, str]] = {
     "Latin-1": (with_key(b'"author": "Andr\xe9"'), "isn't UTF-8"),
     "an integer of 5,000 digits": (with_key(b'"x": ' + b"9" * 5000), ""),
     "a history row that is null": (with_history(b"null, "), "a row of its history is null"),
+    "fields in another letter case": (
+        lambda config: config.replace(b'"rootfs"', b'"RootFS"').replace(b'"diff_ids"', b'"Diff_IDs"'),
+        "it spells `rootfs` as 'RootFS'",
+    ),
     "leading white space": (lambda config: b" \n\t" * 300 + config, ""),
 }
 

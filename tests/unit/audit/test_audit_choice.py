@@ -21,7 +21,7 @@ from buildtool.audit.choice import (
     shown_name,
 )
 from buildtool.audit.contents import ImageContents, Layer
-from buildtool.audit.documents import parse_config, parse_index_or_manifest
+from buildtool.audit.documents import ImageConfig, parse_config, parse_index_or_manifest
 from buildtool.audit.faults import (
     LimitExceeded,
     MalformedDocument,
@@ -177,6 +177,9 @@ def test_the_lists_that_say_which_content_is_meant_stay_strict() -> None:
         b'{"manifests": [], "manifests": []}',
         b"{" + b'"a":' + b"[" * 70 + b"]" * 70 + b"}",
         b'{"a": "\xe9"}',
+        b'{"manifests": [], "Manifests": []}',
+        b'{"Manifests": []}',
+        b'{"layers": [], "config": {}, "LAYERS": []}',
     ):
         with pytest.raises(MalformedDocument):
             parse_index_or_manifest(text, place="index.json")
@@ -311,3 +314,35 @@ def test_only_a_media_type_that_ends_in_encrypted_is_refused() -> None:
     check_readable("", 0, "p")
     with pytest.raises(MalformedStream, match="p: layer 3 "):
         check_readable("application/x+gzip+encrypted", 3, "p")
+
+
+def config_of_text(run: str) -> ImageConfig:
+    text = f'{{"os": "linux", "architecture": "amd64", "rootfs": {{"diff_ids": []}}, {run}}}'
+    return parse_config(text.encode(), place="c")
+
+
+@pytest.mark.parametrize(
+    ("run", "env", "user"),
+    [
+        ('"Config": {"env": ["A=1"], "USER": "u"}', ("A=1",), "u"),
+        ('"config": {"Env": ["A=1"], "env": ["A=2"]}', ("A=2",), ""),
+        ('"config": {"env": ["A=2"], "Env": ["A=1"]}', ("A=1",), ""),
+        ('"config": {"Env": ["A=1"], "env": ["A=2"], "Env": ["A=3"]}', ("A=3",), ""),
+        ('"config": {"Env": ["A=1"]}, "CONFIG": {"User": "u"}', ("A=1",), "u"),
+        ('"config": {"Env": ["A=1"]}, "config": {"User": "u"}', ("A=1",), "u"),
+        ('"con\ufb01g": {"User": "u"}, "config": {"U\u017fer": "v"}', (), "v"),
+    ],
+)
+def test_a_config_says_what_it_says_to_the_engine_whatever_the_case_of_its_keys(
+    run: str, env: tuple[str, ...], user: str
+) -> None:
+    """Go's encoding/json: a field has any letter case, each occurrence counts on top of those before."""
+    found = config_of_text(run)
+    assert (found.env, found.user) == (env, user)
+    assert found.notes
+
+
+def test_labels_keep_the_case_of_their_keys() -> None:
+    found = config_of_text('"config": {"Labels": {"a": "1", "A": "2"}}')
+    assert found.labels == {"a": "1", "A": "2"}
+    assert found.notes == ()

@@ -263,3 +263,18 @@ def test_an_archive_is_padded_to_blocks_and_ends_with_two_of_zeros(n_bytes: int)
 def test_a_fraction_of_a_second_or_a_missing_time_is_no_traceback() -> None:
     assert created({}) == 0
     assert created({"Created": "1970-01-01T00:00:01+00:00"}) == 1
+
+
+def test_keys_in_another_letter_case_do_not_bring_the_original_layers_back() -> None:
+    """The engine would read `RootFS`, which comes last, as the new image's layers."""
+    odd = {key: value for key, value in CONFIG.items() if key not in ("rootfs", "config", "history")}
+    run = {"labels": {"A": "1"}, "User": "u"}
+    odd |= {"Config": run, "RootFS": CONFIG["rootfs"], "History": CONFIG["history"]}
+    made = remade(odd)
+    assert {key for key in made if key.lower() in ("config", "rootfs", "history")} == {
+        "config", "rootfs", "history",
+    }  # fmt: skip
+    assert made["rootfs"]["diff_ids"] == [LAYER.diff_id]
+    assert made["config"]["User"] == "u"
+    assert made["config"]["Labels"]["A"] == "1"
+    assert "labels" not in made["config"]
