@@ -20,7 +20,7 @@ from pathlib import Path
 _PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes spaces
 _MAX_LINKS = 40  # as Linux: path_resolution(7)
-_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
         sync_directory(destination.parent)
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial.unlink()
         os.close(descriptor)
 
 
@@ -92,10 +92,10 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     Raises OSError.
     """
     if path.is_dir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +112,7 @@ def link_over(existing: Path, path: Path) -> None:
 
     Raises OSError. Symbolic links aren't followed.
     """
-    descriptor = os.open(existing, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(existing, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     partial = path.parent / _new_name()
     try:
         with suppress(OSError):  # without locks on this file system, a sweep leaves all alone
@@ -121,7 +121,7 @@ def link_over(existing: Path, path: Path) -> None:
         partial.replace(path)
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial.unlink()
         os.close(descriptor)
 
 
@@ -132,7 +132,7 @@ def open_lock(path: Path, *, shared: bool) -> int | None:
     system has no locks, a shared one is as good as held, and another one isn't to be had. Raises OSError.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -160,7 +160,7 @@ def sweep_partials(directory: Path | None = None) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make renames in a directory last. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -169,7 +169,7 @@ def sync_directory(directory: Path) -> None:
 
 def _regular(path: Path) -> Path | None:
     """The regular file (or the free name) that `path` leads to, links followed; None for anything else."""
-    for _ in range(_MAX_LINKS):
+    for _ in range(_MAX_LINKS + 1):
         parent = Path(os.path.realpath(path.parent))
         path = parent / path.name
         if parent.parts[:2] == ("/", "proc"):  # /dev/stdout is a link to there, whatever it is open on
@@ -207,7 +207,7 @@ def _open_special(path: Path) -> int:
         if parent.parts[:2] == ("/", "proc") or not path.is_symlink():
             break
         path = parent / path.readlink()
-    return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    return os.open(path, os.O_WRONLY)
 
 
 def _create(destination: Path) -> tuple[Path, int]:
@@ -232,7 +232,7 @@ def _create_directory(directory: Path) -> tuple[Path, int]:
         path = directory / _new_name()
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # swept before it was locked
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             if _hold(path, descriptor):
                 return path, descriptor
             os.close(descriptor)
@@ -258,13 +258,13 @@ def _hold(path: Path, descriptor: int) -> bool:
 
 def _sweep(path: Path) -> None:
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 _remove(path)
             else:
-                path.unlink(missing_ok=True)
+                path.unlink()
         finally:
             os.close(descriptor)
 

@@ -20,7 +20,7 @@ from probes.report import ProbeReport, Record
 
 SUFFIX = ".journal"
 # Its name follows from the report's: a symbolic link that somebody put there must not lead elsewhere.
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def sweep(folder: Path) -> tuple[Path, ...]:
 
 def _alive(journal: Path) -> bool:
     try:
-        descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
