@@ -69,7 +69,7 @@ def _one_of(allowed: tuple[object, ...], value: Json, where: str) -> object:
 def _union(members: tuple[object, ...], value: Json, where: str) -> object:
     if isinstance(value, dict):
         for member in members:
-            if getattr(member, "tag", None) == value.get(TAG):
+            if dataclasses.is_dataclass(member) and getattr(member, "tag", None) == value.get(TAG):
                 return _decode(member, value, where)
         tags = [str(member.tag) for member in members if hasattr(member, "tag")]
         raise _mismatch(f'an object whose "{TAG}" is one of {", ".join(tags)}', value.get(TAG), where)

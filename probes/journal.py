@@ -4,9 +4,11 @@ A file of JSON lines named after the report, locked while its run is alive. The 
 was at the start; each further one names a probe and holds a record of it. A torn last line is passed over.
 """
 
+import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,7 +75,7 @@ class Journal:
         data = line.encode() + b"\n"
         try:
             if os.write(self._descriptor, data) != len(data):
-                raise OSError(28, os.strerror(28))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
         except OSError as error:
             raise ReportError(
@@ -150,26 +152,28 @@ def read(report: Path) -> Past | None:
 def sweep(folder: Path) -> tuple[Path, ...]:
     """Remove what dead runs left half-written; the reports of those that can go on, oldest first.
 
-    A file is left alone while the run that it belongs to is alive.
+    A file is left alone while the run that it belongs to is alive, and so is what only has a journal's name.
     """
     sweep_partials(folder)
     unfinished = []
     for path in sorted(folder.glob(f"*.json{SUFFIX}")):
-        if _alive(path):
-            continue
-        if b"\n" in path.read_bytes():
+        begun = _begun(path)
+        if begun:
             unfinished.append(report_of(path))
-        else:  # it was killed before it had measured anything
+        elif begun is False:
             path.unlink(missing_ok=True)
     return tuple(unfinished)
 
 
-def _alive(journal: Path) -> bool:
+def _begun(journal: Path) -> bool | None:
+    """Whether a dead run got its first line. None: it is alive, or this is a link, a directory or a pipe."""
     try:
         descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False
+        return None
     try:
-        return not _lock(descriptor)
+        found = os.fstat(descriptor)
+        ours = stat.S_ISREG(found.st_mode) and _lock(descriptor)
+        return b"\n" in os.pread(descriptor, found.st_size, 0) if ours else None
     finally:
         os.close(descriptor)
