@@ -150,3 +150,39 @@ def test_between_uses_the_two_neighbours_and_beyond_the_ends_the_outermost_two()
     assert fit.between(points, 100) == 28.0
     assert fit.between(points, 5) == 0.0
     assert fit.between(points[:2], 30) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("count", "pieces", "ends"),
+    [
+        (3, 1, [(0, 2)]),
+        (4, 2, []),  # a point too few: neighbours share one
+        (5, 2, [(0, 2, 4)]),
+        (7, 2, [(0, 2, 6), (0, 3, 6), (0, 4, 6)]),
+        (7, 3, [(0, 2, 4, 6)]),
+    ],
+)
+def test_cuts_are_all_ways_to_leave_three_points_to_each_piece(
+    count: int, pieces: int, ends: list[tuple[int, ...]]
+) -> None:
+    assert list(fit._cuts(count, pieces)) == ends
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+def test_up_to_four_pieces_are_found_where_there_are_as_many(pieces: int) -> None:
+    """From a measured size on, each way is ten times as fast as the one before."""
+    points, seconds = [Point(KIB, 2e-5)], 2e-5
+    for step in range(2 * pieces):
+        size = KIB * 4 ** (step + 1)
+        seconds += (size - points[-1].n_bytes) * 10.0 ** -(8 + step // 2)
+        points.append(Point(size, seconds))
+    found = fit.fit(points)
+    assert isinstance(found, Fit)
+    assert [piece.last_bytes for piece in found.pieces] == [KIB * 16**i for i in range(1, pieces + 1)]
+    assert found.residual < 1e-6
+
+
+def test_more_ways_than_four_are_told_as_the_best_four_or_not_at_all() -> None:
+    points = [Point(KIB * 4**i, 1e-6 * (1 + 9 * (i // 2 % 2))) for i in range(11)]
+    found = fit.fit(points)
+    assert isinstance(found, Unknown) or len(found.pieces) <= 4
