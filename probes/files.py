@@ -92,7 +92,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     Raises OSError.
     """
     if path.is_dir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(path, os.O_RDONLY)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -160,7 +160,7 @@ def sweep_partials(directory: Path | None = None) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make renames in a directory last. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

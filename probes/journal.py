@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from probes.codec import decode, encode
 from probes.errors import DeviceBusy, ReportError
@@ -29,7 +28,6 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 class Entry:
     """One line after the first."""
 
-    tag: ClassVar[str] = "entry"
     probe: str
     record: Record
     round: int = 0

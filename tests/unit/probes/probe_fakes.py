@@ -24,9 +24,13 @@ class FakeMemory:
     pieces: dict[tuple[int, int], Pattern] = field(default_factory=dict)
 
     def span(self, offset_bytes: int, n_bytes: int) -> "FakeSpan":
+        assert 0 <= offset_bytes <= self.n_bytes - n_bytes
+        assert offset_bytes % 8 == n_bytes % 8 == 0
         return FakeSpan(self, offset_bytes, n_bytes)
 
     def spans(self, n_bytes: int, *, stride_bytes: int, count: int) -> "FakeSpan":
+        assert stride_bytes * (count - 1) + n_bytes <= self.n_bytes
+        assert stride_bytes % 8 == n_bytes % 8 == 0
         return FakeSpan(self, 0, n_bytes, stride_bytes, count)
 
 

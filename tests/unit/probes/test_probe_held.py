@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.gpucode import manifest as prune_manifest
+from probes import held
 from probes.held import foreign_card, held_targets, mismatch
 
 
@@ -48,3 +50,40 @@ def test_no_card_or_no_manifest_means_nothing_to_say(tmp_path: Path, manifest: P
     assert foreign_card(machine(tmp_path, 110000), {}, tmp_path / "none") == ""
     manifest.write_text('{"targets": 3}')
     assert held_targets(manifest) == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("10.3.1", "gfx1031"),
+        ("9.0.10", "gfx90a"),
+        ("11.0", "gfx1100,gfx1102,gfx906"),  # no version of three numbers changes nothing
+        ("11.0.0.0", "gfx1100,gfx1102,gfx906"),
+        ("a.0.6", "gfx1100,gfx1102,gfx906"),
+        ("", "gfx1100,gfx1102,gfx906"),
+    ],
+)
+def test_cards_are_told_in_order_or_as_what_they_pass_for(override: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "weir-prune.json").write_text('{"targets": ["gfx1200", "gfx1201", "sm_90", "oddity"]}')
+    root = machine(tmp_path, 110002, 90006, 0, 110000, 90006)
+    said = foreign_card(root, {"HSA_OVERRIDE_GFX_VERSION": override}, tmp_path / "weir-prune.json")
+    assert said.startswith(
+        f"this image holds gfx1200, gfx1201, this machine has {', '.join(told.split(','))}:"
+    )
+    assert f"GPU_TARGETS={told}`" in said
+
+
+def test_an_override_makes_no_card_where_there_is_none(tmp_path: Path, manifest: Path) -> None:
+    assert foreign_card(tmp_path, {"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}, manifest) == ""
+
+
+def test_one_family_among_the_targets_is_given_the_benefit_of_the_doubt() -> None:
+    assert mismatch(("gfx906", "gfx11-generic"), ("gfx1201",)) == ""
+    assert mismatch(("gfx906", "gfx1100"), ("gfx1201", "gfx1100")) == ""
+    assert mismatch((), ("gfx1100",)) == ""
+    assert mismatch(("gfx906:xnack-", "gfx1100"), ("gfx1201",))
+
+
+def test_a_manifest_is_read_where_a_pruned_image_has_it_and_as_large_as_it_may_be() -> None:
+    assert Path("/", prune_manifest.IMAGE_PATH) == held.MANIFEST
+    assert prune_manifest.MAX_BYTES == held.MOST_BYTES

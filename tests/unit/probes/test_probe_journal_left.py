@@ -36,11 +36,11 @@ def test_records_are_those_of_one_probe_and_one_round(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_no_program_and_is_given_back(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     begun(tmp_path / "r.json")
     journal.sweep(tmp_path)
     assert stat.S_IMODE(journal.path_of(tmp_path / "r.json").stat().st_mode) & 0o111 == 0
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_figures_that_are_none_never_enter_a_journal(tmp_path: Path) -> None:
@@ -100,6 +100,6 @@ def test_other_files_of_the_folder_are_no_journals(tmp_path: Path) -> None:
 
 def test_a_line_of_another_form_is_named_with_the_place_that_does_not_fit(tmp_path: Path) -> None:
     file = journal.path_of(begun(tmp_path / "r.json"))
-    file.write_text(file.read_text() + '{"is": "entry", "probe": 5}\n')
+    file.write_text(file.read_text() + '{"probe": 5}\n')
     with pytest.raises(ReportError, match=r"r\.json\.journal is broken: line 2"):
         journal.read(tmp_path / "r.json")

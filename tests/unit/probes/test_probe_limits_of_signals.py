@@ -9,7 +9,7 @@ from test_probe_noise import CALM, LATER
 from probes import pressure, units
 from probes.noise import judge
 from probes.pattern import STEP, Pattern, signed
-from probes.report import Unknown
+from probes.report import Request, Unknown
 
 MIB, GIB = 2**20, 2**30
 
@@ -166,3 +166,22 @@ def test_requests_go_round_the_kinds_within_their_range_and_repeat_with_the_seed
     refused = requests(1, spendable=0)
     assert all(not request.granted for request in refused if request.kind != "vram")
     assert "memory floor" in refused[1].message
+    assert all(request.granted for request in refused if request.kind == "vram")  # they take none of it
+
+
+@pytest.mark.parametrize(("spendable", "declined"), [(32 * MIB, False), (32 * MIB - 1, True)])
+def test_request_is_told_with_the_cap_of_its_memory_and_declined_above_the_floor_alone(
+    spendable: int, declined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pressure, "FACTORS", (1.0, 1.0))
+    limits = pressure.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
+    bench = FakeBench()
+    vram, pinned, pageable = pressure.force(
+        bench, limits, count=3, seed=1, host_spendable_bytes=lambda: spendable
+    )
+    message = pinned.message
+    assert bool(message) is declined
+    free = bench.vram_bytes
+    assert vram == Request("forced", 64 * MIB, 0, free, 77, True, "", "vram")
+    assert pinned == Request("forced", 32 * MIB, 0, free, None, not declined, message, "pinned", declined)
+    assert pageable == replace(pinned, kind="pageable")
