@@ -84,7 +84,7 @@ def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
 def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: tuple[bytes, ...]) -> str:
     if any(path.startswith(b"opt/rocm") for path in paths) and any(b"/torch/lib/" in path for path in paths):
         return ROCM_TWICE
-    layers = sorted({merged.layer_of(row) for row in rows})
+    layers = {merged.layer_of(row) for row in rows}
     if len(layers) == 1:
         return ONE_LAYER
     return TWO_COPIES if all(makers[layer].copies for layer in layers) else LATER_RUN

@@ -232,7 +232,7 @@ def _text(archive: Archive, path: str) -> bytes:
 
 
 def _path(descriptor: Descriptor) -> str:
-    return "blobs/" + descriptor.digest.replace(":", "/", 1)
+    return "blobs/" + descriptor.digest.replace(":", "/")
 
 
 def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[SavedImage, ...]) -> None:

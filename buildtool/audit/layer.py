@@ -66,7 +66,6 @@ class LayerIndex:
         while rest:
             yield decoder.decompress(rest, _PIECE_BYTES)
             rest = decoder.unconsumed_tail
-        yield decoder.flush()
 
 
 def join(directory: bytes, name: bytes) -> bytes:
@@ -104,7 +103,7 @@ def index_layer(
     held = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
-        if name in (b"..", b".", b""):
+        if name in (b"..", b"."):
             head, name = split(path)
         directory = known.get(head)
         if directory is None:

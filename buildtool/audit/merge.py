@@ -225,7 +225,7 @@ class _Merger(_Walker):
         holder = self._known.get(directory)
         if holder is None:
             above, _, name = directory.rpartition(b"/")
-            parent = self._known.get(above) if directory else None
+            parent = self._known.get(above)
             there = parent.get(name) if parent is not None else None
             if parent is not None and there is None:
                 there = self._made(parent, name)

@@ -21,7 +21,6 @@ from buildtool.audit.documents import (
 )
 from buildtool.audit.faults import MalformedDocument, MissingContent
 from buildtool.audit.limits import LIMITS, Limits
-from buildtool.audit.unpack import Form
 
 _NO_LISTS = "index.json and manifest.json are missing: the layers were found by the digests in the config"
 
@@ -89,7 +88,7 @@ def from_config(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> Im
 
 
 def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
-    if blob.form is Form.JSON and blob.document is not None:
+    if blob.document is not None:
         try:
             config = parse_config(blob.document, place=path, limits=limits)
         except MalformedDocument:

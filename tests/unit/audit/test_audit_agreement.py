@@ -110,8 +110,8 @@ def test_the_list_beside_an_index_must_name_the_same_layers_in_the_same_order() 
 def test_paths_in_a_list_are_those_of_the_archive_however_they_are_written() -> None:
     image = Image(LAYERS[:1], make.plain)
     digits = make.sha(image.config()).removeprefix("sha256:")
-    members = {f"{digits}.json": image.config(), "a/layer.tar": LAYERS[0]}
-    for config, layer in ((f"./{digits}.json", "/a//layer.tar"), (f"a/../{digits}.json", "../a/layer.tar")):
+    members = {f"{digits}.json": image.config(), "~a/layer.tar": LAYERS[0]}
+    for config, layer in ((f"./{digits}.json", "/~a//layer.tar"), (f"a/../{digits}.json", "../~a/layer.tar")):
         row = {"Config": config, "Layers": [layer], "RepoTags": ["x:1"]}
         contents = read(members | {"manifest.json": make.dump([row])})
         assert (contents.ref, len(contents.layers), contents.notes) == ("x:1", 1, ())
@@ -160,6 +160,12 @@ def test_a_list_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
         with pytest.raises(MalformedDocument, match=r"^manifest\.json[:,]") as told:
             read(members | {"manifest.json": text})
         assert told.value.place.partition(",")[0] == "manifest.json"
+
+
+@pytest.mark.parametrize("text", [b"{", b"{}", b"[" * 100, b"hsqs"])
+def test_an_index_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
+    with pytest.raises(MalformedDocument, match=r"^index\.json: "):
+        read(make.docker_25(Image(LAYERS)) | {"index.json": text})
 
 
 @pytest.mark.parametrize("prefix", ["", "sha256:"])

@@ -271,6 +271,12 @@ def test_one_image_on_several_platforms_is_no_choice_between_images() -> None:
         choose(Wanted("a.tar", "z:1"), [amd])
 
 
+def refusal_of_nothing() -> NoSuchImage:
+    with pytest.raises(NoSuchImage) as refused:
+        choose(Wanted("a.tar", "z"), [Called((), ("",))])
+    return refused.value
+
+
 def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most() -> None:
     images = [Called((f"x:{n}", "same:1"), (f"sha256:{n}",)) for n in range(41)]
     nameless = Called(("same:1",), ("sha256:nameless",))
@@ -278,9 +284,11 @@ def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most()
         choose(Wanted("a.tar"), [nameless, *images])
     words = refused.value.hint.partition("--image: ")[2].split(", ")
     assert words == ["sha256:nameless", *(f"x:{n}" for n in range(39))]
-    with pytest.raises(NoSuchImage) as refused:
-        choose(Wanted("a.tar", "z"), [Called((), ("",))])
-    assert refused.value.hint == ""
+    for digests, offered in ((("",), ""), (("", "d"), "d")):
+        with pytest.raises(NoSuchImage) as refused:
+            choose(Wanted("a.tar", "z"), [Called((), (digest,)) for digest in digests])
+        assert refused.value.hint.partition("--image: ")[2] == offered
+    assert "--image" not in refusal_of_nothing().hint
 
 
 # Blobs in the place of documents and layers.

@@ -66,7 +66,8 @@ def test_all_copies_but_one_are_waste() -> None:
 
 
 def test_hidden_files_and_hard_links_are_no_copies() -> None:
-    result = merged((large("a"), hardlink("b", "a")), (large("c"),), (file(".wh.c"),))
+    below = (large("a"), hardlink("b", "a"), file("shown", b"x"))
+    result = merged(below, (file("other", b"x"), large("c")), (file(".wh.c"),))
     assert find_copies(result, [RUN] * 3) == Copies((), frozenset())
 
 

@@ -107,6 +107,7 @@ def test_whiteouts_reach_into_nested_directories() -> None:
     [
         (b"a/b", (b"a", b"b")),
         (b"a/b/c", (b"a/b", b"c")),
+        (b"/a/b", (b"a", b"b")),
         (b"a/b/../c", (b"a", b"c")),
         (b"a/b/c/../../d", (b"a", b"d")),
         (b"../../a", (b"", b"a")),
@@ -236,6 +237,7 @@ def test_an_index_holds_every_member_in_its_order() -> None:
     [
         ((), 0),
         ((file("name", b"x"),), 200 + 270 + 4),
+        ((file("a.so", b"x"),), 200 + 270 + 4),
         ((file("a", b"x"), file("bb", b"x")), 200 + 270 + 1 + 270 + 2),
         ((file("d/a"),), (200 + 1 + 300 + 1) + 270 + 1),
         ((file("d/e/a"),), (200 + 3 + 300 + 3 + 300 + 1) + 270 + 1),
@@ -285,6 +287,17 @@ def test_a_kept_file_counts_with_its_compressed_bytes_and_comes_back_in_small_pi
 )
 def test_package_databases_are_kept_and_nothing_else_is(path: str, kept: bool) -> None:
     assert list(layer(file(path, b"1234")).captured) == [0] * kept
+
+
+def test_members_that_end_in_dots_are_what_their_path_leads_to() -> None:
+    index = layer(folder("a/b/."), folder("a/b/.."), folder("a/.."), folder(".."), file("..a"), folder("/"))
+    assert [index.path(row) for row in range(index.n_entries)] == [b"a/b", b"a", b"..a"]
+
+
+@pytest.mark.parametrize("n_bytes", [1, 65_535, 65_536, 65_537, 3 * 65_536])
+def test_a_kept_file_comes_back_to_its_last_byte(n_bytes: int) -> None:
+    content = bytes(n_bytes - 1) + b"x"
+    assert b"".join(layer(file("var/lib/dpkg/status", content)).pieces(0)) == content
 
 
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh..."])

@@ -95,6 +95,23 @@ def test_a_link_that_a_directory_replaces_does_not_lead_whiteouts_elsewhere() ->
     assert shown(merged(base, (file("a/.wh.x"),))) == {}
 
 
+@pytest.mark.parametrize(
+    ("base", "upper"),
+    [
+        ((symlink("a", "c"), file("c/b/x", b"1")), (folder("a"), file("a/b/.wh.x"))),
+        ((symlink("d/e/l", "/c"), file("c/x", b"1")), (folder("d/e/l"), file("d/e/l/.wh.x"))),
+        (
+            (file("d/k/z"), symlink("d/l", "/c"), file("c/x", b"1")),
+            (folder("d/l"), file("d/k/.wh.z"), file("d/l/.wh.x")),
+        ),
+    ],
+)
+def test_a_link_on_any_level_that_a_directory_replaces_does_not_lead_whiteouts_elsewhere(
+    base: tuple[bytes, ...], upper: tuple[bytes, ...]
+) -> None:
+    assert sum(shown(merged(base, upper)).values()) == 1
+
+
 def test_a_link_that_its_own_layer_replaces_leads_nowhere_afterwards() -> None:
     base = (folder("d"), symlink("l", "d"))
     for again in (folder("l"), file("l", b"22")):
@@ -129,6 +146,9 @@ def test_new_directories_beside_one_another_are_made_without_descending_to_each(
     monkeypatch.setattr(merging._Walker, "_descend", counted)
     result = merged(tuple(file(f"a/b/{n}/x") for n in range(50)))
     assert (len(Finder(result).names(b"a/b")), descended) == (50, [b"a/b/0"])
+    descended.clear()
+    assert sum(merged((file("a/x"), file("a/b/x"), file("a/b/c/x"), file("a/y"))).visible) == 4
+    assert descended == [b"a"]
 
 
 def test_links_in_a_circle_are_malformed() -> None:

@@ -148,7 +148,7 @@ def random_layer(rng: random.Random) -> list[Member]:
         [FILE, DIRECTORY, SYMLINK, HARDLINK, "gone", "opaque"], [4, 3, 3, 2, 2, 1], k=rng.randint(1, 7)
     ):
         if kind == SYMLINK:
-            layer.append(Member(path(2), kind, target(rng.choice(["", "/"]))))
+            layer.append(Member(path(rng.choice([1, 2, 3])), kind, target(rng.choice(["", "/"]))))
         elif kind == HARDLINK:
             layer.append(Member(path(3), kind, "/".join(path(3))))
         else:
