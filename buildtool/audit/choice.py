@@ -109,4 +109,4 @@ def _offered(images: Sequence[Called]) -> str:
 
 def _full_name(name: str) -> str:
     name = name.removeprefix("docker.io/").removeprefix("library/")
-    return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"

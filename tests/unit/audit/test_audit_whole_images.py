@@ -81,12 +81,13 @@ def test_an_image_of_a_layout_is_read_with_all_that_its_manifest_says(pack: make
 
 def test_attestations_count_with_their_manifest_config_and_statements() -> None:
     image = Image(LAYERS)
-    statement, absent, config = b'{"_type": "x"}', b'{"not": "here"}', b"{}"
-    manifest = make.manifest_of(config, make.descriptor(statement), make.descriptor(absent))
-    members = make.oci_layout(image) | make.stored(statement, config, manifest)
+    statement, other, absent, config = b'{"_type": "x"}', b"no JSON", b'{"not": "here"}', b"{}"
+    layers = (make.descriptor(content) for content in (statement, other, absent))
+    manifest = make.manifest_of(config, *layers)
+    members = make.oci_layout(image) | make.stored(statement, other, config, manifest)
     marked = make.descriptor(manifest, annotations={"vnd.docker.reference.type": "attestation-manifest"})
     members["index.json"] = make.index_of(make.named(image), marked)
-    n_bytes = len(manifest) + len(config) + len(statement) + len(absent)
+    n_bytes = len(manifest) + len(config) + len(statement) + len(other) + len(absent)
     assert read(members).attestations == Attestations(1, n_bytes, (statement,))
     assert read(make.oci_layout(image)).attestations == Attestations(0, 0, ())
 
@@ -144,6 +145,13 @@ def test_an_image_without_any_list_is_read_by_the_digests_in_its_config(digest_n
     if not digest_named:
         assert contents.notes[1].startswith(f"{'f' * 64}: ")
         assert make.sha(image.config()) in contents.notes[1]
+
+
+def test_a_config_under_several_names_is_called_by_the_last_whatever_their_order() -> None:
+    image = Image(LAYERS[:1], make.plain)
+    names = [f"{n:064x}" for n in range(8)]
+    members = {"l.tar": LAYERS[0]} | {name: image.config() for name in reversed(names)}
+    assert read(members).notes[1].startswith(f"{names[-1]}: ")
 
 
 def test_configs_of_nothing_are_no_images() -> None:
