@@ -113,7 +113,7 @@ def test_an_image_without_a_manifest_is_read_with_all_that_its_list_says(
         config_digest=make.sha(image.config()),
         config=parse_config(image.config(), place="c"),
         layers=expected_layers(image, "", stored=write is make.kaniko),
-        attestations=Attestations(),
+        attestations=Attestations(0, 0, ()),
         notes=(),
     )
 
@@ -138,7 +138,7 @@ def test_an_image_without_any_list_is_read_by_the_digests_in_its_config(digest_n
         config_digest=make.sha(image.config()),
         config=parse_config(image.config(), place="c"),
         layers=expected_layers(image, "", stored=False),
-        attestations=Attestations(),
+        attestations=Attestations(0, 0, ()),
         notes=(),
     )
     assert len(contents.notes) == (1 if digest_named else 2)
