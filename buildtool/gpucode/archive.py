@@ -216,7 +216,7 @@ def _planned(
 
 
 def _window(descriptor: int, start: int, size: int) -> Source:
-    return Source(size, lambda at, length: os.pread(descriptor, min(length, size - at), start + at))
+    return Source(size, lambda at, length: os.pread(descriptor, length, start + at))
 
 
 def _worth_a_look(source: Source) -> bool:

@@ -260,3 +260,20 @@ def test_a_size_that_is_not_what_unpacks_is_told_though_the_checksum_is_right(
     packed = claiming(version, len(RAW) + more)
     with pytest.raises(BadBundle, match=r"header says|more than it says"):
         list(Unpacking(Source.of_bytes(packed), 0, len(packed)))
+
+
+def test_a_table_that_is_cut_off_is_told_at_its_place() -> None:
+    with pytest.raises(BadBundle, match="cut off") as caught:
+        parse_bundle(table((4096, 8, GFX906_ID), count=2), 1 << 20, place=1000)
+    assert caught.value.place == 1000 + 32 + 24 + len(GFX906_ID)
+
+
+@pytest.mark.parametrize(("n_bytes", "believed"), [(63, False), (64, True), (65536, True), (65537, False)])
+def test_a_header_of_cuda_code_is_believed_up_to_64_kib(n_bytes: int, believed: bool) -> None:
+    entry = struct.pack("<HHIQ12xI8xQ8xQ", 2, 0x101, n_bytes, 8, 80, 0, 0).ljust(n_bytes + 8, b"\0")
+    source = Source.of_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, n_bytes + 8) + entry[: n_bytes + 8])
+    if believed:
+        assert [one.architecture for one in next(iter_fatbins(source, 0, source.size)).entries] == [80]
+    else:
+        with pytest.raises(GpuCodeError):
+            list(iter_fatbins(source, 0, source.size))

@@ -207,3 +207,8 @@ def test_pointer_to_what_follows_the_section_is_no_pointer_to_a_bundle() -> None
     data = make_library(Spec(BOTH, extra_rela=[row])).data
     data = put(data, library.wrappers + 24 * 3, bytes(8))
     assert targets_in(pruned(data, "gfx906")) == {"gfx906"}
+
+
+def test_a_bitmap_without_an_address_before_it_begins_at_zero() -> None:
+    table = struct.pack("<QQ", 0b1011, 0b11)
+    assert list(relr_addresses(Source.of_bytes(table), 0, 16)) == [0, 16, 63 * 8]

@@ -139,6 +139,8 @@ def test_odd_override_is_refused(version: str) -> None:
         (0xA3F, 3, "gfx90a:sramecc-:xnack-"),
         (0xF3F, 3, "gfx90a:sramecc+:xnack+"),
         (0x12F, 1, "gfx906:xnack+"),
+        (0x22F, 1, "gfx906:sramecc+"),
+        (0x2F, 1, "gfx906"),
         (0x100054, 4, "gfx11-generic"),
     ],
 )

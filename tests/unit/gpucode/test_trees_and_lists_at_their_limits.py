@@ -7,6 +7,8 @@ import os
 import struct
 import tarfile
 import zipfile
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,14 @@ from buildtool.gpucode.archive import prune_tar, prune_wheel
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.links import Links
 from buildtool.gpucode.manifest import journal
+from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
-from buildtool.gpucode.tree import Deleted, TreeResult, prune_tree
-from gpucode.maker import Spec, bundles, make_library
+from buildtool.gpucode.tree import Deleted, Pruned, TreeResult, prune_tree
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from gpucode.test_archive import LIBRARY, Part, make, targets_of
+from gpucode.test_cuda_prune import cuda
 from gpucode.test_library_prune import pruned
 
 GFX906 = parse_targets("gfx906")
@@ -193,3 +197,67 @@ def test_a_table_of_relocations_without_a_place_or_a_length_is_none(tags: list[t
     text = b"".join(struct.pack("<QQ", *row) for row in [*rows, *tags]).ljust(dynamic.n_bytes, b"\0")
     data = library[: dynamic.offset] + text + library[dynamic.file_end :]
     assert targets_of(pruned(data, "gfx906")) == {"gfx906"}
+
+
+def test_every_change_is_on_disk_in_the_journal_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with journal(tmp_path / "list.json", tmp_path, GFX906) as written:
+        assert synced == ["list.json.journal", tmp_path.name]
+        written.announce([GONE])
+        assert synced[2:] == ["list.json.journal"]
+        written.finish(TreeResult(("gfx906",)))
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_announced_cut_is_listed_only_if_it_was_made(tmp_path: Path, made: bool) -> None:
+    cut = Pruned("lib.so", 10, 5, {"gfx906": 1}, {"gfx803": 2})
+    (tmp_path / "lib.so").write_bytes(b"x" * (5 if made else 10))
+    with suppress(KeyboardInterrupt), journal(tmp_path / "list.json", tmp_path, GFX906) as written:
+        written.announce([cut])
+        raise KeyboardInterrupt
+    assert (tmp_path / "list.json").exists() is made
+    if made:
+        [run] = json.loads((tmp_path / "list.json").read_text())["runs"]
+        assert (run["pruned"], run["finished"], run["saved_bytes"]) == ([asdict(cut)], False, 5)
+
+
+def test_extended_attributes_are_kept_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, bytes] = {}
+    failure = errno.EPERM
+
+    def setxattr(_copy: int, name: str, value: bytes) -> None:
+        if name == "trusted.x":
+            raise OSError(failure, os.strerror(failure))
+        given[name] = value
+
+    monkeypatch.setattr(os, "listxattr", lambda _original: ["trusted.x", "user.a", "user.b"])
+    monkeypatch.setattr(os, "getxattr", lambda _original, name: name.encode())
+    monkeypatch.setattr(os, "setxattr", setxattr)
+    (tmp_path / "liba.so").write_bytes(LIBRARY)
+    prune_file(tmp_path / "liba.so", GFX906)
+    assert given == {"user.a": b"user.a", "user.b": b"user.b"}
+    failure = errno.EIO
+    (tmp_path / "libb.so").write_bytes(LIBRARY)
+    with pytest.raises(DataError, match="Input/output error"):
+        prune_file(tmp_path / "libb.so", GFX906)
+    assert (tmp_path / "libb.so").read_bytes() == LIBRARY
+
+
+def test_a_longer_header_of_a_cuda_fat_binary_is_kept_whole() -> None:
+    plain = nv_fatbin([(2, 80, 600), (2, 90, 9000), (2, 70, 9000)])
+    longer = plain[:6] + (24).to_bytes(2, "little") + plain[8:16] + b"_header_" + plain[16:]
+    out = pruned(cuda([longer]), "sm_80")
+    at = out.index(plain[:4])
+    assert out[at : at + 8] == longer[:8]
+    assert out[at + 16 : at + 24] == b"_header_"
