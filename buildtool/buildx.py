@@ -11,7 +11,7 @@ from buildtool.engine import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
 from buildtool.model import BuiltImage
-from buildtool.plan import Target, render_plan
+from buildtool.plan import BuildPlan, render_plan
 
 Say = Callable[[str], None]
 
@@ -39,12 +39,12 @@ def require_buildx() -> str:
     return match[0]
 
 
-def bake(
-    plan: dict[str, Any], targets: Sequence[Target], *, engine: Engine, say: Say, no_cache: bool
-) -> list[BuiltImage]:
-    """Build every target of the plan. Raises as `bake_plan` does."""
-    digests = bake_plan(plan, engine=engine, say=say, no_cache=no_cache)
-    return [BuiltImage(t.variant.name, t.variant.ref, digests[t.variant.name]) for t in targets]
+def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -> list[BuiltImage]:
+    """Build every image of the plan. Raises as `bake_plan` does."""
+    baked = plan.bake(zstd=engine.info().containerd_store)
+    digests = bake_plan(baked, engine=engine, say=say, no_cache=no_cache)
+    variants = [image.variant for image in plan.images]
+    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
 
 
 def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:

@@ -28,7 +28,7 @@ LEFT_OUT = {"__pycache__", "py.typed"}
 
 
 def stage(
-    directory: Path,
+    final: Path,
     resolved: Resolved,
     cache: WheelCache,
     tools: tuple[Wheel, ...],
@@ -36,22 +36,20 @@ def stage(
     rootfs: Path | None,
     epoch: int,
     pruned: PrunedInputs | None = None,
-) -> Path:
-    """Make the context anew below `directory`, whole or not at all, and return it.
+) -> None:
+    """Make the context `final` anew, whole or not at all.
 
     Files of caches are linked, not copied. What was `pruned` takes the place of its original, and the list
     of what went joins the payload.
     """
-    final = directory / resolved.variant
-    with scratch(directory) as folder:
-        context = folder / resolved.variant
+    with scratch(final.parent) as folder:
+        context = folder / final.name
         _fill(context, resolved, cache, tools, epoch=epoch, pruned=pruned)
         if rootfs:
             _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
         if final.exists():  # moved, not removed: an interrupted removal would leave half of it there
             final.replace(folder / "old")
         context.replace(final)
-    return final
 
 
 def _fill(

@@ -16,12 +16,14 @@ from buildtool.engine import Engine
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
 from buildtool.files import free_bytes, replacing, scratch, sweep_partials
 from buildtool.flat import FlatImage, archive, created, flat_image, read_config
-from buildtool.gpucode.archive import ArchiveResult, prune_tar
+from buildtool.gpucode.archive import archive_targets, prune_tar
+from buildtool.gpucode.errors import naming
 from buildtool.gpucode.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
-from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.target import TargetId, served
+from buildtool.gpucode.tree import TreeResult
 from buildtool.imageconfig import config_of
 from buildtool.layerfile import pack_layer
-from buildtool.pruned import run_of, served_targets
+from buildtool.pruned import run_of
 from buildtool.reference import Reference, parse_new_name, parse_reference
 from buildtool.shipped import IMAGES
 from probes.units import decimal_bytes
@@ -40,7 +42,7 @@ class PrunedImage:
 
     name: Reference
     image_id: str
-    result: ArchiveResult
+    result: TreeResult
     proof: str
 
 
@@ -90,8 +92,7 @@ def prune_image(
         say(f"reading the configuration of {ref}")
         original = _original(ref, record, engine)
         result = _prune_files(original, targets, engine=engine, scratch=folder, room=room, say=say)
-        served_targets(ref, targets, sorted(result.had), asked=True, say=say)
-        if not result.done.changed:
+        if not result.changed:
             return None
         temporary = f"{temporary_prefix(state)}{_token(folder)}"
         try:
@@ -174,7 +175,7 @@ def _prune_files(
     scratch: Path,
     room: int,
     say: Say,
-) -> ArchiveResult:
+) -> TreeResult:
     whole = scratch / "whole.tar"
     say(f"taking the files out of {original.ref}")
     with replacing(whole) as part, part.open("wb") as file:
@@ -186,9 +187,11 @@ def _prune_files(
                     "aren't enough for them twice",
                     "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
                 )
+    with naming(original.ref):
+        served(archive_targets(whole, folder=scratch), targets, strict=True)
     say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, targets))}")
 
-    def manifest(result: ArchiveResult) -> dict[str, bytes]:
+    def manifest(result: TreeResult) -> dict[str, bytes]:
         runs = [*_earlier_runs(whole), run_of(original.ref, result)]
         return {IMAGE_PATH: image_manifest(targets, runs).encode()}
 

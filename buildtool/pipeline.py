@@ -1,15 +1,15 @@
-"""The order of a build: inputs, plan, bake, proof, audit. Each step is a function of the one before."""
+"""The order of a build: inputs, plan, contexts, bake, proof, audit. Each step takes the one before's result."""
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from buildtool import buildx, context, plan, proof
+from buildtool import buildx, context, proof
 from buildtool.audit.audit import audit_image, write_reports
 from buildtool.audit.render import SummaryRow, summary_row
 from buildtool.command import stop_children
@@ -17,11 +17,13 @@ from buildtool.engine import Engine, disk_here
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes, kept, locked, sha256_of, sweep_partials, write_text
 from buildtool.fingerprint import tool_fingerprint
+from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.lock import Lock
-from buildtool.model import BuiltImage, Catalog, Resolved, Variant, Wheel
+from buildtool.model import BuiltImage, Resolved, Variant
 from buildtool.parallel import at_once
-from buildtool.pruned import PruneCache, PrunedInputs, served_targets
+from buildtool.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, unresolved
+from buildtool.pruned import Inspections, PruneCache, PrunedInputs
 from buildtool.rootfs import RootfsCache
 from buildtool.sources import Sources, bootstrap_of
 from buildtool.wheels import WheelCache
@@ -74,69 +76,162 @@ class Workplace:
         """The cache of inputs without GPU code for other cards."""
         return PruneCache(self.state / "pruned", self.say)
 
+    @property
+    def inspections(self) -> Inspections:
+        """Which targets the inputs have code for, as far as it is known."""
+        return Inspections(self.state / "inspected")
 
-def prepare(
+    def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
+        """The plan of an image for its variant's cards, with its place for the context."""
+        return ImagePlan(variant, resolved, self.state / "context" / variant.name)
+
+    def rootfs_of(self, image: ImagePlan, epoch: int) -> Path | None:
+        """The root file system that an image is built on; None where a registry has its base."""
+        recipe = bootstrap_of(image.variant, image.resolved)
+        return self.rootfs.path(recipe, epoch) if recipe else None
+
+    def archives(self, image: ImagePlan, epoch: int) -> dict[str, Path]:
+        """The inputs that GPU code is looked for in, by SHA-256; none without pruning."""
+        places = {wheel.sha256: self.wheels.path(wheel) for wheel in image.resolved.wheels}
+        if rootfs := self.rootfs_of(image, epoch):
+            places[image.resolved.base.pin] = rootfs
+        return {sha256: places[sha256] for sha256 in image.looked_into}
+
+    def verify(self, image: ImagePlan, path: Path, sha256: str) -> None:
+        """Check one of `archives` against its hash. Raises DataError, having removed what is damaged."""
+        if sha256 == image.resolved.base.pin:
+            self.rootfs.verify(path, sha256)
+        else:
+            self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
+
+
+def make_plan(
     workplace: Workplace,
-    catalog: Catalog,
-    variants: Sequence[Variant],
+    candidates: Sequence[Sequence[Variant]],
     *,
     engine: Engine,
-    update_lock: bool,
-    targets_asked: bool = False,
-) -> list[plan.Target]:
-    """Find every input and stage the contexts; variants in parallel, since each waits for other things.
+    epoch: int,
+    update_lock: bool = False,
+    asked: bool = False,
+) -> BuildPlan:
+    """Find every input and decide which cards the images are for. Images in parallel: each mostly waits.
 
-    With `targets_asked` a GPU target that a variant's stack lacks is an error, else it is left out.
-    Raises SourceUnreachable, EnvironmentMissing, DataError, ConfigError for the first variant that fails.
-    What killed runs left half-written is removed first.
+    Each image has a list of candidates, the same variant for different cards: the first whose stack has code
+    for one of its cards is built. With `asked`, code for all of them must be there. Raises SourceUnreachable,
+    EnvironmentMissing, DataError, ConfigError, TargetMissing for the first image that fails. What killed runs
+    left half-written is removed first.
     """
     buildx.require_buildx()  # the build needs it after minutes of downloads
     workplace.sweep()
-    epoch = catalog.source_date_epoch
-    wheels = workplace.wheels
     lock = Lock.load(workplace.lock)
-    sources = Sources(engine, wheels, workplace.rootfs, lock, epoch, workplace.say)
-    require_disk(workplace, variants, engine, lock)
-    tasks = [partial(sources.resolve, variant, update_lock=update_lock) for variant in variants]
-    resolved = at_once(tasks, workers=4, stop=stop_children)
-    tools = sources.tools(update_lock=update_lock)
-    return [
-        _stage(workplace, variant, found, tools=tools, epoch=epoch, asked=targets_asked)
-        for variant, found in zip(variants, resolved, strict=True)
-    ]
+    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.say)
+    require_disk(workplace, [variants[0] for variants in candidates], engine, lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        image = workplace.image(variant, sources.resolve(variant, update_lock=update_lock))
+        archives = workplace.archives(image, epoch)
+        found = [
+            workplace.inspections.targets(path, sha256, verify=partial(workplace.verify, image))
+            for sha256, path in archives.items()
+        ]
+        decided, remark = image.decided(frozenset().union(*found), asked=asked)
+        if remark:
+            workplace.say(f"{remark}; pruning to {', '.join(decided.variant.gpu_targets)}")
+        return decided
+
+    tasks = [partial(_first_served, variants, planned, workplace.say) for variants in candidates]
+    images = at_once(tasks, workers=4, stop=stop_children)
+    return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
 
 
-def build(
-    targets: Sequence[plan.Target], *, engine: Engine, epoch: int, say: Say, no_cache: bool = False
-) -> list[BuiltImage]:
-    """Bake the targets into the engine. Raises as `buildx.bake` does."""
-    baked = plan.plan_bake(targets, epoch=epoch, zstd=engine.info().containerd_store)
-    return buildx.bake(baked, targets, engine=engine, say=say, no_cache=no_cache)
+def locked_plan(
+    workplace: Workplace, candidates: Sequence[Sequence[Variant]], *, epoch: int, asked: bool
+) -> BuildPlan:
+    """The plan as far as earlier builds know its inputs; nothing is fetched, made or looked into.
+
+    What isn't locked is planned from its first source, and cards aren't decided on before the inputs are
+    known. Raises TargetMissing as `make_plan` does.
+    """
+    lock = Lock.load(workplace.lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        image = workplace.image(variant, lock.get(variant) or unresolved(variant))
+        found = [workplace.inspections.known(sha256) for sha256 in image.looked_into]
+        known = [targets for targets in found if targets is not None]
+        if not known or len(known) < len(found):
+            return image
+        return image.decided(frozenset().union(*known), asked=asked)[0]
+
+    images = [_first_served(variants, planned, lambda _line: None) for variants in candidates]
+    return BuildPlan(tuple(images), epoch, lock.tools)
 
 
-def prove(workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine) -> proof.Proof:
+def _first_served(
+    variants: Sequence[Variant], planned: Callable[[Variant], ImagePlan], say: Say
+) -> ImagePlan:
+    """The plan of the first variant whose inputs have code for its cards. Raises TargetMissing for none."""
+    for variant in variants[:-1]:
+        try:
+            return planned(variant)
+        except TargetMissing as error:
+            say(f"{error.message}: building for the cards that the catalog names")
+    return planned(variants[-1])
+
+
+def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
+    """Check every input, prune what is to be pruned, and make the contexts. Raises DataError, OSError."""
+    for image in build_plan.images:
+        begun = time.monotonic()
+        wheels = (*image.resolved.wheels, *build_plan.tools)
+        workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in image.looked_into])
+        rootfs = workplace.rootfs_of(image, build_plan.epoch)
+        if rootfs and not image.variant.prune:
+            workplace.rootfs.verify(rootfs, image.resolved.base.pin)
+        context.stage(
+            image.context,
+            image.resolved,
+            workplace.wheels,
+            build_plan.tools,
+            rootfs=rootfs,
+            epoch=build_plan.epoch,
+            pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
+        )
+        told = _told(image.resolved)
+        workplace.say(f"{image.variant.name}: inputs ready: {told} ({time.monotonic() - begun:.1f} s)")
+
+
+def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
+    """The image's big inputs without GPU code for other cards than those that the plan decided on."""
+    targets = tuple(map(TargetId.parse, image.variant.gpu_targets))
+    verify = partial(workplace.verify, image)
+    archives = workplace.archives(image, epoch).items()
+    found = {key: workplace.prunes.bring(path, key, targets, verify=verify) for key, path in archives}
+    return PrunedInputs(targets, found)
+
+
+def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> proof.Proof:
     """Run the image and hold it to its promises, once for each digest and promise. Raises ProofFailed."""
-    promised = (target.variant.ref, target.resolved.torch_build, target.resolved.python)
+    promised = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
     if earlier := kept(seal, proof.from_seal):
         return earlier
     workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
     ran = engine.run(image.digest, proof.COMMAND)
     judged = proof.judge(
-        target.variant, target.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+        planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
     )
     write_text(seal, proof.to_seal(judged))
     return judged
 
 
 def audited(
-    workplace: Workplace, target: plan.Target, image: BuiltImage, engine: Engine, reports: Path
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine, reports: Path
 ) -> SummaryRow:
     """Audit the image and write its reports, unless the very reports of this audit are there already.
 
     Raises as `buildtool.audit.audit.audit_image` does.
     """
-    variant = target.variant
+    variant = planned.variant
     seal = workplace.seal(
         "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
     )
@@ -159,9 +254,9 @@ def audited(
     return row
 
 
-def record(target: plan.Target, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
+def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
     """Write down what the image was made from and what it was seen doing: `<variant>.build.json`."""
-    resolved = asdict(target.resolved) | {"torch_build": target.resolved.torch_build.value}
+    resolved = asdict(planned.resolved) | {"torch_build": planned.resolved.torch_build.value}
     seen = asdict(proved) | {"torch_build": proved.torch_build.value}
     data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
@@ -184,7 +279,7 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
     The engine's disk counts where it is one of this host's.
     """
     missing = [v for v in variants if lock.get(v) is None]
-    needed = sum(plan.disk_needed(variant, lock.get(variant)) for variant in missing)
+    needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
     places = [workplace.state]
     images = disk_here(engine.info())
     if isinstance(images, Unknown):
@@ -193,68 +288,12 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
         places.append(images)
     for place in places:
         free = free_bytes(place)
-        if free < max(needed, plan.DISK_FLOOR):
+        if free < max(needed, DISK_FLOOR):
             raise EnvironmentMissing(
                 f"{place} has {decimal_bytes(free)} free; building {', '.join(v.name for v in variants)} "
-                f"may take {decimal_bytes(max(needed, plan.DISK_FLOOR))}",
+                f"may take {decimal_bytes(max(needed, DISK_FLOOR))}",
                 "free some space (docker system df; docker builder prune), or move the cache: WEIR_STATE=DIR",
             )
-
-
-def _stage(
-    workplace: Workplace,
-    variant: Variant,
-    resolved: Resolved,
-    *,
-    tools: tuple[Wheel, ...],
-    epoch: int,
-    asked: bool,
-) -> plan.Target:
-    begun = time.monotonic()
-    workplace.wheels.verify((*resolved.wheels, *tools))
-    recipe = bootstrap_of(variant, resolved)
-    rootfs = workplace.rootfs.path(recipe, epoch) if recipe else None
-    if rootfs and not variant.prune:
-        workplace.rootfs.verify(rootfs, resolved.base.pin)
-    pruned = _prune(workplace, variant, resolved, rootfs=rootfs, asked=asked) if variant.prune else None
-    if pruned:
-        variant = replace(variant, gpu_targets=tuple(map(str, pruned.targets)))
-    folder = context.stage(
-        workplace.state / "context",
-        resolved,
-        workplace.wheels,
-        tools,
-        rootfs=rootfs,
-        epoch=epoch,
-        pruned=pruned,
-    )
-    workplace.say(f"{variant.name}: inputs ready: {_told(resolved)} ({time.monotonic() - begun:.1f} s)")
-    return plan.Target(variant, resolved, folder)
-
-
-def _prune(
-    workplace: Workplace, variant: Variant, resolved: Resolved, *, rootfs: Path | None, asked: bool
-) -> PrunedInputs:
-    """The variant's big inputs without foreign GPU code; targets that none of them has are left out."""
-    groups = plan.group_wheels(resolved.wheels)
-    archives = {w.sha256: workplace.wheels.path(w) for w in (*groups.torch, *groups.heavy)}
-    if rootfs:
-        archives[resolved.base.pin] = rootfs
-    wanted = tuple(sorted(map(TargetId.parse, variant.gpu_targets)))
-
-    def verify(path: Path, sha256: str) -> None:
-        if path == rootfs:  # wheels have been verified
-            workplace.rootfs.verify(path, sha256)
-
-    while True:
-        found = {
-            key: workplace.prunes.bring(path, key, wanted, verify=verify) for key, path in archives.items()
-        }
-        had = [code for one in found.values() for code in one.had]
-        left = served_targets(variant.name, wanted, had, asked=asked, say=workplace.say)
-        if left == wanted:
-            return PrunedInputs(wanted, found)
-        wanted = left
 
 
 def _told(resolved: Resolved) -> str:

@@ -1,11 +1,13 @@
 """Thinking for a build: what bake is asked for, as data. Same input, same bytes; nothing is touched."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from buildtool.gpucode.errors import naming
+from buildtool.gpucode.target import TargetId, served
 from buildtool.model import Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
 from buildtool.quoting import bake_text
 
@@ -29,12 +31,72 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One image to build: a variant, its resolved inputs, its staged context."""
+class ImagePlan:
+    """One image to build: a variant with the cards decided on, its inputs, the place of its context."""
 
     variant: Variant
     resolved: Resolved
     context: Path
+
+    @property
+    def looked_into(self) -> tuple[str, ...]:
+        """SHA-256 of the inputs that GPU code is looked for in, and cut from; none without pruning."""
+        if not self.variant.prune:
+            return ()
+        groups = group_wheels(self.resolved.wheels)
+        base = (self.resolved.base.pin,) if self.resolved.base.origin == "bootstrap" else ()
+        return (*(wheel.sha256 for wheel in (*groups.torch, *groups.heavy)), *base)
+
+    def decided(self, had: Iterable[TargetId], *, asked: bool) -> tuple["ImagePlan", str]:
+        """The plan for those targets that `had` serves, and a remark about those that are left out.
+
+        Raises TargetMissing where none of them is served or, when they were `asked` for by name, not all.
+        """
+        if not self.variant.prune:
+            return self, ""
+        wanted = tuple(sorted(map(TargetId.parse, self.variant.gpu_targets)))
+        with naming(f"{self.variant.name}: its GPU libraries"):
+            left = served(had, wanted, strict=asked)
+        remark = ""
+        if missing := [str(target) for target in wanted if target not in left]:
+            remark = f"{self.variant.name}: its GPU libraries have no code for {', '.join(missing)}"
+        return replace(self, variant=replace(self.variant, gpu_targets=tuple(map(str, left)))), remark
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that a build does, decided: `weir plan` prints it, `weir build` carries it out."""
+
+    images: tuple[ImagePlan, ...]
+    epoch: int  # SOURCE_DATE_EPOCH, seconds since 1970
+    tools: tuple[Wheel, ...] = ()  # run inside the build, stay out of the images
+
+    def bake(self, *, zstd: bool) -> dict[str, Any]:
+        """The bake file for `docker buildx bake -f -`.
+
+        zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
+        Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
+        """
+        return {
+            "group": {"default": {"targets": [image.variant.name for image in self.images]}},
+            "target": {
+                image.variant.name: _bake_target(image, self.epoch, zstd=zstd) for image in self.images
+            },
+        }
+
+
+def _bake_target(image: ImagePlan, epoch: int, *, zstd: bool) -> dict[str, Any]:
+    variant = image.variant
+    ours = variant.dockerfile.parent.name != "naive"  # the naive image stays as people build it
+    return {
+        "context": str(image.context),
+        "dockerfile": str(variant.dockerfile),
+        "args": build_args(variant, image.resolved, epoch),
+        "labels": labels(variant, image.resolved),
+        "tags": [variant.ref],
+        "attest": ["type=provenance,disabled=true"],
+        **({"output": [image_output()]} if zstd and ours else {}),
+    }
 
 
 def group_wheels(wheels: Sequence[Wheel]) -> Groups:
@@ -80,30 +142,6 @@ def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
         f"{LABEL}.source.torch": resolved.torch_source,
         f"{LABEL}.source.wheels": "host-pip" if resolved.wheels else "none",
         **dict(variant.labels),
-    }
-
-
-def plan_bake(targets: Sequence[Target], *, epoch: int, zstd: bool) -> dict[str, Any]:
-    """The bake file for `docker buildx bake -f -`.
-
-    zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
-    Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
-    """
-    store = image_output()
-    return {
-        "group": {"default": {"targets": [target.variant.name for target in targets]}},
-        "target": {
-            target.variant.name: {
-                "context": str(target.context),
-                "dockerfile": str(target.variant.dockerfile),
-                "args": build_args(target.variant, target.resolved, epoch),
-                "labels": labels(target.variant, target.resolved),
-                "tags": [target.variant.ref],
-                "attest": ["type=provenance,disabled=true"],
-                **({"output": [store]} if zstd and target.variant.dockerfile.parent.name != "naive" else {}),
-            }
-            for target in targets
-        },
     }
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildtool.errors import ConfigError
 from buildtool.files import (
     discard,
     kept,
@@ -22,20 +21,18 @@ from buildtool.files import (
     sha256_of,
     write_text,
 )
-from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
+from buildtool.gpucode.archive import archive_targets, prune_tar, prune_wheel
 from buildtool.gpucode.manifest import image_manifest
-from buildtool.gpucode.target import TargetId, unserved
+from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.tree import TreeResult
 from probes.units import decimal_bytes
 
 Say = Callable[[str], None]
 Verify = Callable[[Path, str], None]  # raises DataError when a file hasn't this SHA-256
 
-PRUNER = 1  # part of every key: raise it when the same input and targets would give other bytes
+PRUNER = 2  # part of every key: raise it when the same input and targets would give other bytes
+INSPECTOR = 1  # likewise, when other targets would be found in the same input
 KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
-
-
-class CardsUnserved(ConfigError):
-    """A stack has no code for cards that an image is to be pruned to."""
 
 
 class Lease:
@@ -51,7 +48,6 @@ class PrunedInput:
     """What takes the place of an archive (itself where nothing went), and what a prune did to it."""
 
     path: Path
-    had: tuple[TargetId, ...]
     run: dict[str, Any]  # an entry of the manifest
     lease: Lease | None = field(default=None, compare=False, repr=False)  # keeps `path` where it is
 
@@ -71,6 +67,38 @@ class PrunedInputs:
     def manifest(self) -> str:
         """What went, for the image: `/opt/weir/weir-prune.json`."""
         return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
+
+
+class Inspections:
+    """Which targets an archive has code for, kept by its content: reading one takes seconds."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def known(self, sha256: str) -> frozenset[TargetId] | None:
+        """What an earlier look found; None before there was one."""
+        return kept(self._place(sha256), _targets_from)
+
+    def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
+        """The targets of a root file system's tar or a wheel, looked into where that hasn't happened yet.
+
+        Raises what `verify` raises, DataError for an archive that can't be read, OSError for a full disk.
+        """
+        found = self.known(sha256)
+        if found is None:
+            verify(original, sha256)
+            found = frozenset(archive_targets(original, folder=self._directory))
+            write_text(self._place(sha256), json.dumps(sorted(map(str, found))))
+        return found
+
+    def _place(self, sha256: str) -> Path:
+        key = hashlib.sha256(json.dumps([sha256, INSPECTOR]).encode()).hexdigest()
+        return self._directory / f"{key[:24]}.json"
+
+
+def _targets_from(text: str) -> frozenset[TargetId]:
+    """What `Inspections` wrote down. Raises what `kept` takes for damage."""
+    return frozenset(map(TargetId.parse, json.loads(text)))
 
 
 class PruneCache:
@@ -105,8 +133,7 @@ class PruneCache:
         elif not data["changed"]:
             verify(original, sha256)
         os.utime(told)
-        had = tuple(TargetId.parse(name) for name in data["had"])
-        return PrunedInput(out if data["changed"] else original, had, data["run"], lease)
+        return PrunedInput(out if data["changed"] else original, data["run"], lease)
 
     def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None without one that is as it was made."""
@@ -123,13 +150,12 @@ class PruneCache:
         with replacing(out) as partial:
             result = prune(original, partial, targets)
             data = {
-                "changed": result.done.changed,
-                "sha256": sha256_of(partial) if result.done.changed else "",
-                "had": sorted(map(str, result.had)),
+                "changed": result.changed,
+                "sha256": sha256_of(partial) if result.changed else "",
                 "run": run_of(original.name, result),
             }
             write_text(told, json.dumps(data))  # before the archive: what nothing tells of is never removed
-        if not result.done.changed:
+        if not result.changed:
             out.unlink()
         self._say(_summary(original, result))
         self._forget()
@@ -160,48 +186,19 @@ def _evict(told: Path) -> None:
 def _told_of(text: str) -> dict[str, Any]:
     """What `_make` wrote down. Raises what `kept` takes for damage."""
     data: dict[str, Any] = json.loads(text)
-    for name in data["had"]:
-        TargetId.parse(name)
     if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
         raise TypeError("not what a prune writes down")
     return data | {"sha256": str(data["sha256"])}
 
 
-def run_of(archive: str, result: ArchiveResult) -> dict[str, Any]:
+def run_of(archive: str, result: TreeResult) -> dict[str, Any]:
     """A prune as an entry of the manifest."""
-    return {"archive": archive, **asdict(result.done), "saved_bytes": result.done.saved_bytes}
+    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}
 
 
-def served_targets(
-    variant: str,
-    wanted: Sequence[TargetId],
-    had: Sequence[TargetId],
-    *,
-    asked: bool,
-    say: Say,
-) -> tuple[TargetId, ...]:
-    """Those of the wanted targets that a stack has code for.
-
-    Raises CardsUnserved when one was asked for by name and isn't there, or when none is.
-    """
-    missing = unserved(had, wanted)
-    left = tuple(target for target in wanted if target not in missing)
-    if not missing:
-        return left
-    told = f"{variant}: its GPU libraries have nothing for {', '.join(map(str, missing))}"
-    there = sorted({code.processor for code in had})
-    if asked or not left:
-        raise CardsUnserved(
-            f"{told}; they have {', '.join(there) or 'no GPU code at all'}",
-            f"name what they have, such as {there[0]}" if there else "",
-        )
-    say(f"{told}; pruning to {', '.join(map(str, left))}")
-    return left
-
-
-def _summary(original: Path, result: ArchiveResult) -> str:
-    refused = [f"; left whole: {item.path} ({item.reason})" for item in result.done.refused]
+def _summary(original: Path, result: TreeResult) -> str:
+    refused = [f"; left whole: {item.path} ({item.reason})" for item in result.refused]
     return (
-        f"{original.name}: {decimal_bytes(result.done.saved_bytes)} less, {len(result.done.deleted)} files "
-        f"deleted, {len(result.done.pruned)} libraries cut{''.join(refused)}"
+        f"{original.name}: {decimal_bytes(result.saved_bytes)} less, {len(result.deleted)} files "
+        f"deleted, {len(result.pruned)} libraries cut{''.join(refused)}"
     )

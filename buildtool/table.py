@@ -7,12 +7,12 @@ from tabulate import tabulate
 from buildtool.audit.render import SummaryRow
 from buildtool.host import Row
 from buildtool.model import BuiltImage
-from buildtool.plan import Target
+from buildtool.plan import ImagePlan
 from buildtool.proof import Proof
 from buildtool.quoting import terminal
 
 
-def built(targets: Sequence[Target], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
+def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
     """Where each image came from and what it was proved to hold; below, why other sources didn't serve."""
     rows = [
         (

@@ -3,14 +3,11 @@
 import argparse
 from pathlib import Path
 
-from buildtool import catalog, host, pipeline, provision, table
-from buildtool.engine import Engine
+from buildtool import buildx, catalog, host, pipeline, provision, table
 from buildtool.errors import Exit
 from buildtool.gpucode.target import parse_targets
-from buildtool.model import Catalog
-from buildtool.plan import Target
+from buildtool.model import Variant
 from buildtool.progress import Progress
-from buildtool.pruned import CardsUnserved
 from buildtool.shipped import IMAGES, lock_file, state_directory
 from probes.output import tell
 
@@ -41,60 +38,41 @@ def run(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
-    targets_asked, gpu_targets = chosen_targets(args.targets, say)
-    chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
-    chosen.select(tuple(args.variants))  # a wrong name is told before an engine is installed
+    asked, candidates, epoch = wanted(args, say)  # a wrong name is told before an engine is installed
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
     with place.alone():
-        targets = _targets(args, place, engine, chosen, gpu_targets=gpu_targets, targets_asked=targets_asked)
-        images = pipeline.build(
-            targets, engine=engine, epoch=chosen.source_date_epoch, say=say, no_cache=args.no_cache
+        plan = pipeline.make_plan(
+            place, candidates, engine=engine, epoch=epoch, update_lock=args.update_lock, asked=asked
         )
-    proofs = [pipeline.prove(place, t, image, engine) for t, image in zip(targets, images, strict=True)]
-    for target, image, proved in zip(targets, images, proofs, strict=True):
-        pipeline.record(target, image, proved, args.reports)
-    tell(table.built(targets, images, proofs))
+        pipeline.stage(place, plan)
+        images = buildx.bake(plan, engine=engine, say=say, no_cache=args.no_cache)
+    both = list(zip(plan.images, images, strict=True))
+    proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
+    for (planned, image), proved in zip(both, proofs, strict=True):
+        pipeline.record(planned, image, proved, args.reports)
+    tell(table.built(plan.images, images, proofs))
     if args.no_audit:
         return Exit.OK
-    rows = [
-        pipeline.audited(place, target, image, engine, args.reports)
-        for target, image in zip(targets, images, strict=True)
-    ]
-    pages = ", ".join(str(args.reports / f"{target.variant.name}.html") for target in targets)
+    rows = [pipeline.audited(place, planned, image, engine, args.reports) for planned, image in both]
+    pages = ", ".join(str(args.reports / f"{planned.variant.name}.html") for planned in plan.images)
     tell(f"\n{table.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
 
 
-def _targets(
-    args: argparse.Namespace,
-    place: pipeline.Workplace,
-    engine: Engine,
-    chosen: Catalog,
-    *,
-    gpu_targets: tuple[str, ...],
-    targets_asked: bool,
-) -> list[Target]:
-    """What to build, with its inputs; for the catalog's cards where a stack has no code for this host's."""
+def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list[Variant]], int]:
+    """Whether cards were asked for by name; candidates for each image, best first; the catalog's epoch.
 
-    def prepared(wanted: Catalog) -> list[Target]:
-        return pipeline.prepare(
-            place,
-            wanted,
-            wanted.select(tuple(args.variants)),
-            engine=engine,
-            update_lock=args.update_lock,
-            targets_asked=targets_asked,
-        )
-
-    try:
-        return prepared(chosen)
-    except CardsUnserved as error:
-        if targets_asked or not gpu_targets:
-            raise
-        place.say(f"{error.message}: building for the cards that {args.catalog.name} names")
-        return prepared(catalog.load(args.catalog))
+    A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
+    Raises ConfigError for a name that the catalog doesn't have.
+    """
+    asked, cards = chosen_targets(args.targets, say)
+    catalogs = [catalog.load(args.catalog, gpu_targets=cards)]
+    if cards and not asked:
+        catalogs.append(catalog.load(args.catalog))
+    each = zip(*(found.select(tuple(args.variants)) for found in catalogs), strict=True)
+    return asked, [list(dict.fromkeys(variants)) for variants in each], catalogs[0].source_date_epoch
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:

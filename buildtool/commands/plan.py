@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from buildtool import catalog, plan
-from buildtool.commands.build import add_targets, chosen_targets, workplace
+from buildtool import pipeline
+from buildtool.commands.build import add_targets, wanted, workplace
 from buildtool.errors import Exit
-from buildtool.lock import Lock
+from buildtool.plan import render_plan
 from buildtool.shipped import IMAGES
 from probes.output import hand_over
 
@@ -19,19 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is locked as a bake file; what isn't locked yet is planned from the first source."""
-    _, gpu_targets = chosen_targets(args.targets, lambda _line: None)
-    chosen = catalog.load(args.catalog, gpu_targets=gpu_targets)
-    place = workplace(lambda _line: None)
-    lock = Lock.load(place.lock)
-    targets = [
-        plan.Target(
-            variant,
-            lock.get(variant) or plan.unresolved(variant),
-            place.state / "context" / variant.name,
-        )
-        for variant in chosen.select(tuple(args.variants))
-    ]
-    bake = plan.plan_bake(targets, epoch=chosen.source_date_epoch, zstd=True)
-    hand_over(plan.render_plan(bake) + "\n")
+    """Print the plan as a bake file, as far as earlier builds know the inputs."""
+    asked, candidates, epoch = wanted(args, _silent)
+    plan = pipeline.locked_plan(workplace(_silent), candidates, epoch=epoch, asked=asked)
+    hand_over(render_plan(plan.bake(zstd=True)) + "\n")
     return int(Exit.OK)
+
+
+def _silent(_line: str) -> None:
+    """What is printed is a bake file and nothing else."""

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from buildtool import imageprune
@@ -13,7 +13,7 @@ from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.commands.build import workplace
 from buildtool.engine import Engine
 from buildtool.errors import ConfigError, DataError, Exit
-from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.errors import naming
 from buildtool.gpucode.manifest import FILE_NAME, journal
 from buildtool.gpucode.prune import PrunePlan
 from buildtool.gpucode.rewrite import prune_file
@@ -98,24 +98,13 @@ def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
             raise ConfigError(f"--{name} isn't for {kind}", "leave it out; what is for what: prune --help")
 
 
-@contextmanager
-def _naming(thing: Path | str) -> Iterator[None]:
-    """Complaints about GPU code speak of what is there, not of where; here it is known."""
-    try:
-        yield
-    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-        if str(thing) not in error.message:
-            error.message = f"{thing}: {error.message}"
-        raise
-
-
 def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a file", "manifest", "tag")
     if _ARCHIVE_NAME.search(args.path.name):
         raise ConfigError(
             f"{args.path} is an archive", "unpack or install it, and prune the directory that comes of it"
         )
-    with _naming(args.path):
+    with naming(args.path):
         plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
     tell(_describe(args.path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
@@ -144,7 +133,7 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or args.path / FILE_NAME
     with ExitStack() as stack:
-        stack.enter_context(_naming(args.path))
+        stack.enter_context(naming(args.path))
         written = None if args.dry_run else stack.enter_context(journal(manifest, args.path, targets))
         result = prune_tree(
             args.path,
@@ -172,7 +161,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     if made is None:
         tell(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
         return Exit.OK
-    done = made.result.done
+    done = made.result
     tell("\n".join(_by_target(done)))
     tell(
         f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
@@ -187,7 +176,7 @@ def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
         names = tuple(map(str, targets))
         report = audit_image(ref, engine=Engine(), targets=names, say=progress.say)
     had = known_targets(name for key in report.gpu_code for name in key.split("+"))
-    with _naming(ref):
+    with naming(ref):
         served(had, targets, strict=True)
     before = report.totals.unpacked_bytes
     saved = sum(row.unpacked_bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))

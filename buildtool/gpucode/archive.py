@@ -11,8 +11,9 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -41,25 +42,51 @@ _AGAIN = "it is damaged or was cut short: make or fetch it again"
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
-@dataclass
-class ArchiveResult:
-    """What a prune took out, and which targets the archive had code for; accumulates."""
+def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
+    """The targets that a root file system's tar or a wheel has code for: by its files' names and their code.
 
-    done: TreeResult
-    had: set[TargetId] = field(default_factory=set)
+    Files of a wheel that may hold code are unpacked below `folder`, one at a time. Raises DataError for an
+    archive that can't be read, OSError when the disk is full.
+    """
+    return _targets_of_wheel(original, folder) if original.suffix == ".whl" else _targets_of_tar(original)
 
-    def saw(self, path: str, plan: PrunePlan | None = None) -> None:
-        """Remember the targets of a file, by its name and by the code that a plan found in it."""
-        names = (*plan.kept_bytes, *plan.removed_bytes) if plan else gfx_targets_of_path(path)
-        self.had |= known_targets(names)
 
-    def refused(self, path: str, source: Source, error: Exception) -> None:
-        """A file that stays whole."""
-        self.done.refused.append(Refused(path, str(error).splitlines()[0]))
-        try:
-            self.had |= known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
-        except GpuCodeError:
-            return
+def _targets_of_tar(original: Path) -> set[TargetId]:
+    found: set[TargetId] = set()
+    with open_source(original) as (_, descriptor):
+        for member in _members(original):
+            if not member.info.isdir():
+                source = _window(descriptor, member.content, member.n_bytes)
+                found |= known_targets(gfx_targets_of_path(member.path)) | _targets_in(source)
+    return found
+
+
+def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
+    found: set[TargetId] = set()
+    with _readable(original) as wheel, scratch(folder) as inner:
+        place = inner / "member"
+        for info in wheel.infolist():
+            found |= known_targets(gfx_targets_of_path(info.filename))
+            with wheel.open(info) as packed:
+                head = packed.read(HEADER_BYTES)
+                if not may_hold_bundles(head):
+                    continue
+                with place.open("wb") as file:
+                    file.write(head)
+                    shutil.copyfileobj(packed, file, 1 << 20)
+            with open_source(place) as (source, _):
+                found |= _targets_in(source)
+    return found
+
+
+def _targets_in(source: Source) -> set[TargetId]:
+    """By the code in a file; none for one whose code can't be read, which no prune touches."""
+    if not _worth_a_look(source):
+        return set()
+    try:
+        return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    except GpuCodeError:
+        return set()
 
 
 def prune_tar(
@@ -69,9 +96,9 @@ def prune_tar(
     *,
     latest: int | None = None,
     dropped: Sequence[str] = (),
-    added: Callable[[ArchiveResult], Mapping[str, bytes]] = lambda _result: {},
+    added: Callable[[TreeResult], Mapping[str, bytes]] = lambda _result: {},
     say: Say = lambda _line: None,
-) -> ArchiveResult:
+) -> TreeResult:
     """Write the tar `original` to `out` without what none of the targets can run.
 
     A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
@@ -79,7 +106,7 @@ def prune_tar(
     the result come last. Raises DataError for a file that is no plain tar or a damaged one, before anything
     is written, VerifyFailed, and OSError when `out` can't be written.
     """
-    result = ArchiveResult(TreeResult(tuple(map(str, targets))))
+    result = TreeResult(tuple(map(str, targets)))
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
         members = _members(original)
         gone = {*dropped} | _foreign(members, targets, result)
@@ -173,7 +200,7 @@ def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
     return os.lseek(descriptor, min(at + n_bytes, size), os.SEEK_SET) - at
 
 
-def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: ArchiveResult) -> set[str]:
+def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
     """Paths for other cards alone. A file goes when all its names (hard links) do and no link needs it."""
     said = {m.path: m.info.linkname for m in members if m.info.issym()}
     links = Links(said)
@@ -187,12 +214,10 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Ar
     gone: set[str] = set()
     for group in names.values():
         paths = [member.path for member in group]
-        for path in paths:
-            result.saw(path)
         if all(is_foreign_path(path, targets) and links.place(path) not in needed for path in paths):
             gone |= set(paths)
             freed = [group[0].n_bytes, *(0 for _ in paths[1:])]
-            result.done.deleted += [
+            result.deleted += [
                 Deleted(path, n_bytes, gfx_targets_of_path(path))
                 for path, n_bytes in zip(paths, freed, strict=True)
             ]
@@ -200,7 +225,7 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Ar
 
 
 def _planned(
-    member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: ArchiveResult
+    member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
     """How to prune a member; None when there is nothing to cut, or nothing that may be."""
     source = _window(descriptor, member.content, member.n_bytes)
@@ -209,9 +234,8 @@ def _planned(
     try:
         plan = plan_prune(source, targets, strict=False)
     except (GpuCodeError, PruneRefused) as error:
-        result.refused(member.path, source, error)
+        result.refused.append(_refused(member.path, error))
         return None
-    result.saw(member.path, plan)
     return plan if plan.changed else None
 
 
@@ -264,35 +288,38 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
     handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK))
 
 
-def _tell(path: str, plan: PrunePlan | None, result: ArchiveResult, say: Say) -> None:
+def _tell(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
     if plan is None:
         return
     say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
-    result.done.pruned.append(
+    result.pruned.append(
         Pruned(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
     )
 
 
 def prune_wheel(
     original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
-) -> ArchiveResult:
+) -> TreeResult:
     """Write the wheel `original` to `out` without what none of the targets can run.
 
     Files of it that are touched lie in a temporary folder beside `out`, one at a time. RECORD stays as it
     is: whoever installs the wheel writes his own. Raises as `prune_tar` does.
     """
-    result = ArchiveResult(TreeResult(tuple(map(str, targets))))
+    result = TreeResult(tuple(map(str, targets)))
+    with _readable(original) as old, zipfile.ZipFile(out, "w") as new, scratch(out.parent) as folder:
+        for info in old.infolist():
+            _wheel_member(old, new, info, folder=folder, targets=targets, result=result, say=say)
+    return result
+
+
+@contextmanager
+def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
+    """A wheel, opened. Raises DataError where its directory or a member can't be read."""
     try:
-        with (
-            zipfile.ZipFile(original) as old,
-            zipfile.ZipFile(out, "w") as new,
-            scratch(out.parent) as folder,
-        ):
-            for info in old.infolist():
-                _wheel_member(old, new, info, folder=folder, targets=targets, result=result, say=say)
+        with zipfile.ZipFile(original) as wheel:
+            yield wheel
     except _ZIP_FAULTS as error:
         raise DataError(f"{original} is no wheel, or a damaged one: {error}", _AGAIN) from error
-    return result
 
 
 def _wheel_member(
@@ -302,13 +329,12 @@ def _wheel_member(
     *,
     folder: Path,
     targets: Sequence[TargetId],
-    result: ArchiveResult,
+    result: TreeResult,
     say: Say,
 ) -> None:
-    result.saw(info.filename)
     if is_foreign_path(info.filename, targets):
         named = gfx_targets_of_path(info.filename)
-        result.done.deleted.append(Deleted(info.filename, info.file_size, named))
+        result.deleted.append(Deleted(info.filename, info.file_size, named))
         return
     fresh = zipfile.ZipInfo(info.filename, info.date_time)  # stored, not deflated: it is read once, soon
     fresh.external_attr = info.external_attr
@@ -325,7 +351,7 @@ def _wheel_member(
 
 
 def _pruned_in_place(
-    place: Path, path: str, targets: Sequence[TargetId], *, result: ArchiveResult
+    place: Path, path: str, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
     with open_source(place) as (source, _):
         if not _worth_a_look(source):
@@ -333,7 +359,11 @@ def _pruned_in_place(
         try:
             plan = prune_file(place, targets, strict=False)
         except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-            result.refused(path, source, error)
+            result.refused.append(_refused(path, error))
             return None
-    result.saw(path, plan)
     return plan if plan.changed else None
+
+
+def _refused(path: str, error: Exception) -> Refused:
+    """A file that stays whole."""
+    return Refused(path, str(error).splitlines()[0])

@@ -1,5 +1,8 @@
 """What can be wrong with a file that holds GPU code, and why a prune is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from buildtool.errors import ConfigError, DataError, Exit, ToolError
 
 
@@ -36,3 +39,14 @@ class TargetMissing(PruneRefused):
 
 class VerifyFailed(ToolError):
     """What was written isn't what was planned. The original is untouched."""
+
+
+@contextmanager
+def naming(thing: object) -> Iterator[None]:
+    """Complaints about GPU code say what is wrong, not with which file or image; whoever knows adds that."""
+    try:
+        yield
+    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+        if str(thing) not in error.message:
+            error.message = f"{thing}: {error.message}"
+        raise

@@ -10,7 +10,7 @@ from report_maker import BASE, SERVICE, FakeEngine
 from buildtool import pipeline
 from buildtool.engine import Engine
 from buildtool.model import Budget, BuiltImage, Resolved, Variant
-from buildtool.plan import Target
+from buildtool.plan import ImagePlan
 
 VARIANT = Variant("tiny", "", Path("Dockerfile"), "3.11", (), (), budget=Budget(10_000))
 FORMS = {"tiny.json", "tiny.md", "tiny.html"}
@@ -29,7 +29,7 @@ class CountingEngine(FakeEngine):
 def test_reports_of_every_form_are_written_once_and_again_when_one_is_gone(tmp_path: Path) -> None:
     engine = CountingEngine(Image([BASE, SERVICE], ref="weir/tiny:latest"))
     place = pipeline.Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _: None)
-    target = Target(VARIANT, cast(Resolved, None), tmp_path)
+    target = ImagePlan(VARIANT, cast(Resolved, None), tmp_path)
     built = BuiltImage("tiny", "weir/tiny:latest", "sha256:" + 64 * "0")
 
     def audited() -> pipeline.SummaryRow:

@@ -73,9 +73,9 @@ def test_labels_say_the_sources_and_keep_the_hosts_network_out(cpu: Variant) -> 
 
 
 def test_the_same_targets_give_the_same_bytes(cpu: Variant) -> None:
-    target = plan.Target(cpu, resolved(wheel("torch")), Path("c"))
-    first = plan.render_plan(plan.plan_bake([target], epoch=7, zstd=True))
-    assert first == plan.render_plan(plan.plan_bake([target], epoch=7, zstd=True))
+    target = plan.ImagePlan(cpu, resolved(wheel("torch")), Path("c"))
+    first = plan.render_plan(plan.BuildPlan((target,), 7).bake(zstd=True))
+    assert first == plan.render_plan(plan.BuildPlan((target,), 7).bake(zstd=True))
     image = json.loads(first)["target"]["cpu"]
     assert image["attest"] == ["type=provenance,disabled=true"]
     assert "compression=zstd" in image["output"][0]
@@ -83,8 +83,8 @@ def test_the_same_targets_give_the_same_bytes(cpu: Variant) -> None:
 
 
 def test_the_classic_store_gets_the_default_exporter(cpu: Variant) -> None:
-    target = plan.Target(cpu, resolved(), Path("c"))
-    assert "output" not in plan.plan_bake([target], epoch=7, zstd=False)["target"]["cpu"]
+    target = plan.ImagePlan(cpu, resolved(), Path("c"))
+    assert "output" not in plan.BuildPlan((target,), 7).bake(zstd=False)["target"]["cpu"]
 
 
 def test_an_unresolved_variant_can_still_be_planned(cpu: Variant) -> None:
@@ -99,10 +99,10 @@ def test_the_disk_check_asks_for_more_where_rocm_may_be_bootstrapped() -> None:
 
 
 def test_no_text_of_a_plan_is_a_template_of_bake(cpu: Variant) -> None:
-    target = plan.Target(
+    target = plan.ImagePlan(
         replace(cpu, labels=(("k${A}", "v${FOO:-x} %{ if true }"),)), resolved(), Path("c ${HOME}'\"")
     )
-    rendered = json.loads(plan.render_plan(plan.plan_bake([target], epoch=7, zstd=True)))["target"]["cpu"]
+    rendered = json.loads(plan.render_plan(plan.BuildPlan((target,), 7).bake(zstd=True)))["target"]["cpu"]
     assert rendered["labels"]["k$${A}"] == "v$${FOO:-x} %%{ if true }"
     assert rendered["context"] == "c $${HOME}'\""
 

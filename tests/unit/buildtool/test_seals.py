@@ -14,7 +14,7 @@ from buildtool.errors import ProofFailed
 from buildtool.model import BuiltImage, TorchBuild
 
 VARIANT = catalog.load().select(("cpu",))[0]
-TARGET = plan.Target(VARIANT, plan.unresolved(VARIANT), Path("context"))
+TARGET = plan.ImagePlan(VARIANT, plan.unresolved(VARIANT), Path("context"))
 A, B = (BuiltImage("cpu", VARIANT.ref, f"sha256:{letter * 64}") for letter in "ab")
 
 

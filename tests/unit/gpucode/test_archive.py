@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from buildtool.errors import DataError
-from buildtool.gpucode.archive import ArchiveResult, prune_tar, prune_wheel
+from buildtool.gpucode.archive import archive_targets, prune_tar, prune_wheel
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, parse_targets, unserved
+from buildtool.gpucode.tree import TreeResult
 from gpucode.maker import Spec, bundles, make_library
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
@@ -78,7 +79,7 @@ def whole(tmp_path: Path) -> Path:
     return make(tmp_path / "whole.tar", parts)
 
 
-def pruned(whole: Path, targets: str = "gfx906") -> tuple[Path, ArchiveResult]:
+def pruned(whole: Path, targets: str = "gfx906") -> tuple[Path, TreeResult]:
     out = whole.with_name(f"{targets}.tar")
     return out, prune_tar(whole, out, parse_targets(targets))
 
@@ -87,10 +88,10 @@ def test_libraries_are_cut_foreign_files_go_and_the_rest_stays(whole: Path) -> N
     out, result = pruned(whole)
     assert targets_of(content(out, "./lib/libmath.so.1")) == {"gfx906"}
     assert set(members(whole)) - set(members(out)) == {"./lib/library/Kernels_gfx803.co"}
-    assert [item.path for item in result.done.deleted] == ["lib/library/Kernels_gfx803.co"]
-    assert [item.path for item in result.done.pruned] == ["lib/libmath.so.1"]
+    assert [item.path for item in result.deleted] == ["lib/library/Kernels_gfx803.co"]
+    assert [item.path for item in result.pruned] == ["lib/libmath.so.1"]
     lost = whole.stat().st_size - out.stat().st_size
-    assert abs(lost - result.done.saved_bytes) < 3 * tarfile.RECORDSIZE
+    assert abs(lost - result.saved_bytes) < 3 * tarfile.RECORDSIZE
 
 
 def test_owner_mode_time_attributes_and_links_are_those_of_the_original(whole: Path) -> None:
@@ -106,7 +107,7 @@ def test_owner_mode_time_attributes_and_links_are_those_of_the_original(whole: P
 def test_a_library_that_cannot_be_cut_stays_whole_and_is_listed(whole: Path) -> None:
     out, result = pruned(whole)
     assert content(out, "./bin/program") == STUBBORN
-    assert [item.path for item in result.done.refused] == ["bin/program"]
+    assert [item.path for item in result.refused] == ["bin/program"]
 
 
 def test_pruning_is_reproducible_and_idempotent(whole: Path) -> None:
@@ -117,7 +118,7 @@ def test_pruning_is_reproducible_and_idempotent(whole: Path) -> None:
     again = whole.with_name("again.tar")
     result = prune_tar(first, again, GFX906)
     assert again.read_bytes() == bytes_of_first
-    assert not result.done.changed
+    assert not result.changed
 
 
 def test_two_steps_equal_one(whole: Path) -> None:
@@ -127,11 +128,13 @@ def test_two_steps_equal_one(whole: Path) -> None:
     assert out.read_bytes() == pruned(whole)[0].read_bytes()
 
 
-def test_what_the_archive_had_is_told_also_by_names_and_refused_files(whole: Path) -> None:
-    _, result = pruned(whole)
-    assert {code.processor for code in result.had} == {"gfx906", "gfx803", "gfx1100"}
+def test_the_targets_of_an_archive_are_those_of_names_code_and_files_that_cannot_be_cut(
+    whole: Path, tmp_path: Path
+) -> None:
+    had = archive_targets(whole, folder=tmp_path)
+    assert {code.processor for code in had} == {"gfx906", "gfx803", "gfx1100"}
     asked = parse_targets("gfx906,gfx1030,gfx1200")
-    assert [str(target) for target in unserved(result.had, asked)] == ["gfx1030", "gfx1200"]
+    assert [str(target) for target in unserved(had, asked)] == ["gfx1030", "gfx1200"]
     assert unserved([TargetId("gfx11-generic")], parse_targets("gfx1103")) == ()
 
 
@@ -149,8 +152,8 @@ def test_a_foreign_file_that_a_link_or_another_name_needs_stays(tmp_path: Path) 
     ]
     out, result = pruned(make(tmp_path / "links.tar", parts))
     gone = {"usr/lib/c_gfx803.co", "usr/lib/d_gfx803.co", "usr/lib/e_gfx803.co"}
-    assert {item.path for item in result.done.deleted} == gone
-    assert result.done.saved_bytes == len(b"both foreign")
+    assert {item.path for item in result.deleted} == gone
+    assert result.saved_bytes == len(b"both foreign")
     assert set(members(out)) == {part.path for part in parts} - gone
 
 
@@ -162,7 +165,7 @@ def test_late_times_are_capped_files_dropped_and_added(whole: Path) -> None:
         GFX906,
         latest=900,
         dropped=("etc/passwd",),
-        added=lambda result: {"opt/list": str(len(result.done.pruned)).encode()},
+        added=lambda result: {"opt/list": str(len(result.pruned)).encode()},
     )
     found = members(out)
     assert {info.mtime for info in found.values()} == {900}
@@ -241,7 +244,7 @@ def test_a_wheel_is_pruned_like_a_tar(wheel: Path) -> None:
         assert "torch/lib/library/a_gfx803.dat" not in file.namelist()
         assert file.getinfo("torch/lib/libmath.so").external_attr >> 16 == 0o100755
         assert file.getinfo("torch/lib/libmath.so").date_time == (2024, 1, 2, 3, 4, 6)
-    assert [item.path for item in result.done.pruned] == ["torch/lib/libmath.so"]
+    assert [item.path for item in result.pruned] == ["torch/lib/libmath.so"]
     assert sorted(path.name for path in wheel.parent.iterdir()) == sorted((wheel.name, out.name))
 
 
@@ -258,6 +261,8 @@ def test_a_damaged_wheel_is_an_error_and_no_traceback(wheel: Path, share: float)
     at = int(len(good) * share)
     for damaged in (good[:at], good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :]):
         wheel.write_bytes(damaged)
+        with suppress(DataError):
+            archive_targets(wheel, folder=wheel.parent)
         with suppress(DataError):  # the flipped byte may be one that nobody reads
             prune_wheel(wheel, wheel.with_name("out.whl"), GFX906)
 
@@ -267,3 +272,5 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no zip")
     with pytest.raises(DataError, match="no wheel"):
         prune_wheel(path, tmp_path / "y.whl", GFX906)
+    with pytest.raises(DataError, match="no wheel"):
+        archive_targets(path, folder=tmp_path)

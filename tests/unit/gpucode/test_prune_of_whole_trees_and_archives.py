@@ -9,7 +9,7 @@ import pytest
 
 from buildtool.errors import DataError
 from buildtool.gpucode import archive
-from buildtool.gpucode.archive import prune_tar, prune_wheel
+from buildtool.gpucode.archive import archive_targets, prune_tar, prune_wheel
 from buildtool.gpucode.container import find_container
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.errors import PruneRefused, VerifyFailed
@@ -37,9 +37,10 @@ def test_library_in_a_tar_keeps_what_it_has_of_the_cards(tar: Path) -> None:
     out = tar.with_name("out.tar")
     result = prune_tar(tar, out, TWO_CARDS)
     assert targets_of(content(out, "lib/liba.so")) == {"gfx906"}
-    assert [item.path for item in result.done.refused] == ["lib/libb.so"]
+    assert [item.path for item in result.refused] == ["lib/libb.so"]
     assert content(out, "lib/libb.so") == FOREIGN
-    assert {code.processor for code in result.had} >= {"gfx906", "gfx803"}
+    had = archive_targets(tar, folder=tar.parent)
+    assert {code.processor for code in had} == {"gfx906", "gfx803", "gfx1100"}
 
 
 def test_tar_ends_with_its_two_zero_blocks_and_fills_a_record(tar: Path) -> None:
@@ -100,7 +101,7 @@ def test_each_cut_of_an_archive_is_said_once(tar: Path) -> None:
     assert len(lines) == 1
     assert "lib/liba.so" in lines[0]
     assert str(len(LIBRARY)) in lines[0].replace(",", "")
-    (cut,) = result.done.pruned
+    (cut,) = result.pruned
     assert cut.bytes_before == len(LIBRARY)
     assert cut.removed_bytes.keys() == {"gfx803", "gfx1100"}
 
@@ -128,10 +129,11 @@ def test_wheel_keeps_directories_large_files_and_what_it_has_of_the_cards(wheel:
         assert new.read("pkg/libb.so") == FOREIGN
         assert targets_of(new.read("pkg/liba.so")) == {"gfx906"}
         assert new.read("pkg/") == b""
-    gone = {item.path: (item.freed_bytes, item.targets) for item in result.done.deleted}
+    gone = {item.path: (item.freed_bytes, item.targets) for item in result.deleted}
     assert gone == {"pkg/K_gfx803.co": (7, ("gfx803",)), "pkg/K_gfx1030.co": (5, ("gfx1030",))}
-    assert [item.path for item in result.done.refused] == ["pkg/libb.so"]
-    assert {found.processor for found in result.had} == {"gfx906", "gfx803", "gfx1030", "gfx1100"}
+    assert [item.path for item in result.refused] == ["pkg/libb.so"]
+    had = archive_targets(wheel, folder=wheel.parent)
+    assert {found.processor for found in had} == {"gfx906", "gfx803", "gfx1030", "gfx1100"}
     assert len(lines) == 1
     assert sorted(path.name for path in wheel.parent.iterdir()) == ["in.whl", "out.whl"]
 
