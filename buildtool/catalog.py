@@ -222,10 +222,7 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
         dockerfile=_dockerfile(str(raw["dockerfile"]), where, document),
         python=str(raw["python"]),
         base=_bases(raw["base"], (*where, "base"), document),
-        torch=tuple(
-            _torch(item, (*where, "torch", index), document, gpu_targets=gpu_targets)
-            for index, item in enumerate(torch)
-        ),
+        torch=tuple(_torch(item, (*where, "torch", index), document) for index, item in enumerate(torch)),
         wheels=_texts(raw.get("wheels")),
         system_packages=_texts(raw.get("system_packages")),
         gpu_targets=gpu_targets,
@@ -271,13 +268,12 @@ def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
     return tuple(found)
 
 
-def _torch(raw: Json, where: KeyPath, document: _Document, *, gpu_targets: tuple[str, ...]) -> TorchSource:
+def _torch(raw: Json, where: KeyPath, document: _Document) -> TorchSource:
     assert isinstance(raw, dict)
-    target = gpu_targets[0] if gpu_targets else ""
     return TorchSource(
         name=str(raw["name"]),
         build=TorchBuild(raw["build"]),
-        require=tuple(text.replace("{gpu_target}", target) for text in _texts(raw.get("require"))),
+        require=_texts(raw.get("require")),
         index=str(raw["index"]) if raw.get("index") else None,
         fallback=bool(raw.get("fallback", False)),
         python=str(raw["python"]) if raw.get("python") else None,

@@ -66,9 +66,11 @@ class Lock:
             ) from error
 
     def get(self, variant: Variant) -> Resolved | None:
-        """What is pinned for this very spec, else None."""
+        """What is pinned for this very spec, and for its card where wheels are made by card; else None."""
         entry = self.entries.get(variant.name)
         if entry is None or entry.spec_sha256 != spec_sha256(variant):
+            return None
+        if entry.gpu_target not in ("", variant.first_target):
             return None
         return entry if any(source.name == entry.torch_source for source in variant.torch) else None
 
@@ -127,4 +129,5 @@ def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
         base=PinnedBase(**raw["base"]),
         wheels=tuple(map(_wheel, raw["wheels"])),
         notes=tuple(raw["notes"]),
+        gpu_target=str(raw.get("gpu_target", "")),  # earlier versions locked no wheels by card
     )

@@ -1,7 +1,7 @@
 """The nouns of a build: what a variant asks for, what was found for it, what came out. Values only."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from buildtool.errors import ConfigError
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
 _FACTOR = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FACTOR |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+CARD = "{gpu_target}"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -56,8 +57,9 @@ Base = Registry | Bootstrap
 class TorchSource:
     """One place torch can come from: the host's pip configuration, an index, or the base itself.
 
-    `require` is empty where the base already holds torch. A `fallback` may give a build other than the
-    variant's name promises, because it says so. `base` and `python` replace the variant's own.
+    `require` is empty where the base already holds torch; `{gpu_target}` in it stands for a card. A
+    `fallback` may give a build other than the variant's name promises, because it says so. `base` and
+    `python` replace the variant's own.
     """
 
     name: str
@@ -67,6 +69,15 @@ class TorchSource:
     fallback: bool = False
     python: str | None = None
     base: tuple[Base, ...] = ()
+
+    def for_card(self, gpu_target: str) -> "TorchSource":
+        """The source with its requirements for a card; itself where it has none by card."""
+        return replace(self, require=tuple(text.replace(CARD, gpu_target) for text in self.require))
+
+    @property
+    def is_by_card(self) -> bool:
+        """True where every card has wheels of its own."""
+        return any(CARD in text for text in self.require)
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,11 @@ class Variant:
     prune: bool = False  # whether GPU code for other cards than gpu_targets is taken out
     labels: tuple[tuple[str, str], ...] = ()
     budget: Budget = Budget()
+
+    @property
+    def first_target(self) -> str:
+        """The card that stands for all where wheels are made for one; empty without any."""
+        return self.gpu_targets[0] if self.gpu_targets else ""
 
     @property
     def ref(self) -> str:
@@ -158,6 +174,7 @@ class Resolved:
     base: PinnedBase
     wheels: tuple[Wheel, ...] = ()
     notes: tuple[str, ...] = field(default=())  # sources that were tried before and why they didn't serve
+    gpu_target: str = ""  # the card that the wheels are for; empty where they are for every card
 
     @property
     def torch_version(self) -> str | None:

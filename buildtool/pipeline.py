@@ -1,4 +1,4 @@
-"""The order of a build: inputs, plan, contexts, bake, proof, audit. Each step takes the one before's result."""
+"""The order of a build: inputs, plan, contexts, bake, proof, audit. Each takes what the one before gives."""
 
 import hashlib
 import json

@@ -59,7 +59,7 @@ class Sources:
 
     def _try(self, variant: Variant, source: TorchSource, notes: list[str]) -> Resolved:
         python = source.python or variant.python
-        wheels = self.wheels.resolve(source, python, variant.wheels)
+        wheels = self.wheels.resolve(source.for_card(variant.first_target), python, variant.wheels)
         base = self._find_base(variant, source, notes)
         return Resolved(
             variant=variant.name,
@@ -70,6 +70,7 @@ class Sources:
             base=base,
             wheels=wheels,
             notes=tuple(notes),
+            gpu_target=variant.first_target if source.is_by_card else "",
         )
 
     def _find_base(self, variant: Variant, source: TorchSource, notes: list[str]) -> PinnedBase:

@@ -61,24 +61,25 @@ def timed(action: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def others_target(name: str) -> plan.Target:
+def others_image(name: str) -> plan.ImagePlan:
     """The cpu variant's very inputs, for the Dockerfile that most people would write."""
     chosen = catalog.load()
     cpu = chosen.select(("cpu",))[0]
     place = pipeline.Workplace(ROOT / ".weir", ROOT / "images" / "variants.lock.json", lambda _line: None)
-    [target] = pipeline.prepare(place, chosen, [cpu], engine=Engine(), update_lock=False)
+    made = pipeline.make_plan(place, [[cpu]], engine=Engine(), epoch=chosen.source_date_epoch)
+    pipeline.stage(place, made)
     variant = replace(cpu, name=name, dockerfile=IMAGES / "naive" / "Dockerfile")
-    return plan.Target(variant, target.resolved, target.context)
+    return replace(made.images[0], variant=variant)
 
 
-def build_theirs(target: plan.Target, engine: Engine, *, fair: bool) -> None:
-    baked = plan.plan_bake([target], epoch=1, zstd=True)
-    asked = baked["target"][target.variant.name]
+def build_theirs(image: plan.ImagePlan, engine: Engine, *, fair: bool) -> None:
+    baked = plan.BuildPlan((image,), epoch=1).bake(zstd=True)
+    asked = baked["target"][image.variant.name]
     asked.pop("output", None)
     if fair:
         asked["args"]["PIP_OPTIONS"] = "--no-compile"
         asked["output"] = [plan.image_output()]
-    buildx.bake(baked, [target], engine=engine, say=lambda _line: None, no_cache=True)
+    buildx.bake_plan(baked, engine=engine, say=lambda _line: None, no_cache=True)
 
 
 def digest_of(engine: Engine, ref: str) -> str:
@@ -90,24 +91,24 @@ def digest_of(engine: Engine, ref: str) -> str:
 def build_bars(board: Board) -> None:
     """Whole builds by turns, each from nothing."""
     engine = Engine()
-    others = {name: others_target(f"bench-{name}") for name in ("naive", "fair")}
-    refs = [OURS, *(target.variant.ref for target in others.values())]
+    others = {name: others_image(f"bench-{name}") for name in ("naive", "fair")}
+    refs = [OURS, *(image.variant.ref for image in others.values())]
     took: dict[str, list[float]] = {"naive": [], "fair": [], "ours": []}
     digests = set()
     for _ in range(ROUNDS):
-        for name, target in others.items():
+        for name, image in others.items():
             forget(*refs)
             took[name].append(
-                timed(lambda name=name, target=target: build_theirs(target, engine, fair=name == "fair"))
+                timed(lambda name=name, image=image: build_theirs(image, engine, fair=name == "fair"))
             )
             if len(took[name]) == 1:
-                sizes(board, target.variant.ref, name, engine)
+                sizes(board, image.variant.ref, name, engine)
         forget(*refs)
         took["ours"].append(timed(lambda: quiet(*BUILD, "--no-cache")))
         digests.add(digest_of(engine, OURS))
         tell(", ".join(f"{name} {seconds[-1]:.1f} s" for name, seconds in took.items()))
     sizes(board, OURS, "ours", engine)
-    forget(*(target.variant.ref for target in others.values()))
+    forget(*(image.variant.ref for image in others.values()))
     for name, seconds in took.items():
         board.figure(f"{name}: build", statistics.median(seconds), "s", each=[round(s, 1) for s in seconds])
     for name in others:

@@ -19,12 +19,13 @@ from typing import Protocol
 
 from board import Board, tell
 
-from buildtool import catalog, pipeline, plan
+from buildtool import buildx, catalog, pipeline
 from buildtool.audit.audit import Wish, audit_image, audit_path
 from buildtool.audit.report import AuditReport
 from buildtool.engine import Engine
 from buildtool.lock import Lock, spec_sha256
 from buildtool.model import BuiltImage, Variant
+from buildtool.plan import BuildPlan, ImagePlan
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".weir"
@@ -194,24 +195,26 @@ def _workplace() -> Iterator[pipeline.Workplace]:
 
 
 @contextmanager
-def _image(engine: Engine, staged: plan.Target, *, no_cache: bool = False) -> Iterator[BuiltImage]:
+def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iterator[BuiltImage]:
     """The image of what was staged, for as long as it's looked at."""
     ref = staged.variant.ref
     tell(f"building {ref}{' without cache' if no_cache else ''}")
     epoch = catalog.load().source_date_epoch
     with _cache_given_back():
         try:
-            yield pipeline.build([staged], engine=engine, epoch=epoch, say=tell, no_cache=no_cache)[0]
+            plan = BuildPlan((staged,), epoch)
+            yield buildx.bake(plan, engine=engine, say=tell, no_cache=no_cache)[0]
         finally:
             engine.forget(ref)
 
 
-def _prepared(place: pipeline.Workplace, engine: Engine, variant: Variant) -> plan.Target:
+def _prepared(place: pipeline.Workplace, engine: Engine, variant: Variant) -> ImagePlan:
     _lock_as_rocm(place, variant)
-    chosen = replace(catalog.load(), default=(variant.name,), variants=(variant,))
-    return pipeline.prepare(place, chosen, (variant,), engine=engine, update_lock=False, targets_asked=True)[
-        0
-    ]
+    epoch = catalog.load().source_date_epoch
+    plan = pipeline.make_plan(place, [[variant]], engine=engine, epoch=epoch, asked=True)
+    pipeline.stage(place, plan)
+    [image] = plan.images
+    return image
 
 
 def _lock_as_rocm(place: pipeline.Workplace, variant: Variant) -> None:

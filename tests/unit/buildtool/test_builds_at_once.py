@@ -7,6 +7,7 @@ import pytest
 
 from buildtool.cli import main
 from buildtool.errors import BuildFailed
+from buildtool.plan import BuildPlan
 
 
 def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
@@ -18,9 +19,12 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
     baking, waiting = threading.Event(), threading.Event()
     order: list[str] = []
 
-    def prepare(*_: object, **__: object) -> list[object]:
+    def make_plan(*_: object, **__: object) -> BuildPlan:
+        order.append("plan")
+        return BuildPlan((), 0)
+
+    def stage(*_: object) -> None:
         order.append("stage")
-        return []
 
     def build(*_: object, **__: object) -> None:
         order.append("bake")
@@ -34,12 +38,13 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
             waiting.set()
 
     monkeypatch.setattr("buildtool.progress.Progress.say", said)
-    monkeypatch.setattr("buildtool.pipeline.prepare", prepare)
-    monkeypatch.setattr("buildtool.pipeline.build", build)
+    monkeypatch.setattr("buildtool.pipeline.make_plan", make_plan)
+    monkeypatch.setattr("buildtool.pipeline.stage", stage)
+    monkeypatch.setattr("buildtool.buildx.bake", build)
     builds = [threading.Thread(target=main, args=(["build", "cpu"],)) for _ in range(2)]
     builds[0].start()
     assert baking.wait(30)
     builds[1].start()
     for thread in builds:
         thread.join(30)
-    assert order == ["stage", "bake", "baked"] * 2
+    assert order == ["plan", "stage", "bake", "baked"] * 2

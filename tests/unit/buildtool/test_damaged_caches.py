@@ -41,9 +41,7 @@ def test_a_whole_seal_is_read(tmp_path: Path) -> None:
     assert files.kept(tmp_path / "nothing", proof.from_seal) is None
 
 
-@pytest.mark.parametrize(
-    "text", [*DAMAGED, b'{"changed": false, "had": ["zz"], "run": {"targets": []}, "sha256": ""}']
-)
+@pytest.mark.parametrize("text", [*DAMAGED, b'{"changed": 0, "run": {"targets": []}, "sha256": ""}'])
 def test_a_damaged_record_of_a_prune_means_another_prune(tmp_path: Path, text: bytes) -> None:
     original = tmp_path / "x.tar"
     tarfile.open(original, "w").close()

@@ -159,6 +159,7 @@ def test_what_is_put_is_seen_at_once_and_written_in_one_order(tmp_path: Path) ->
         "base": {"origin": "bootstrap", "name": "bookworm", "pin": "cd" * 32},
         "wheels": [wheel],
         "notes": ["registry: no answer"],
+        "gpu_target": "",
     }
 
 

@@ -166,8 +166,8 @@ def test_every_label_of_an_image_says_what_is_in_it() -> None:
 
 def test_bake_is_asked_for_each_image_and_nothing_else() -> None:
     naive = replace(ASKED, name="plain", dockerfile=Path("images/naive/Dockerfile"))
-    targets = [plan.Target(ASKED, FOUND, Path("one")), plan.Target(naive, FOUND, Path("two"))]
-    asked = plan.plan_bake(targets, epoch=7, zstd=True)
+    images = (plan.ImagePlan(ASKED, FOUND, Path("one")), plan.ImagePlan(naive, FOUND, Path("two")))
+    asked = plan.BuildPlan(images, 7).bake(zstd=True)
     assert asked["group"] == {"default": {"targets": ["tiny", "plain"]}}
     assert asked.keys() == {"group", "target"}
     assert asked["target"]["tiny"] == {

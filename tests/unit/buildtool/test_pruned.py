@@ -12,13 +12,15 @@ from buildtool import context, pruned
 from buildtool.catalog import load
 from buildtool.cli import main
 from buildtool.commands.build import chosen_targets
-from buildtool.errors import BuildFailed, ConfigError, Exit
+from buildtool.errors import ConfigError, Exit
+from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
 from buildtool.host import amd_targets
-from buildtool.lock import spec_sha256
-from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild, Variant
-from buildtool.plan import labels, unresolved
-from buildtool.pruned import CardsUnserved, PruneCache, PrunedInput, PrunedInputs, served_targets
+from buildtool.lock import Lock, spec_sha256
+from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
+from buildtool.pipeline import Workplace
+from buildtool.plan import ImagePlan, labels, unresolved
+from buildtool.pruned import Inspections, PruneCache, PrunedInput, PrunedInputs
 from buildtool.rootfs import environment, recipe_sha256
 from buildtool.wheels import WheelCache
 
@@ -54,7 +56,6 @@ def test_an_input_is_pruned_once_for_its_content_and_targets(cache: PruneCache, 
     assert cache.bring(rootfs, "aa", GFX906).path.stat().st_mtime_ns == made
     assert cache.bring(rootfs, "bb", GFX906).path != first.path
     assert cache.bring(rootfs, "aa", HAD[:1]).path != first.path
-    assert {code.processor for code in first.had} == {"gfx803", "gfx906"}
 
 
 def test_an_archive_that_somebody_deleted_is_made_again(cache: PruneCache, rootfs: Path) -> None:
@@ -154,34 +155,63 @@ def test_the_context_gets_the_pruned_input_and_the_manifest(
     resolved = Resolved("rocm", "", "s", TorchBuild.CPU, "3.13", PinnedBase("bootstrap", "trixie", "aa"))
     wheels = WheelCache(tmp_path / "wheels", lambda _line: None)
     inputs = PrunedInputs(GFX906, {"aa": found})
-    staged = context.stage(tmp_path / "c", resolved, wheels, (), rootfs=rootfs, epoch=7, pruned=inputs)
+    staged = tmp_path / "c/rocm"
+    context.stage(staged, resolved, wheels, (), rootfs=rootfs, epoch=7, pruned=inputs)
     assert (staged / "rootfs.tar").samefile(found.path)
     manifest = staged / "payload/opt/weir/weir-prune.json"
     assert manifest.read_text() == inputs.manifest()
     assert 0 <= manifest.stat().st_mtime <= 7
 
 
+def planned(targets: str, *, prune: bool = True) -> ImagePlan:
+    rocm = replace(load().select(("rocm",))[0], gpu_targets=tuple(targets.split(",")), prune=prune)
+    return ImagePlan(rocm, unresolved(rocm), Path("context"))
+
+
 def test_a_target_asked_for_by_name_must_be_there() -> None:
-    asked = parse_targets("gfx906,gfx1201")
     with pytest.raises(
-        ConfigError, match=r"nothing for gfx1201; they have gfx1100, gfx803, gfx906"
-    ) as caught:
-        served_targets("rocm", asked, HAD, asked=True, say=print)
-    assert "such as gfx1100" in caught.value.hint
+        TargetMissing, match=r"rocm: .*no code for gfx1201, but .*gfx1100, gfx803, gfx906"
+    ) as told:
+        planned("gfx906,gfx1201").decided(HAD, asked=True)
+    assert "--targets gfx1100" in told.value.hint
 
 
 def test_a_target_that_nobody_asked_for_is_left_out_aloud() -> None:
-    said: list[str] = []
-    found = served_targets("rocm", parse_targets("gfx906,gfx1036"), HAD, asked=False, say=said.append)
-    assert found == GFX906
-    assert "gfx1036" in said[0]
-    with pytest.raises(ConfigError):
-        served_targets("rocm", parse_targets("gfx1036"), HAD, asked=False, say=said.append)
+    found, remark = planned("gfx906,gfx1036").decided(HAD, asked=False)
+    assert found.variant.gpu_targets == ("gfx906",)
+    assert "gfx1036" in remark
+    with pytest.raises(TargetMissing):
+        planned("gfx1036").decided(HAD, asked=False)
 
 
 def test_generic_code_serves_its_family() -> None:
     generic = (TargetId("gfx11-generic"),)
-    assert served_targets("rocm", HAD[1:2], (*HAD, *generic), asked=True, say=print) == HAD[1:2]
+    found, remark = planned("gfx906,gfx1103").decided((*HAD, *generic), asked=True)
+    assert (found.variant.gpu_targets, remark) == (("gfx1103", "gfx906"), "")
+
+
+def test_without_pruning_nothing_is_left_out_or_looked_into() -> None:
+    whole = planned("gfx906,gfx1036", prune=False)
+    assert whole.decided((), asked=True) == (whole, "")
+    assert whole.looked_into == ()
+
+
+def test_an_archive_is_looked_into_once_for_its_content(rootfs: Path, tmp_path: Path) -> None:
+    verified: list[str] = []
+
+    def verify(_path: Path, sha256: str) -> None:
+        verified.append(sha256)
+
+    looked = Inspections(tmp_path / "inspected")
+    assert looked.known("aa") is None
+    assert looked.targets(rootfs, "aa", verify=verify) == {TargetId("gfx803"), TargetId("gfx906")}
+    rootfs.unlink()
+    again = Inspections(tmp_path / "inspected")
+    assert again.targets(rootfs, "aa", verify=verify) == again.known("aa") == looked.known("aa")
+    assert verified == ["aa"]
+    for damage in ("[", '["nonsense"]', "7", ""):
+        next((tmp_path / "inspected").glob("*.json")).write_text(damage)
+        assert again.known("aa") is None
 
 
 def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +220,8 @@ def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytes
     assert chosen_targets(None, print) == (False, ("gfx1100",))
     rocm, cpu = (load(gpu_targets=("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
     assert rocm.gpu_targets == ("gfx1100",)
-    assert "torch[device-gfx1100]" in [text for source in rocm.torch for text in source.require]
+    by_card = next(source for source in rocm.torch if source.is_by_card)
+    assert "torch[device-gfx1100]" in by_card.for_card(rocm.first_target).require
     assert cpu.gpu_targets == ()
     assert load().select(("rocm",))[0].gpu_targets == ("gfx906", "gfx1030", "gfx1100")
 
@@ -234,25 +265,57 @@ def test_a_card_counts_as_what_the_user_lets_it_pass_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "tried"),
-    [([], [("gfx1036",), ("gfx906", "gfx1030", "gfx1100")]), (["--targets", "gfx1036"], [("gfx1036",)])],
-    ids=["found here", "asked for"],
+    ("words", "built"),
+    [
+        ([], ("gfx1030", "gfx1100", "gfx906")),
+        (["--targets", "gfx1036"], None),
+        (["--targets", "gfx906"], ("gfx906",)),
+    ],
+    ids=["found here", "asked for and missing", "asked for"],
 )
 def test_a_card_that_the_stack_lacks_gives_way_to_the_files_list_unless_it_was_asked_for(
-    words: list[str], tried: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], built: tuple[str, ...] | None, workplace: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[tuple[str, ...]] = []
+    lock_rocm(workplace)
+    code = main(["plan", "rocm", *words])
+    if built is None:
+        assert code == Exit.USAGE
+        assert "no code for gfx1036" in capsys.readouterr().err
+    else:
+        image = json.loads(capsys.readouterr().out)["target"]["rocm"]
+        assert image["labels"]["io.weir.gpu-targets"] == ",".join(built)
 
-    def prepare(_place: object, _catalog: object, variants: list[Variant], **_: object) -> None:
-        seen.append(variants[0].gpu_targets)
-        raise CardsUnserved("rocm: nothing for it") if len(seen) == 1 else BuildFailed("far enough")
 
+def test_plan_says_before_the_first_build_what_was_asked_for(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is known of the inputs yet, so no card is left out."""
+    assert not workplace.lock.exists()
+    assert main(["plan", "rocm"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["target"]["rocm"]["labels"]["io.weir.gpu-targets"] == "gfx1036"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """Of a machine with a card that Debian's ROCm has no code for."""
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
+    monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.setattr("buildtool.host.amd_targets", lambda: ("gfx1036",))
-    monkeypatch.setattr("buildtool.provision.ensure_engine", lambda *_, **__: None)
-    monkeypatch.setattr("buildtool.pipeline.prepare", prepare)
-    code = main(["build", "rocm", *words])
-    assert (seen, code) == (tried, Exit.USAGE if words else Exit.BUILD)
+    return Workplace(tmp_path, tmp_path / "lock.json", print)
+
+
+def lock_rocm(workplace: Workplace) -> None:
+    """As an earlier build left it: Debian's root file system is locked, and known to serve three cards."""
+    with tarfile.open(workplace.state / "rootfs.tar", "w") as tar:
+        for card in ("gfx906", "gfx1030", "gfx1100"):
+            tar.addfile(tarfile.TarInfo(f"usr/lib/Kernels_{card}.co"))
+    lock = Lock.load(workplace.lock)
+    [rocm] = load().select(("rocm",))
+    debian = next(source for source in rocm.torch if not source.require)
+    base = PinnedBase("bootstrap", "trixie", "aa")
+    resolved = Resolved("rocm", spec_sha256(rocm), debian.name, TorchBuild.CPU, "3.13", base)
+    lock.put(resolved)
+    workplace.inspections.targets(workplace.state / "rootfs.tar", "aa", verify=lambda _path, _sha256: None)
 
 
 def test_labels_tell_the_targets_and_whether_foreign_code_went() -> None:
@@ -262,9 +325,18 @@ def test_labels_tell_the_targets_and_whether_foreign_code_went() -> None:
     assert labels(replace(rocm, prune=False), unresolved(rocm))["io.weir.pruned"] == "no"
 
 
-def test_other_targets_need_no_other_inputs() -> None:
+def test_other_targets_need_no_other_inputs_unless_wheels_are_made_by_card(tmp_path: Path) -> None:
     rocm = load().select(("rocm",))[0]
-    assert spec_sha256(rocm) == spec_sha256(replace(rocm, gpu_targets=("gfx803",), prune=False))
+    other = replace(rocm, gpu_targets=("gfx803",), prune=False)
+    assert spec_sha256(rocm) == spec_sha256(other)
+    lock = Lock(tmp_path / "lock.json")
+    base = PinnedBase("bootstrap", "trixie", "aa")
+    found = Resolved("rocm", spec_sha256(rocm), rocm.torch[0].name, TorchBuild.ROCM, "3.13", base)
+    lock.put(found)
+    assert lock.get(rocm) == lock.get(other) == found
+    lock.put(replace(found, gpu_target=rocm.first_target))
+    assert Lock.load(lock.path).get(rocm) == replace(found, gpu_target="gfx906")
+    assert lock.get(other) is None
 
 
 def test_what_a_recipe_cuts_is_part_of_its_name_and_of_what_its_hook_reads() -> None:
@@ -276,6 +348,6 @@ def test_what_a_recipe_cuts_is_part_of_its_name_and_of_what_its_hook_reads() -> 
 
 
 def test_an_unpruned_input_is_used_as_it_is(tmp_path: Path) -> None:
-    inputs = PrunedInputs(GFX906, {"aa": PrunedInput(tmp_path / "small", (), {})})
+    inputs = PrunedInputs(GFX906, {"aa": PrunedInput(tmp_path / "small", {})})
     assert inputs.path("aa", tmp_path / "big") == tmp_path / "small"
     assert inputs.path("bb", tmp_path / "big") == tmp_path / "big"
