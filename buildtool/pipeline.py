@@ -79,7 +79,7 @@ class Workplace:
     @property
     def inspections(self) -> Inspections:
         """Which targets the inputs have code for, as far as it is known."""
-        return Inspections(self.state / "inspected")
+        return Inspections(self.state / "inspected", self.say)
 
     def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
         """The plan of an image for its variant's cards, with its place for the context."""

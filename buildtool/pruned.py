@@ -72,8 +72,9 @@ class PrunedInputs:
 class Inspections:
     """Which targets an archive has code for, kept by its content: reading one takes seconds."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, say: Say) -> None:
         self._directory = directory
+        self._say = say
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
         """What an earlier look found; None before there was one."""
@@ -86,6 +87,7 @@ class Inspections:
         """
         found = self.known(sha256)
         if found is None:
+            self._say(f"looking for GPU code in {original.name}")
             verify(original, sha256)
             found = frozenset(archive_targets(original, folder=self._directory))
             write_text(self._place(sha256), json.dumps(sorted(map(str, found))))

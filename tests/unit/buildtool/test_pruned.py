@@ -202,11 +202,11 @@ def test_an_archive_is_looked_into_once_for_its_content(rootfs: Path, tmp_path: 
     def verify(_path: Path, sha256: str) -> None:
         verified.append(sha256)
 
-    looked = Inspections(tmp_path / "inspected")
+    looked = Inspections(tmp_path / "inspected", print)
     assert looked.known("aa") is None
     assert looked.targets(rootfs, "aa", verify=verify) == {TargetId("gfx803"), TargetId("gfx906")}
     rootfs.unlink()
-    again = Inspections(tmp_path / "inspected")
+    again = Inspections(tmp_path / "inspected", print)
     assert again.targets(rootfs, "aa", verify=verify) == again.known("aa") == looked.known("aa")
     assert verified == ["aa"]
     for damage in ("[", '["nonsense"]', "7", ""):
@@ -301,7 +301,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.setattr("buildtool.host.amd_targets", lambda: ("gfx1036",))
-    return Workplace(tmp_path, tmp_path / "lock.json", print)
+    return Workplace(tmp_path, tmp_path / "lock.json", lambda _line: None)
 
 
 def lock_rocm(workplace: Workplace) -> None:
