@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from buildtool.errors import Exit, ToolError
-from probes.interrupt import interruptible
-from probes.output import OutputLost, Parser, complain, harden
+from probes.shared.interrupt import interruptible
+from probes.shared.output import OutputLost, Parser, complain, harden
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {

@@ -1,4 +1,4 @@
-"""Buildtool's way to write files (the mechanism is `probes.files`), with its failures as errors of ours."""
+"""Buildtool's way to write files (by `probes.shared.files`), with its failures as errors of ours."""
 
 import contextlib
 import errno
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from buildtool.errors import DataError, EnvironmentMissing, ToolError
-from probes import files
-from probes.files import sweep_partials, sync_directory
+from probes.shared import files
+from probes.shared.files import sweep_partials, sync_directory
 
 __all__ = [
     "discard",

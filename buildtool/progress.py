@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from buildtool.quoting import terminal
+from probes.shared.quoting import terminal
 
 SILENCE_S = 10.0  # after that long without a line, say what is still going on
 

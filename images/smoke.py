@@ -1,6 +1,6 @@
 """Runs inside a fresh container of every image: proves that it does what it is for, as one JSON line.
 
-Standard library and torch. Judging is the builder's (buildtool/proof.py).
+Standard library and torch. Judging is the builder's (buildtool/engine/proof.py).
 """
 
 import importlib.util

@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes import catalog, render, session
-from probes.codec import encode
 from probes.errors import Exit, ProbeError, UsageError
-from probes.expectation import expect
-from probes.headline import headline, next_step
-from probes.interrupt import interruptible
-from probes.job import Told
-from probes.machine_text import machine_lines
-from probes.model import DTYPES, MODELS
-from probes.output import OutputLost, Parser, complain, hand_over, harden, tell
-from probes.progress import BEGINNING, Planned, progress, told
-from probes.report import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
-from probes.units import parse_bytes
+from probes.machine.describe import machine_lines
+from probes.machine.expectation import expect
+from probes.placement.split import DTYPES, MODELS
+from probes.records.codec import encode
+from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
+from probes.report import render
+from probes.report.headline import headline, next_step
+from probes.run import catalog, session
+from probes.run.child import Told
+from probes.run.remaining import BEGINNING, Planned, progress, told
+from probes.shared.interrupt import interruptible
+from probes.shared.output import OutputLost, Parser, complain, hand_over, harden, tell
+from probes.shared.units import parse_bytes
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "

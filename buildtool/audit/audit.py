@@ -7,19 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
-from buildtool.audit.archive import StreamArchive, Tick, open_archive
-from buildtool.audit.contents import ImageContents
-from buildtool.audit.documents import Platform
-from buildtool.audit.facts import gather
-from buildtool.audit.html_page import HTML_FILES, render_html
-from buildtool.audit.image import read_image
-from buildtool.audit.limits import LIMITS, Limits
-from buildtool.audit.render import render_markdown
-from buildtool.audit.report import AuditReport, make_report, to_json
+from buildtool.audit.count.counts import gather
+from buildtool.audit.read.archive import StreamArchive, Tick, open_archive
+from buildtool.audit.read.contents import ImageContents
+from buildtool.audit.read.documents import Platform
+from buildtool.audit.read.image import read_image
+from buildtool.audit.report.html import HTML_FILES, render_html
+from buildtool.audit.report.render import render_markdown
+from buildtool.audit.report.schema import AuditReport, make_report, to_json
+from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.files import write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.model import Budget
-from probes.units import decimal_bytes
+from probes.shared.units import decimal_bytes
 
 TOLD_EVERY_S = 5.0
 NO_BUDGET = Budget()

@@ -6,24 +6,24 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.audit.archive import Tick
 from buildtool.audit.audit import Wish, audit_engine, audit_path, told_ticks
-from buildtool.audit.baseline import Comparison, compare, parse_tolerance
-from buildtool.audit.budget import Verdict, judge
-from buildtool.audit.documents import Platform
-from buildtool.audit.html_page import render_html
-from buildtool.audit.junit import render_junit
-from buildtool.audit.limits import LIMITS
-from buildtool.audit.render import render_markdown, render_table
-from buildtool.audit.report import AuditReport, to_json
-from buildtool.audit.sarif import render_sarif
-from buildtool.audit.saved import read_report
+from buildtool.audit.judge.budget import Verdict, judge
+from buildtool.audit.read.archive import Tick
+from buildtool.audit.read.documents import Platform
+from buildtool.audit.report.baseline import Comparison, compare, parse_tolerance
+from buildtool.audit.report.html import render_html
+from buildtool.audit.report.junit import render_junit
+from buildtool.audit.report.render import render_markdown, render_table
+from buildtool.audit.report.sarif import render_sarif
+from buildtool.audit.report.saved import read_report
+from buildtool.audit.report.schema import AuditReport, to_json
+from buildtool.audit.tar.limits import LIMITS
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import Place, place_at
-from probes.output import can_redraw, hand_over, redraw, say
-from probes.units import decimal_bytes
+from probes.shared.output import can_redraw, hand_over, redraw, say
+from probes.shared.units import decimal_bytes
 
 _REDRAW_S = 0.2
 _FORMS = {
@@ -121,7 +121,7 @@ def report_of(source: str, wish: Wish) -> AuditReport:
             return audit_path(path, wish=wish, tick=progress.tick)
         if wish.image:
             raise ConfigError(f"--image chooses in an archive, {source} is an image", "leave --image out")
-        from buildtool.engine import Engine  # its client takes 0.1 s to import
+        from buildtool.engine.client import Engine  # its client takes 0.1 s to import
 
         return audit_engine(source, Engine(), wish=wish, tick=progress.tick)
     finally:

@@ -3,13 +3,14 @@
 import argparse
 from pathlib import Path
 
-from buildtool import buildx, catalog, host, pipeline, provision, table
+from buildtool.builder import catalog, pipeline, summary
+from buildtool.engine import buildx, host, provision
 from buildtool.errors import Exit
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.progress import Progress
 from buildtool.shipped import IMAGES, lock_file, state_directory
-from probes.output import tell
+from probes.shared.output import tell
 
 REPORTS = Path("reports/images")
 
@@ -51,12 +52,12 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
     for (planned, image), proved in zip(both, proofs, strict=True):
         pipeline.record(planned, image, proved, args.reports)
-    tell(table.built(plan.images, images, proofs))
+    tell(summary.built(plan.images, images, proofs))
     if args.no_audit:
         return Exit.OK
     rows = [pipeline.audited(place, planned, image, engine, args.reports) for planned, image in both]
     pages = ", ".join(str(args.reports / f"{planned.variant.name}.html") for planned in plan.images)
-    tell(f"\n{table.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
+    tell(f"\n{summary.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
 

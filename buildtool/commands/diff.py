@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 
 from buildtool.audit.audit import Wish
-from buildtool.audit.diff import diff
-from buildtool.audit.diff_text import render_diff_markdown, render_diff_table
+from buildtool.audit.report.diff import diff
+from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
 from buildtool.commands.audit import report_of
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
-from probes.output import hand_over
+from probes.shared.output import hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,9 +2,10 @@
 
 import argparse
 
-from buildtool import host, table
+from buildtool.builder import summary
+from buildtool.engine import host
 from buildtool.errors import Exit
-from probes.output import tell
+from probes.shared.output import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,5 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:  # noqa: ARG001 - every verb is called alike
     """Print the diagnosis; 3 when something that every build needs is missing."""
     rows = host.diagnose(host.gather())
-    tell(table.diagnosis(rows))
+    tell(summary.diagnosis(rows))
     return int(Exit.ENVIRONMENT if any(row.state is host.State.MISSING for row in rows) else Exit.OK)

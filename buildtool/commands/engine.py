@@ -2,10 +2,10 @@
 
 import argparse
 
-from buildtool import buildx, provision
+from buildtool.engine import buildx, provision
 from buildtool.errors import Exit
 from buildtool.progress import Progress
-from probes.output import tell
+from probes.shared.output import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from buildtool import pipeline
+from buildtool.builder import pipeline
+from buildtool.builder.plan import render_plan
 from buildtool.commands.build import add_targets, wanted, workplace
 from buildtool.errors import Exit
-from buildtool.plan import render_plan
 from buildtool.shipped import IMAGES
-from probes.output import hand_over
+from probes.shared.output import hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, Exit
 from buildtool.files import write_text
 from probes.errors import ReportError
-from probes.output import hand_over, tell
-from probes.report import ProbeReport, named_report
+from probes.records.schema import ProbeReport, named_report
+from probes.shared.output import hand_over, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,17 +31,17 @@ def run(args: argparse.Namespace) -> int:
         case "html":
             tell(_write_page(args.report, args.out or args.report.with_suffix(".html")))
         case "compare":
-            from buildtool.probereport.compare import compare, render_markdown
+            from probes.report.compare import compare, render_markdown
 
             names = (str(args.a), str(args.b))
             found = compare(_read(args.a)[0], _read(args.b)[0], names=names, force=args.force)
             hand_over(render_markdown(found))
         case "prometheus":
-            from buildtool.probereport.exposition import exposition
+            from probes.report.prometheus import exposition
 
             hand_over(exposition(_read(args.report)[0]))
         case _:
-            from buildtool.probereport.schema import report_schema
+            from probes.records.json_schema import report_schema
 
             hand_over(report_schema())
     return int(Exit.OK)
@@ -54,12 +54,12 @@ def _write_page(source: Path, out: Path) -> str:
         )
     report, raw = _read(source)
     try:
-        from buildtool.probereport.plots import draw_plots
+        from probes.report.page.plots import draw_plots
     except ImportError as error:
         raise EnvironmentMissing(
             f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
         ) from error
-    from buildtool.probereport.page import render_page
+    from probes.report.page.html import render_page
 
     page = render_page(report, draw_plots(report), raw=raw, name=source.name)
     write_text(out, page)

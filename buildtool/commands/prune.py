@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from buildtool import imageprune
 from buildtool.audit.audit import audit_image
-from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
+from buildtool.audit.count.claims import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.commands.build import workplace
-from buildtool.engine import Engine
+from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError, Exit
+from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import naming
-from buildtool.gpucode.manifest import FILE_NAME, journal
-from buildtool.gpucode.prune import PrunePlan
-from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
-from buildtool.gpucode.tree import TreeResult, prune_tree
 from buildtool.places import Place, place_at
 from buildtool.progress import Progress
-from buildtool.quoting import command, terminal
-from probes.output import say, tell
-from probes.units import decimal_bytes
+from buildtool.prune import images
+from buildtool.prune.manifest import FILE_NAME, journal
+from buildtool.prune.rewrite import prune_file
+from buildtool.prune.trees import TreeResult, prune_tree
+from probes.shared.output import say, tell
+from probes.shared.quoting import command, terminal
+from probes.shared.units import decimal_bytes
 
 _NOTHING_FOREIGN = "there is no GPU code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
@@ -157,7 +157,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     with Progress() as progress:
         say = progress.say
         state = workplace(say).state
-        made = imageprune.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
+        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
     if made is None:
         tell(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
         return Exit.OK

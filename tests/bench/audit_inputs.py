@@ -10,7 +10,7 @@ from pathlib import Path
 
 import image_maker as make
 
-from buildtool.audit.image import host_platform
+from buildtool.audit.read.image import host_platform
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

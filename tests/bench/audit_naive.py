@@ -17,18 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildtool.audit.archive import StreamArchive
-from buildtool.audit.claims import CUDA, saved_bytes
-from buildtool.audit.contents import Attestations, ImageContents, Layer
-from buildtool.audit.documents import parse_config
-from buildtool.audit.facts import gather
-from buildtool.audit.findings import find_waste
-from buildtool.audit.image import host_platform, read_image
-from buildtool.audit.layer import LayerIndex
-from buildtool.audit.merge import merge
-from buildtool.audit.packages import Manager, Package, claim_leftovers, find_owners
-from buildtool.audit.tarwalk import FILE
-from buildtool.engine import Engine
+from buildtool.audit.count.claims import CUDA, saved_bytes
+from buildtool.audit.count.counts import gather
+from buildtool.audit.count.packages import Manager, Package, claim_leftovers, find_owners
+from buildtool.audit.judge.findings import find_waste
+from buildtool.audit.read.archive import StreamArchive
+from buildtool.audit.read.contents import Attestations, ImageContents, Layer
+from buildtool.audit.read.documents import parse_config
+from buildtool.audit.read.image import host_platform, read_image
+from buildtool.audit.read.layer import LayerIndex
+from buildtool.audit.read.merge import merge
+from buildtool.audit.tar.tarwalk import FILE
+from buildtool.engine.client import Engine
 
 RECORDED = Path(__file__).parent / "recorded" / "cpu-naive.txt.xz"
 ROOT = Path(__file__).parents[2]

@@ -38,13 +38,13 @@ import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
 from buildtool import cli  # noqa: E402
-from buildtool.audit.archive import FileArchive, StreamArchive  # noqa: E402
 from buildtool.audit.audit import Wish, audit_path  # noqa: E402
-from buildtool.audit.gpuprobe import GpuProbe  # noqa: E402
-from buildtool.audit.image import host_platform, read_image  # noqa: E402
-from buildtool.audit.report import AuditReport  # noqa: E402
-from buildtool.audit.tarwalk import TarReader  # noqa: E402
-from buildtool.audit.unpack import sniff  # noqa: E402
+from buildtool.audit.inspect.gpucode import GpuCodeCounter  # noqa: E402
+from buildtool.audit.read.archive import FileArchive, StreamArchive  # noqa: E402
+from buildtool.audit.read.image import host_platform, read_image  # noqa: E402
+from buildtool.audit.report.schema import AuditReport  # noqa: E402
+from buildtool.audit.tar.tarwalk import TarReader  # noqa: E402
+from buildtool.audit.tar.unpack import sniff  # noqa: E402
 from buildtool.errors import ToolError  # noqa: E402
 
 AUDIT = [sys.executable, "-m", "buildtool", "audit"]
@@ -325,7 +325,7 @@ def gpu_code(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 
 def by_probe(library: Path) -> dict[str, int]:
-    with library.open("rb") as opened, GpuProbe(library.stat().st_size) as probe:
+    with library.open("rb") as opened, GpuCodeCounter(library.stat().st_size) as probe:
         while piece := opened.read(1 << 18):
             probe.feed(piece)
         return dict(probe.stored_bytes_by_processor())

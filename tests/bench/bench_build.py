@@ -20,9 +20,10 @@ from pathlib import Path
 
 from board import Board, tell
 
-from buildtool import buildx, catalog, pipeline, plan
 from buildtool.audit.audit import audit_image
-from buildtool.engine import Engine
+from buildtool.builder import catalog, pipeline, plan
+from buildtool.engine import buildx
+from buildtool.engine.client import Engine
 from buildtool.shipped import IMAGES
 
 ROUNDS = 3

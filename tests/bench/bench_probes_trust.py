@@ -20,11 +20,21 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes"))
 import test_probe_trees
 from board import Board, tell
 
-from probes import catalog, journal, session, worker
-from probes.codec import encode
 from probes.errors import ReportError
-from probes.job import Job, Line
-from probes.report import Done, Failed, Gap, Gpu, Measurement, Settings, TorchFacts, Unknown, read_report
+from probes.records.codec import encode
+from probes.records.schema import (
+    Done,
+    Failed,
+    Gap,
+    Gpu,
+    Measurement,
+    Settings,
+    TorchFacts,
+    Unknown,
+    read_report,
+)
+from probes.run import catalog, journal, session, supervisor
+from probes.run.child import Job, Line
 
 KILLS = 1000
 HANGS, CRASHES = 50, 100
@@ -94,7 +104,7 @@ def misbehave(
     recorded, longest, kept = 0, 0.0, 0
     for turn in range(count):
         body = bodies[turn % len(bodies)]
-        ended = worker.run(
+        ended = supervisor.run(
             Job("transfer", SETTINGS, None),
             limit_s=limit_s,
             heard=lambda _: None,
@@ -135,7 +145,7 @@ class Killing:
             return child
         code = 1
         try:
-            worker.run = partial(worker.run, command=self.command)  # type: ignore[assignment]
+            supervisor.run = partial(supervisor.run, command=self.command)  # type: ignore[assignment]
             silent = session.Listener()
             if begun:
                 session.resume(begun[0], listener=silent)

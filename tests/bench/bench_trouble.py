@@ -30,9 +30,9 @@ from pathlib import Path
 
 from board import Board, tell
 
-from buildtool.engine import Engine
+from buildtool.builder.lockfile import Lock
+from buildtool.engine.client import Engine
 from buildtool.errors import Exit
-from buildtool.lock import Lock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/docker"))

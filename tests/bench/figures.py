@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.files import write_text
-from probes.headline import headline
-from probes.report import ProbeReport, read_report
+from probes.records.schema import ProbeReport, read_report
+from probes.report.headline import headline
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

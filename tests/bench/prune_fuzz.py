@@ -9,8 +9,8 @@ from pathlib import Path
 
 from board import Board, tell
 
-from buildtool.gpucode.rewrite import prune_file
 from buildtool.gpucode.target import parse_targets
+from buildtool.prune.rewrite import prune_file
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from gpucode.mangle import mangled, seeds, structured, survives

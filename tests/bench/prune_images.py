@@ -19,13 +19,14 @@ from typing import Protocol
 
 from board import Board, tell
 
-from buildtool import buildx, catalog, pipeline
 from buildtool.audit.audit import Wish, audit_image, audit_path
-from buildtool.audit.report import AuditReport
-from buildtool.engine import Engine
-from buildtool.lock import Lock, spec_sha256
+from buildtool.audit.report.schema import AuditReport
+from buildtool.builder import catalog, pipeline
+from buildtool.builder.lockfile import Lock, spec_sha256
+from buildtool.builder.plan import BuildPlan, ImagePlan
+from buildtool.engine import buildx
+from buildtool.engine.client import Engine
 from buildtool.model import BuiltImage, Variant
-from buildtool.plan import BuildPlan, ImagePlan
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".weir"

@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 from device_bars import Bar
 
-from buildtool.probereport.compare import Comparison, Key, compare
-from probes.answers import all_records, pick
-from probes.report import Measurement, Pass, ProbeReport, ProbeRun, Reads, Record, Unknown, read_report
+from probes.records.schema import (
+    Measurement,
+    Pass,
+    ProbeReport,
+    ProbeRun,
+    Reads,
+    Record,
+    Unknown,
+    read_report,
+)
+from probes.report.answers import all_records, pick
+from probes.report.compare import Comparison, Key, compare
 
 LARGE = 2**20
 SLOWDOWN = 1.05

@@ -9,16 +9,19 @@ from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes import architectures, machine, pressure, residency, scenarios, spill  # noqa: E402
-from probes.device import TorchWorkbench, zero_copy  # noqa: E402
 from probes.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
-from probes.model import linear_shape, plan_stack  # noqa: E402
-from probes.pattern import Pattern  # noqa: E402
-from probes.report import Pass, Settings, Split, Unknown  # noqa: E402
-from probes.sampling import QUICK, Effort, sample  # noqa: E402
-from probes.torchfacts import describe  # noqa: E402
-from probes.transfer import Grid  # noqa: E402
-from probes.workbench import WRITTEN  # noqa: E402
+from probes.machine import snapshot  # noqa: E402
+from probes.machine.torchfacts import describe  # noqa: E402
+from probes.measure import pressure, scenarios, spill  # noqa: E402
+from probes.measure.device import TorchWorkbench, zero_copy  # noqa: E402
+from probes.measure.pattern import Pattern  # noqa: E402
+from probes.measure.sampling import QUICK, Effort, sample  # noqa: E402
+from probes.measure.transfer import Grid  # noqa: E402
+from probes.measure.workbench import WRITTEN  # noqa: E402
+from probes.placement import architectures  # noqa: E402
+from probes.placement.split import linear_shape, plan_stack  # noqa: E402
+from probes.records.schema import Pass, Settings, Split, Unknown  # noqa: E402
+from probes.report import residency  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20
@@ -239,16 +242,16 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
 def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: TorchWorkbench) -> None:
     """VRAM under a cap; the host as if it had 2 GiB to spend, so that requests run into its floor."""
     root, cap, spend, count = Path("/"), 2 * 2**30, 2 * 2**30, 200
-    start = machine.available_bytes(root)
+    start = snapshot.available_bytes(root)
     assert isinstance(start, int)
     floor, least = start - spend, start
 
     def spendable() -> int:
         nonlocal least
-        now = machine.available_bytes(root)
+        now = snapshot.available_bytes(root)
         assert isinstance(now, int)
         least = min(least, now)
-        return machine.spendable_bytes(now, floor)
+        return snapshot.spendable_bytes(now, floor)
 
     limits = pressure.Limits(cap, spend, cap)
     try:

@@ -4,14 +4,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from probes.device import TorchWorkbench
 from probes.errors import OutOfMemory
-from probes.model import linear_shape, plan_stack
-from probes.pattern import Pattern
-from probes.report import Measurement, Settings
-from probes.torchfacts import describe
-from probes.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
-from probes.workbench import WRITTEN
+from probes.machine.torchfacts import describe
+from probes.measure.device import TorchWorkbench
+from probes.measure.pattern import Pattern
+from probes.measure.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
+from probes.measure.workbench import WRITTEN
+from probes.placement.split import linear_shape, plan_stack
+from probes.records.schema import Measurement, Settings
 
 PATTERN = Pattern(0xABCDEF)
 

@@ -12,13 +12,13 @@ from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes.device import TorchWorkbench  # noqa: E402
-from probes.job import watched  # noqa: E402
-from probes.pattern import Pattern  # noqa: E402
-from probes.report import Measurement, Noise, Unknown  # noqa: E402
-from probes.sampling import Effort, sample  # noqa: E402
-from probes.torchfacts import describe  # noqa: E402
-from probes.watch import Watch  # noqa: E402
+from probes.machine.torchfacts import describe  # noqa: E402
+from probes.measure.device import TorchWorkbench  # noqa: E402
+from probes.measure.pattern import Pattern  # noqa: E402
+from probes.measure.sampling import Effort, sample  # noqa: E402
+from probes.measure.watch import Watch  # noqa: E402
+from probes.records.schema import Measurement, Noise, Unknown  # noqa: E402
+from probes.run.child import watched  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from device_bars import Bar
 
-from probes import breakeven, fit, residency, stats
-from probes.answers import all_records, best_gb_per_s, pick, took_s
-from probes.report import (
+from probes.records import stats
+from probes.records.rounds import merged
+from probes.records.schema import (
     Block,
     Done,
     Expectation,
@@ -23,7 +23,8 @@ from probes.report import (
     Stop,
     read_report,
 )
-from probes.rounds import merged
+from probes.report import crossover, fit, residency
+from probes.report.answers import all_records, best_gb_per_s, pick, took_s
 
 QUICK_S, FULL_S = 45.0, 600.0
 
@@ -80,7 +81,7 @@ def test_the_time_left_is_shown_and_about_right(bar: Bar) -> None:
 
 def test_break_even_is_as_predicted(bar: Bar, report: ProbeReport) -> None:
     records = all_records(report)
-    met = breakeven.crossings(pick(records, Measurement), pick(records, Reads))
+    met = crossover.crossings(pick(records, Measurement), pick(records, Reads))
     assert isinstance(met, tuple), met
     assert met
     for crossing in met:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from probes import worker
-from probes.codec import encode
-from probes.job import Job, Line
-from probes.report import Done, Failed, Gap, Settings
+from probes.records.codec import encode
+from probes.records.schema import Done, Failed, Gap, Settings
+from probes.run import supervisor
+from probes.run.child import Job, Line
 
 JOB = Job("transfer", Settings(quick=True, seed=1, vram_cap_bytes=None), None)
 GAP = Gap("h2d_pinned", 4096, "a test")
@@ -29,11 +29,11 @@ def says(body: str) -> Callable[[int], Sequence[str]]:
     return lambda fd: [sys.executable, "-c", head + opened + textwrap.dedent(body), str(fd)]
 
 
-def run(body: str, *, limit_s: float = 20.0) -> worker.Ended:
-    return worker.run(JOB, limit_s=limit_s, heard=lambda _: None, command=says(body), grace_s=0.5)
+def run(body: str, *, limit_s: float = 20.0) -> supervisor.Ended:
+    return supervisor.run(JOB, limit_s=limit_s, heard=lambda _: None, command=says(body), grace_s=0.5)
 
 
-def failure(ended: worker.Ended) -> Failed:
+def failure(ended: supervisor.Ended) -> Failed:
     assert isinstance(ended.outcome, Failed), ended
     return ended.outcome
 
@@ -97,7 +97,7 @@ def test_a_flood_on_stdout_does_not_block_the_worker() -> None:
 def test_a_worker_dies_with_its_parent() -> None:
     """The parent is killed; the child, which had asked for it, must not outlive it."""
     child = (
-        "import os, sys, time; from probes.job import die_with; die_with(int(sys.argv[1]));"
+        "import os, sys, time; from probes.run.child import die_with; die_with(int(sys.argv[1]));"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = f"import os,subprocess,sys; subprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
@@ -123,7 +123,7 @@ def test_an_interrupt_ends_the_worker_and_keeps_its_records() -> None:
     def interrupt(record: object) -> None:
         raise KeyboardInterrupt
 
-    ended = worker.run(
+    ended = supervisor.run(
         JOB, limit_s=20, heard=interrupt, command=says("out.write(record)\ntime.sleep(60)"), grace_s=0.5
     )
     assert failure(ended).exit_code == 130

@@ -10,7 +10,7 @@ import pytest
 
 from buildtool.audit import audit_image, audit_path, write_reports
 from buildtool.audit.audit import Wish
-from buildtool.engine import Engine
+from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError
 
 REF = "weir-test/audit:1"

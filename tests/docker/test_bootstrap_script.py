@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.builder.rootfs import CUSTOMIZE, environment
 from buildtool.model import Bootstrap
-from buildtool.rootfs import CUSTOMIZE, environment
 
 EVIL = ("x; touch evil", "$(touch evil)", "`touch evil`", "'\"", "-x", "a b", "END", "[z]")
 TREE = (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from standins import ROOT, Index, Shop, make_torch, make_wheel, package_index, registry
 
-from buildtool import catalog
-from buildtool.engine import Engine
+from buildtool.builder import catalog
+from buildtool.builder.rootfs import RootfsCache
+from buildtool.engine.client import Engine
 from buildtool.errors import Exit
 from buildtool.model import Bootstrap
-from buildtool.rootfs import RootfsCache
 
 
 @pytest.fixture(scope="module")

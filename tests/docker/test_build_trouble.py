@@ -15,8 +15,8 @@ import pytest
 from standins import ROOT, Index, Shop, make_torch, package_index
 
 from buildtool import command
-from buildtool.buildx import bake_plan
-from buildtool.engine import Engine
+from buildtool.engine.buildx import bake_plan
+from buildtool.engine.client import Engine
 from buildtool.errors import Exit
 from buildtool.files import sweep_partials
 
@@ -180,7 +180,7 @@ def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, p
 STOPPABLE = """
 from functools import partial
 from buildtool import command, parallel
-from probes.interrupt import interruptible
+from probes.shared.interrupt import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
 tasks = [partial(command.run, words) for words in programs]
@@ -233,7 +233,7 @@ def test_what_a_living_run_writes_is_left_alone_and_what_a_killed_one_left_is_sw
 
 
 def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str) -> None:
-    script = f"from buildtool.engine import Engine; Engine().run({cached_base!r}, ['sleep', '300'])"
+    script = f"from buildtool.engine.client import Engine; Engine().run({cached_base!r}, ['sleep', '300'])"
     killed = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     wait_until(lambda: len(containers_of(cached_base)) == 1)
     killed.kill()
@@ -247,7 +247,7 @@ BOOTSTRAP = """
 import sys
 from pathlib import Path
 from buildtool.model import Bootstrap
-from buildtool.rootfs import RootfsCache
+from buildtool.builder.rootfs import RootfsCache
 
 RootfsCache(Path("cache"), lambda line: print(line, flush=True)).bring(Bootstrap("bookworm", ("tini",)), 1)
 """
@@ -371,7 +371,7 @@ def bake_one(folder: Path, engine: Engine) -> bool:
 
 BECOME_NOBODY = """
 import os
-from buildtool.engine import Engine
+from buildtool.engine.client import Engine
 
 os.setgroups([])
 os.setgid(65534)

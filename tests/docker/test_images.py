@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from buildtool import catalog, proof
-from buildtool.engine import Engine
+from buildtool.builder import catalog
+from buildtool.engine import proof
+from buildtool.engine.client import Engine
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports" / "images"

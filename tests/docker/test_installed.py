@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.engine import Engine
+from buildtool.engine.client import Engine
 
 ROOT = Path(__file__).parents[2]
 VARIANT = f"t-installed-{os.getpid()}"

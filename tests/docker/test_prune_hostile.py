@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from handmade import KERNELS, Handmade, load_image, python_that_is, saved_config
 
-from buildtool import imageprune, proof
-from buildtool.engine import Engine, RunLimits
+from buildtool.engine import proof
+from buildtool.engine.client import Engine, RunLimits
 from buildtool.errors import ProofFailed, ToolError
 from buildtool.gpucode.target import parse_targets
+from buildtool.prune import images as imageprune
 
 ROOT = Path(__file__).parents[2]
 ODD = "a\nRUN touch /pwned\r\n${FOO:-x} $(id) $HOME \\ \" ' \x1b[2J \u2028 é"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from buildtool import proof
-from buildtool.engine import Engine
-from buildtool.gpucode.manifest import IMAGE_PATH
+from buildtool.engine import proof
+from buildtool.engine.client import Engine
+from buildtool.prune.manifest import IMAGE_PATH
 
 ROOT = Path(__file__).parents[2]
 CARD = "gfx906"

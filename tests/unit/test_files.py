@@ -11,7 +11,7 @@ import pytest
 
 from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.files import replacing, scratch, sweep_partials, write_text
-from probes import files
+from probes.shared import files
 
 LEFT = ".weir-0123456789abcdef.partial"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.interrupt import PATIENCE_S, Interrupts, interruptible
+from probes.shared.interrupt import PATIENCE_S, Interrupts, interruptible
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -8,13 +8,13 @@ import pytest
 from gpucode.maker import code
 from hostile_texts import CHOSEN
 
-from buildtool import table
-from buildtool.audit.render import SummaryRow
+from buildtool.audit.report.render import SummaryRow
+from buildtool.builder import summary
 from buildtool.cli import main
 from buildtool.errors import BuildFailed, Exit
 from buildtool.progress import Progress
-from probes import output
 from probes.cli import main as probes_main
+from probes.shared import output
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\r"
 
@@ -84,4 +84,4 @@ def test_a_wrong_argument_is_named_without_its_escape_sequences(
 
 
 def test_tables_of_a_build_hold_no_control_characters() -> None:
-    assert harmless(table.audited([SummaryRow(*[EVIL] * 7)]))
+    assert harmless(summary.audited([SummaryRow(*[EVIL] * 7)]))

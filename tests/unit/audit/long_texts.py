@@ -11,10 +11,10 @@ from itertools import chain, product
 
 import image_maker as make
 
-from buildtool.audit.base import find_base
-from buildtool.audit.claims import is_build_tool, is_tool_directory
-from buildtool.audit.copies import Maker
-from buildtool.audit.databases import (
+from buildtool.audit.count.base import find_base
+from buildtool.audit.count.claims import is_build_tool, is_tool_directory
+from buildtool.audit.count.copies import Maker
+from buildtool.audit.count.databases import (
     LINE_BYTES,
     conda_package,
     deb_packages,
@@ -22,22 +22,12 @@ from buildtool.audit.databases import (
     python_name,
     recorded_paths,
 )
-from buildtool.audit.debugprobe import DebugProbe
-from buildtool.audit.documents import (
-    ImageConfig,
-    Platform,
-    Step,
-    parse_config,
-    parse_index_or_manifest,
-    parse_saved,
-)
-from buildtool.audit.gpuprobe import GpuProbe
-from buildtool.audit.kinds import Classifier
-from buildtool.audit.layer import capture_rule, split
-from buildtool.audit.packages import Manager, Package
-from buildtool.audit.rocmtree import component_of
-from buildtool.audit.saved import parse_report
-from buildtool.audit.secrets import (
+from buildtool.audit.count.kinds import Classifier
+from buildtool.audit.count.packages import Manager, Package
+from buildtool.audit.count.rocmtree import component_of
+from buildtool.audit.inspect.debuginfo import DebugCounter
+from buildtool.audit.inspect.gpucode import GpuCodeCounter
+from buildtool.audit.inspect.secrets import (
     care_for,
     kinds_in_document,
     kinds_in_file,
@@ -45,15 +35,26 @@ from buildtool.audit.secrets import (
     reads_file,
     redacted,
 )
-from buildtool.audit.tarwalk import TarReader
-from buildtool.audit.unpack import decompressed, sniff
+from buildtool.audit.read.documents import (
+    ImageConfig,
+    Platform,
+    Step,
+    parse_config,
+    parse_index_or_manifest,
+    parse_saved,
+)
+from buildtool.audit.read.layer import capture_rule, split
+from buildtool.audit.report.saved import parse_report
+from buildtool.audit.tar.tarwalk import TarReader
+from buildtool.audit.tar.unpack import decompressed, sniff
+from buildtool.engine.proof import MARK, facts_of
+from buildtool.engine.reference import parse_reference
 from buildtool.errors import ToolError
-from buildtool.flat import read_config
-from buildtool.gpucode.bundle import Entry
+from buildtool.gpucode.formats.bundle import Entry
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.target import TargetId, parse_targets
-from buildtool.proof import MARK, facts_of
-from buildtool.quoting import (
+from buildtool.prune.flat import read_config
+from probes.shared.quoting import (
     bake_text,
     html,
     markdown,
@@ -65,7 +66,6 @@ from buildtool.quoting import (
     terminal,
     xml,
 )
-from buildtool.reference import parse_reference
 
 MIB = 1 << 20
 NAME_BYTES = 4095  # of a path in a tar
@@ -174,8 +174,8 @@ def _bundle_ids(text: bytes) -> None:
 def _code(head: bytes) -> Callable[[bytes], object]:
     def read(text: bytes) -> None:
         content = head + text
-        with GpuProbe(len(content)) as probe:
-            debug = DebugProbe(len(content))
+        with GpuCodeCounter(len(content)) as probe:
+            debug = DebugCounter(len(content))
             for piece in _cut(content, 1 << 18):
                 probe.feed(piece)
                 debug.feed(piece)

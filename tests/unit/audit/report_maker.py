@@ -9,8 +9,8 @@ from image_maker import Image, file, folder, tar
 
 from buildtool.audit import AuditReport, audit_image
 from buildtool.audit.audit import NO_BUDGET
-from buildtool.audit.finding import Finding, Severity
-from buildtool.audit.tree import Tree, TreeRow
+from buildtool.audit.count.treemap import Tree, TreeRow
+from buildtool.audit.judge.finding import Finding, Severity
 from buildtool.model import Budget
 
 STATUS = b"Package: libc6\nStatus: install ok installed\nVersion: 2.41-1\n"

@@ -13,7 +13,7 @@ from buildtool import cli
 from buildtool.errors import DataError, Exit
 from buildtool.places import Place, place_at
 from probes import cli as probes_cli
-from probes import output
+from probes.shared import output
 
 Entry = Callable[[], None]
 LONG = "a" * 300

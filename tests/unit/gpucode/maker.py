@@ -3,7 +3,7 @@
 import struct
 from dataclasses import dataclass, field
 
-from buildtool.gpucode.bundle import MAGIC, align_up
+from buildtool.gpucode.formats.bundle import MAGIC, align_up
 
 PAGE = 4096
 HOST_ID = "host-x86_64-unknown-linux-gnu-"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probes import transfer
+from probes.measure import transfer
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from probes.errors import OutOfMemory, Unsupported
-from probes.model import Shape, StackPlan, linear_shape
-from probes.pattern import Pattern
-from probes.report import Scenario, Split, Unknown
-from probes.spill import Gauges
-from probes.workbench import READS_AFTER, WRITTEN, Clocked
+from probes.measure.pattern import Pattern
+from probes.measure.spill import Gauges
+from probes.measure.workbench import READS_AFTER, WRITTEN, Clocked
+from probes.placement.split import Shape, StackPlan, linear_shape
+from probes.records.schema import Scenario, Split, Unknown
 
 GIB = 2**30
 LATENCY_S = 5e-6

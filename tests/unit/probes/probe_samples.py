@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from probes.report import (
+from probes.records.schema import (
     Done,
     Failed,
     Gpu,

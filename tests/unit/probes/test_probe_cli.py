@@ -9,11 +9,11 @@ import strict_readers as read
 from probe_fakes import FakeBench, gauges
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, failed, machine, report, waived
 
-from probes import catalog, cli, render, scenarios, session, spill, transfer, worker
+from probes import cli
 from probes.errors import DeviceBusy, Exit, UsageError
-from probes.job import DESCRIBE, Job
-from probes.lock import gpu_lock
-from probes.report import (
+from probes.measure import scenarios, spill, transfer
+from probes.records.rounds import merged
+from probes.records.schema import (
     Done,
     Expectation,
     Failed,
@@ -27,8 +27,11 @@ from probes.report import (
     read_report,
     write_report,
 )
-from probes.rounds import merged
-from probes.units import parse_bytes
+from probes.report import render
+from probes.run import catalog, session, supervisor
+from probes.run.child import DESCRIBE, Job
+from probes.run.lock import gpu_lock
+from probes.shared.units import parse_bytes
 
 GIB = 2**30
 
@@ -178,7 +181,7 @@ def test_a_hostile_report_holds_no_link_or_tag_as_markdown(
         assert not [pair for pair in attributes if pair[0] != "align"]
 
 
-Play = Callable[[Job], worker.Ended]
+Play = Callable[[Job], supervisor.Ended]
 
 
 @pytest.fixture
@@ -188,23 +191,23 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[str]]:
     def install(play: Play) -> list[str]:
         seen: list[str] = []
 
-        def run(job: Job, *, limit_s: float, heard: object, spare: object = None) -> worker.Ended:
+        def run(job: Job, *, limit_s: float, heard: object, spare: object = None) -> supervisor.Ended:
             seen.append(job.probe)
             assert limit_s > 0
             return play(job)
 
-        monkeypatch.setattr(worker, "run", run)
+        monkeypatch.setattr(supervisor, "run", run)
         monkeypatch.setattr(session, "spares", lambda *_: 0)
         return seen
 
     return install
 
 
-def ended(*records: object, outcome: object = None) -> worker.Ended:
-    return worker.Ended(outcome or Done(), records, 0.5)  # type: ignore[arg-type]
+def ended(*records: object, outcome: object = None) -> supervisor.Ended:
+    return supervisor.Ended(outcome or Done(), records, 0.5)  # type: ignore[arg-type]
 
 
-def with_torch(facts: TorchFacts, then: worker.Ended) -> Play:
+def with_torch(facts: TorchFacts, then: supervisor.Ended) -> Play:
     return lambda job: ended(facts) if job.probe == DESCRIBE else then
 
 
@@ -260,7 +263,7 @@ def test_after_a_wedge_nothing_more_is_started(
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
-    def play(job: Job) -> worker.Ended:
+    def play(job: Job) -> supervisor.Ended:
         if job.probe == "spill":
             return ended(Stop("floor", 0, "a test"), outcome=Failed("interrupted", "", 130, wedged=False))
         return ended(CUDA_TORCH) if job.probe == DESCRIBE else ended()

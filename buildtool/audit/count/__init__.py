@@ -1,0 +1,1 @@
+"""Counts an image's bytes by owner, kind, layer and place."""

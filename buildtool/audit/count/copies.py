@@ -1,0 +1,90 @@
+"""The same content more than once in an image, and what made the copies."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buildtool.audit.read.merge import Merged
+
+ROCM_TWICE = "ROCm in /opt/rocm and in torch/lib"
+TWO_COPIES = "copied by two COPY steps"
+LATER_RUN = "copied, or hard-linked, by a RUN in a later layer"
+ONE_LAYER = "copies within a layer"
+CHOWN = "chown or chmod in a later layer"
+BROKEN_LINK = "a hard link made in a later layer"
+SECOND_COPY = "the same COPY again"
+REWRITTEN = "rewritten by a later layer"
+
+_OWNERSHIP = re.compile(r"\bch(own|mod|grp)\b(?!=)")  # not COPY --chown=
+_COPY = re.compile(r"(^|\s)(COPY|ADD)\s")
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What the command that made a layer can have done; read once for each layer, a command may be long."""
+
+    changes_owners: bool
+    copies: bool
+
+    @classmethod
+    def of(cls, command: str) -> "Maker":
+        """By the command's text, which is empty where the history doesn't tell it."""
+        return cls(bool(_OWNERSHIP.search(command)), bool(_COPY.search(command)))
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Visible files of one content, and what made copies of it."""
+
+    unpacked_bytes: int  # of each
+    paths: tuple[bytes, ...]
+    cause: str
+
+    @property
+    def wasted_bytes(self) -> int:
+        """What all copies but one take."""
+        return self.unpacked_bytes * (len(self.paths) - 1)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Duplicates, largest waste first; `extra` are the rows that could be links to another."""
+
+    duplicates: tuple[Duplicate, ...]
+    extra: frozenset[int]
+
+
+def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
+    """Group visible files by content. `makers` are what made each layer."""
+    groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        for at, digest in index.digests.items():
+            if merged.shown[start + at]:
+                groups[index.sizes[at], digest].append(start + at)
+    found, extra = [], []
+    for (size, _), rows in groups.items():
+        if len(rows) > 1:
+            paths = tuple(sorted(merged.path(row) for row in rows))
+            found.append(Duplicate(size, paths, _cause(merged, makers, rows, paths)))
+            extra += rows[1:]
+    ordered = sorted(found, key=lambda row: (-row.wasted_bytes, row.paths))
+    return Copies(tuple(ordered), frozenset(extra))
+
+
+def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
+    """Why a layer, made by `maker`, holds again at `row` what the same path had below."""
+    if maker.changes_owners:
+        return CHOWN
+    if row in merged.linked:
+        return BROKEN_LINK
+    return SECOND_COPY if maker.copies else REWRITTEN
+
+
+def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: tuple[bytes, ...]) -> str:
+    if any(path.startswith(b"opt/rocm") for path in paths) and any(b"/torch/lib/" in path for path in paths):
+        return ROCM_TWICE
+    layers = {merged.layer_of(row) for row in rows}
+    if len(layers) == 1:
+        return ONE_LAYER
+    return TWO_COPIES if all(makers[layer].copies for layer in layers) else LATER_RUN

@@ -1,0 +1,339 @@
+"""What findings are judged by: each byte of an image with its owner, kind, layer and visibility."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from buildtool.audit.count.base import Base, find_base
+from buildtool.audit.count.claims import (
+    BUILD_ONLY,
+    CUDA,
+    DELETED,
+    DUPLICATES,
+    FOREIGN_FILES,
+    OF_KIND,
+    OVERWRITTEN,
+    STRIPPABLE,
+    ClaimCounter,
+    Claims,
+    is_build_tool,
+    is_tool_directory,
+    parse_targets,
+)
+from buildtool.audit.count.copies import Duplicate, Maker, cause_of_rewriting, find_copies
+from buildtool.audit.count.exposure import SecretPlace, exposed_secrets
+from buildtool.audit.count.kinds import Classifier, Kind, Place
+from buildtool.audit.count.largest import TopFile, largest_directories, largest_files
+from buildtool.audit.count.packages import UNOWNED, Manager, Ownership, Package, claim_leftovers, find_owners
+from buildtool.audit.count.spot import PackageName, Spot
+from buildtool.audit.count.treemap import Tree, TreeCounter
+from buildtool.audit.inspect.secrets import redacted
+from buildtool.audit.read.contents import ImageContents
+from buildtool.audit.read.layer import LayerIndex, join
+from buildtool.audit.read.merge import Finder, Merged, merge
+
+_CUDA_LIBRARY = re.compile(
+    rb"^lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cudart|cudss|nccl|nvrtc|nvJitLink|nvshmem"
+    rb"|nvToolsExt|nvperf|(torch|c10)_(cuda|nvshmem)|caffe2_nvrtc)",
+)
+_CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|cupy[-_]cuda.*)$")
+_SERVICE = (b"app", b"srv", b"usr/src/app", b"opt/weir")
+_TOP_DIRECTORIES = 200
+_NO_PARTS: Mapping[tuple[Kind, str], int] = {}
+
+
+@dataclass
+class Tally:
+    """Bytes of a group of files or parts of files, and where they are (anchor -> bytes)."""
+
+    unpacked_bytes: int = 0
+    places: Counter[Spot] = field(default_factory=Counter)
+
+    def add(self, n_bytes: int, place: Spot) -> None:
+        """One more file, or part of one."""
+        self.unpacked_bytes += n_bytes
+        self.places[place] += n_bytes
+
+    def top(self, count: int) -> tuple[Spot, ...]:
+        """The places with most bytes, largest first."""
+        return tuple(place for place, _ in self.places.most_common(count))
+
+
+@dataclass(frozen=True)
+class PackageBytes:
+    """A package and the bytes of its files: in all layers, and of these what is visible at last."""
+
+    manager: Manager
+    name: str
+    version: str
+    place: str
+    unpacked_bytes: int
+    visible_bytes: int
+    n_files: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """An image, counted. Sums of `owners`, of `kinds` and of `layer_bytes` are equal."""
+
+    labels: Mapping[str, str]
+    ref: str
+    wanted_targets: tuple[str, ...]
+    layer_bytes: tuple[int, ...]
+    layer_stored_bytes: tuple[int | None, ...]
+    visible_bytes: int
+    n_files: int
+    owners: Mapping[str, int]  # owner group -> bytes in all layers
+    kinds: Mapping[Kind, int]  # bytes in all layers
+    shown: Mapping[Kind, Tally]  # the visible part, without what is strippable
+    gpu_files: Mapping[str, Tally]  # target -> visible files of GPU code, by name
+    gpu_in_libraries: Mapping[str, Tally]  # target -> visible GPU code inside libraries
+    strippable: Tally  # visible debug information inside libraries and programs
+    unread: tuple[tuple[bytes, str], ...]  # files that couldn't be looked into, and why
+    cuda: Tally  # visible files of CUDA's distributions, and CUDA's libraries elsewhere
+    overwritten: Tally  # path -> content that a later layer replaces
+    rewritten: Mapping[str, int]  # of these, replaced by the same content: why -> bytes
+    deleted: Tally
+    duplicates: tuple[Duplicate, ...]
+    build_only: Tally  # compilers, build systems and -dev packages
+    secrets: tuple[SecretPlace, ...]
+    claims: Claims
+    packages: tuple[PackageBytes, ...]
+    top_files: tuple[TopFile, ...]
+    top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
+    tree: Tree
+    dangling_links: int
+    packages_left_out: int  # beyond what is kept of an image's package databases
+    base: Base
+
+
+def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
+    """Count an image. `targets` are the GPUs it is meant for; the image's label speaks when empty."""
+    indexes = [layer.index or LayerIndex() for layer in contents.layers]
+    merged = merge(indexes)
+    ownership = find_owners(merged)
+    claim_leftovers(merged, ownership)
+    labels = contents.config.labels
+    told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
+    wanted = targets or told
+    makers = [Maker.of(layer.command or "") for layer in contents.layers]
+    copies = find_copies(merged, makers)
+    base = find_base(contents.config)
+    namer = _Namer(ownership, base.n_layers)
+    count = _Count(merged, namer, copies.extra, makers, ClaimCounter(parse_targets(wanted)))
+    for position in range(len(indexes)):
+        count.layer(position)
+    packages = count.packages()
+    return Facts(
+        labels={key: redacted(f"{key}={value}").removeprefix(f"{key}=") for key, value in labels.items()},
+        ref=contents.ref,
+        wanted_targets=wanted,
+        layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
+        layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
+        visible_bytes=count.visible_bytes,
+        n_files=count.n_files,
+        owners=dict(count.groups),
+        kinds={kind: n_bytes for kind, n_bytes in count.kinds.items() if n_bytes},
+        shown=count.shown,
+        gpu_files=count.gpu_files,
+        gpu_in_libraries=count.gpu_in_libraries,
+        strippable=count.strippable,
+        unread=tuple((index.path(at), why) for index in indexes for at, why in index.unread.items()),
+        cuda=count.cuda,
+        overwritten=count.overwritten,
+        rewritten=dict(count.rewritten),
+        deleted=count.deleted,
+        duplicates=copies.duplicates,
+        build_only=count.build_only,
+        secrets=tuple(exposed_secrets(contents, merged)),
+        claims=dict(count.claims.claims),
+        packages=packages,
+        top_files=largest_files(merged, top, lambda row: namer.of_row(merged, row)),
+        top_directories=largest_directories(count.directories, min(top, _TOP_DIRECTORIES)),
+        tree=count.tree.tree(namer.names),
+        dangling_links=len(merged.dangling),
+        packages_left_out=ownership.left_out,
+        base=base,
+    )
+
+
+class _Namer:
+    """Says who owns bytes: a package, else the base image that they came with, else what the place tells."""
+
+    def __init__(self, ownership: Ownership, base_layers: int) -> None:
+        self.ownership = ownership
+        self._base_layers = base_layers
+
+    def names(self, owner: int, directory: bytes, layer: int) -> tuple[str, str]:
+        """An owner's group and name; without a package the name is the group's."""
+        if owner == UNOWNED:
+            return (self.group(directory, layer),) * 2
+        package = self.ownership.packages[owner]
+        return package.manager.value, package.name
+
+    def group(self, directory: bytes, layer: int) -> str:
+        """Who has what no package has."""
+        if layer < self._base_layers:
+            return "base image"
+        served = any(directory == place or directory.startswith(place + b"/") for place in _SERVICE)
+        return "service" if served else "unowned"
+
+    def of_row(self, merged: Merged, row: int) -> str:
+        """The name of a file's owner."""
+        directory = merged.path(row).rpartition(b"/")[0]
+        return self.names(self.ownership.owner[row], directory, merged.layer_of(row))[1]
+
+
+class _Count:
+    """The running sums of one pass over every file of every layer."""
+
+    def __init__(
+        self,
+        merged: Merged,
+        namer: _Namer,
+        extra: frozenset[int],
+        makers: Sequence[Maker],
+        claims: ClaimCounter,
+    ) -> None:
+        ownership = namer.ownership
+        self._merged, self._namer, self._ownership = merged, namer, ownership
+        self._extra, self._makers, self.claims = extra, makers, claims
+        self._finder = Finder(merged)
+        self._classifier = Classifier()
+        self.tree = TreeCounter(sum(sum(index.sizes) for index in merged.layers))
+        self.groups: Counter[str] = Counter()
+        self.kinds: Counter[Kind] = Counter()
+        self.shown: defaultdict[Kind, Tally] = defaultdict(Tally)
+        self.gpu_files: defaultdict[str, Tally] = defaultdict(Tally)
+        self.gpu_in_libraries: defaultdict[str, Tally] = defaultdict(Tally)
+        self.directories: Counter[bytes] = Counter()
+        self.cuda, self.overwritten, self.deleted, self.build_only = Tally(), Tally(), Tally(), Tally()
+        self.strippable = Tally()
+        self.rewritten: Counter[str] = Counter()
+        self.n_files = self.visible_bytes = 0
+        self._tools = [is_build_tool(package) for package in ownership.packages]
+        self._cuda = [_cuda_place(package) for package in ownership.packages]
+        n_packages = len(ownership.packages)
+        self._all, self._visible, self._files = [0] * n_packages, [0] * n_packages, [0] * n_packages
+
+    def layer(self, position: int) -> None:
+        """Count one layer's files."""
+        index, row = self._merged.layers[position], self._merged.starts[position] - 1
+        owners, shown = self._ownership.owner, self._merged.shown
+        for at, (directory, name, size) in enumerate(zip(index.dirs, index.names, index.sizes, strict=True)):
+            row += 1
+            if not size:
+                continue
+            owner = owners[row]
+            place = self._classifier.place(directory, name)
+            parts = _parts(index, at, place)
+            rest = size - sum(parts.values()) if parts else size
+            self.kinds[place.kind] += rest
+            for (kind, _), n_bytes in parts.items():
+                self.kinds[kind] += n_bytes
+            self._all[owner] += size
+            self.tree.add(
+                directory,
+                name,
+                size,
+                layer=position,
+                owner=owner,
+                kind=place.kind,
+                targets=place.targets,
+                parts=parts,
+                shown=bool(shown[row]),
+            )
+            if owner == UNOWNED:
+                self.groups[self._namer.group(directory, position)] += size
+            if not shown[row]:
+                self._hidden(row, size)
+                continue
+            self._visible[owner] += size
+            self._files[owner] += 1
+            self.n_files += 1
+            self.visible_bytes += size
+            self.directories[directory] += size
+            self.shown[place.kind].add(rest, place.anchor)
+            if place.targets:
+                self.gpu_files["+".join(place.targets)].add(size, place.anchor)
+            causes = self._causes(row, owner, place, join(directory, name), size)
+            self.claims.add(rest, causes)
+            if parts:
+                self._shown_parts(parts, directory, name, causes)
+
+    def _shown_parts(
+        self, parts: Mapping[tuple[Kind, str], int], directory: bytes, name: bytes, causes: list[str]
+    ) -> None:
+        """Visible bytes inside a file that are of another kind than the rest of it."""
+        for (kind, target), n_bytes in parts.items():
+            if kind is Kind.DEBUG:
+                self.strippable.add(n_bytes, directory)
+                self.claims.add(n_bytes, [*causes, STRIPPABLE])
+            else:
+                self.shown[kind].add(n_bytes, join(directory, name))
+                self.gpu_in_libraries[target].add(n_bytes, join(directory, name))
+                self.claims.add_code({target: n_bytes}, causes)
+
+    def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
+        """The findings that want a visible file gone; counts it for those that have tallies of their own."""
+        causes = [OF_KIND[place.kind]] if place.kind in OF_KIND else []
+        cuda = self._cuda[owner] or (path if _CUDA_LIBRARY.match(path.rpartition(b"/")[2]) else b"")
+        if cuda:
+            self.cuda.add(size, cuda)
+            causes.append(CUDA)
+        package = self._ownership.packages[owner]
+        listed = owner != UNOWNED and package.manager is not Manager.ROCM
+        if self._tools[owner] or (not listed and is_tool_directory(path)):
+            self.build_only.add(size, PackageName(package.name) if listed else place.anchor)
+            causes.append(BUILD_ONLY)
+        if row in self._extra:
+            causes.append(DUPLICATES)
+        if place.targets and self.claims.is_foreign("+".join(place.targets)):
+            causes.append(FOREIGN_FILES)
+        return causes
+
+    def packages(self) -> tuple[PackageBytes, ...]:
+        """Every package with its bytes, largest first; adds the managers' sums to the groups."""
+        rows = []
+        for number, package in enumerate(self._ownership.packages):
+            if number == UNOWNED:
+                continue
+            bytes_of = self._all[number], self._visible[number], self._files[number]
+            rows.append(
+                PackageBytes(package.manager, package.name, package.version, package.place, *bytes_of)
+            )
+            self.groups[package.manager.value] += self._all[number]
+        return tuple(sorted(rows, key=lambda row: (-row.unpacked_bytes, row.name, row.place)))
+
+    def _hidden(self, row: int, size: int) -> None:
+        path = self._merged.path(row)
+        above = self._finder.row(path)
+        if above is None:
+            self.deleted.add(size, path)
+            self.claims.add(size, [DELETED])
+            return
+        self.overwritten.add(size, path)
+        self.claims.add(size, [OVERWRITTEN])
+        if self._merged.digest(row) is not None and self._merged.digest(row) == self._merged.digest(above):
+            maker = self._makers[self._merged.layer_of(above)]
+            self.rewritten[cause_of_rewriting(self._merged, maker, above)] += size
+
+
+def _cuda_place(package: Package) -> bytes:
+    """How CUDA's own distributions are named in a finding; empty for all other packages."""
+    by_pip = package.manager in (Manager.PYTHON, Manager.CONDA)
+    if not (by_pip and _CUDA_DISTRIBUTION.match(package.name.lower())):
+        return b""
+    return f"{package.place}/{package.name} {package.version}".encode()
+
+
+def _parts(index: LayerIndex, at: int, place: Place) -> Mapping[tuple[Kind, str], int]:
+    """What is inside a file and of another kind than the rest of it, by kind and GPU target."""
+    code, debug = index.gpu_code.get(at), index.debug.get(at)
+    if not (code or debug) or place.targets:
+        return _NO_PARTS
+    parts = {(Kind.GPU_CODE, target): n_bytes for target, n_bytes in (code or {}).items()}
+    if debug and place.kind is not Kind.DEBUG:
+        parts[Kind.DEBUG, ""] = debug
+    return parts

@@ -1,0 +1,49 @@
+"""Where an image shows its credentials: in what it says of itself, and in files of any layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from buildtool.audit.inspect.secrets import kinds_in_document, kinds_in_text
+from buildtool.audit.read.contents import ImageContents
+from buildtool.audit.read.merge import Merged
+from probes.shared.quoting import terminal
+
+
+@dataclass(frozen=True)
+class SecretPlace:
+    """Where a credential was seen, and of which kinds; never the credential."""
+
+    where: str
+    kinds: tuple[str, ...]
+    unpacked_bytes: int  # of the file; 0 in ENV, labels and history
+
+
+def exposed_secrets(contents: ImageContents, merged: Merged) -> Iterator[SecretPlace]:
+    """Every place, in ENV, labels, history, attestations and files; also files that a later layer removed."""
+    yield from _told_secrets(contents)
+    yield from _stored_secrets(merged)
+
+
+def _told_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
+    """Credentials in what an image says of itself."""
+    config = contents.config
+    texts = [(f"ENV {text.partition('=')[0]}", text) for text in config.env]
+    texts += [(f"label {key}", f"{key}={value}") for key, value in config.labels.items()]
+    texts += [(f"history, step {n}", step.command) for n, step in enumerate(config.history)]
+    for where, text in texts:
+        kinds = kinds_in_text(text)
+        if kinds:
+            yield SecretPlace(terminal(where), kinds, 0)
+    for document in contents.attestations.documents:
+        kinds = kinds_in_document(document)
+        if kinds:
+            yield SecretPlace("an attestation (provenance or SBOM) of the image", kinds, 0)
+
+
+def _stored_secrets(merged: Merged) -> Iterator[SecretPlace]:
+    """Credentials in files of any layer."""
+    for layer, (index, start) in enumerate(zip(merged.layers, merged.starts, strict=True)):
+        for at, kinds in index.secrets.items():
+            later = "" if merged.shown[start + at] else ", gone from later layers but still stored"
+            where = f"{terminal(index.path(at))} (layer {layer}{later})"
+            yield SecretPlace(where, kinds, index.sizes[at])

@@ -1,0 +1,206 @@
+"""An image's bytes by place, small enough to draw: directories and large files, each with what is in it.
+
+A directory or file is kept when it holds 0.02 % of the image; what is smaller counts for the directory
+above it. Layers, owner groups and kinds stay exact, and so does the sum below every kept directory.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from buildtool.audit.count.kinds import Kind
+from buildtool.audit.count.largest import depth_of
+from probes.shared.quoting import terminal
+
+MAX_ROWS = 8000  # some 2.5 MB of JSON
+MAX_PATH_CHARS = 2_000_000  # of all rows: a path may have 4 KiB
+KEPT_SHARE = 5000  # one in so many bytes of the image: some 700 rows for an image of 20,000 files
+
+_File = tuple[bytes, bytes, int, int, Kind, str]  # directory, name if large, layer, owner, kind, GPU target
+NameOf = Callable[[int, bytes, int], tuple[str, str]]  # owner's number, directory, layer -> group and name
+
+
+@dataclass(frozen=True)
+class TreeRow:
+    """Bytes of one layer, owner and kind at one place: a file, or what a directory holds in small files.
+
+    `owner` is empty where several small ones were added up, `target` where it isn't GPU code for one.
+    `n_files` leaves out empty files and hard links.
+    """
+
+    path: str
+    is_file: bool
+    layer: int
+    group: str
+    owner: str
+    kind: str
+    target: str
+    unpacked_bytes: int
+    visible_bytes: int
+    n_files: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The rows, in the order of their paths; `least_bytes` is what a place must hold to be kept."""
+
+    least_bytes: int = 1
+    rows: tuple[TreeRow, ...] = ()
+
+
+NO_TREE = Tree()
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Running sums of one row."""
+
+    unpacked_bytes: int = 0
+    visible_bytes: int = 0
+    n_files: int = 0
+
+    def add(self, other: "_Sums") -> None:
+        self.unpacked_bytes += other.unpacked_bytes
+        self.visible_bytes += other.visible_bytes
+        self.n_files += other.n_files
+
+
+_Coarse = tuple[bytes, bool, int, str, str]  # path, is it a file, layer, owner group, kind
+_Fine = tuple[str, str]  # owner, GPU target
+_SEVERAL: _Fine = ("", "")
+
+
+class TreeCounter:
+    """Counts files as they come by, one at a time, then makes the tree."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._least = max(1, total_bytes // KEPT_SHARE)
+        self._sums: dict[_File, _Sums] = {}
+
+    def add(
+        self,
+        directory: bytes,
+        name: bytes,
+        size: int,
+        *,
+        layer: int,
+        owner: int,
+        kind: Kind,
+        targets: tuple[str, ...],
+        parts: Mapping[tuple[Kind, str], int],
+        shown: bool,
+    ) -> None:
+        """One file; `parts` is what inside it is of another kind, by kind and GPU target."""
+        place = directory, name if size >= self._least else b"", layer, owner
+        rest = size
+        for (part, target), n_bytes in parts.items():
+            self._count((*place, part, target), n_bytes, shown=shown)
+            rest -= n_bytes
+        self._count((*place, kind, "+".join(targets)), rest, shown=shown).n_files += 1
+
+    def _count(self, file: _File, n_bytes: int, *, shown: bool) -> _Sums:
+        sums = self._sums.get(file)
+        if sums is None:
+            sums = self._sums[file] = _Sums()
+        sums.unpacked_bytes += n_bytes
+        if shown:
+            sums.visible_bytes += n_bytes
+        return sums
+
+    def tree(self, name_of: NameOf) -> Tree:
+        """Everything counted, the small added up; coarser where that is too much to draw."""
+        least = self._least
+        while True:
+            rows = self._rows(name_of, least)
+            small = len(rows) <= MAX_ROWS and sum(len(row.path) for row in rows) <= MAX_PATH_CHARS
+            if small or least > self._total:
+                return Tree(least, tuple(sorted(rows, key=lambda row: (row.path, -row.unpacked_bytes))))
+            least *= 2
+
+    def _rows(self, name_of: NameOf, least: int) -> list[TreeRow]:
+        nearest, large = _Nearest(self._kept_directories(least)), self._large_files(least)
+        cells: defaultdict[_Coarse, defaultdict[_Fine, _Sums]] = defaultdict(lambda: defaultdict(_Sums))
+        for (directory, name, layer, owner, kind, target), sums in self._sums.items():
+            group, owner_name = name_of(owner, directory, layer)
+            is_file = (directory, name) in large
+            path = _join(directory, name) if is_file else nearest.of(directory)
+            cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
+        return [
+            _row(coarse, fine, sums)
+            for coarse, parts in cells.items()
+            for fine, sums in _merged(parts, least).items()
+            if sums.unpacked_bytes
+        ]
+
+    def _large_files(self, least: int) -> set[tuple[bytes, bytes]]:
+        sizes: Counter[tuple[bytes, bytes]] = Counter()
+        for (directory, name, *_), sums in self._sums.items():
+            if name:
+                sizes[directory, name] += sums.unpacked_bytes
+        return {file for file, n_bytes in sizes.items() if n_bytes >= least}
+
+    def _kept_directories(self, least: int) -> set[bytes]:
+        own: Counter[bytes] = Counter()
+        for (directory, *_), sums in self._sums.items():
+            own[directory] += sums.unpacked_bytes
+        levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+        for directory, n_bytes in own.items():
+            levels[depth_of(directory)][directory] = n_bytes
+        kept = {b""}
+        for depth in range(max(levels, default=0), 0, -1):  # the deepest first: each adds to the one above
+            for directory, n_bytes in levels.pop(depth, Counter()).items():
+                levels[depth - 1][directory.rpartition(b"/")[0]] += n_bytes
+                if n_bytes >= least:
+                    kept.add(directory)
+        return kept
+
+
+def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:
+    """Small owners and targets of one place become one, unless there is but one of them."""
+    small = [fine for fine, sums in parts.items() if sums.unpacked_bytes < least]
+    if len(small) < 2:
+        return parts
+    several = _Sums()
+    for fine in small:
+        several.add(parts[fine])
+    large = {fine: sums for fine, sums in parts.items() if sums.unpacked_bytes >= least}
+    return {**large, _SEVERAL: several}
+
+
+class _Nearest:
+    """Finds the kept directory at or above one; each directory on the way is looked at once."""
+
+    def __init__(self, kept: set[bytes]) -> None:
+        self._known = {directory: directory for directory in kept}
+
+    def of(self, directory: bytes) -> bytes:
+        """The nearest kept directory."""
+        passed = []
+        while directory not in self._known:
+            passed.append(directory)
+            directory = directory.rpartition(b"/")[0]
+        found = self._known[directory]
+        self._known.update(dict.fromkeys(passed, found))
+        return found
+
+
+def _join(directory: bytes, name: bytes) -> bytes:
+    return directory + b"/" + name if directory else name
+
+
+def _row(coarse: _Coarse, fine: _Fine, sums: _Sums) -> TreeRow:
+    path, is_file, layer, group, kind = coarse
+    owner, target = fine
+    return TreeRow(
+        path=terminal(path),
+        is_file=is_file,
+        layer=layer,
+        group=group,
+        owner=owner,
+        kind=kind,
+        target=target,
+        unpacked_bytes=sums.unpacked_bytes,
+        visible_bytes=sums.visible_bytes,
+        n_files=sums.n_files,
+    )

@@ -1,0 +1,1 @@
+"""Looks inside files that stream by: GPU code, debug information, credentials."""

@@ -1,0 +1,1 @@
+"""Judges the counts: findings with their remedies, and the budget."""

@@ -1,0 +1,283 @@
+"""Waste, by cause: each finding has its bytes, where they are and what to type against it. Pure functions."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from buildtool.audit.count.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, STRIPPABLE, saved_bytes
+from buildtool.audit.count.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES
+from buildtool.audit.count.counts import Facts
+from buildtool.audit.count.kinds import Kind
+from buildtool.audit.count.spot import PackageName, naming, shown
+from buildtool.audit.judge.finding import (
+    SHOWN_PATHS,
+    SHOWN_SECRETS,
+    WORTH_BYTES,
+    Finding,
+    Prediction,
+    Severity,
+    merged_places,
+)
+from buildtool.audit.judge.mismatches import (
+    cuda_in_cpu_image,
+    foreign_code_in_libraries,
+    foreign_files,
+    torch_without_gpu_kernels,
+)
+from probes.shared.quoting import terminal
+from probes.shared.units import decimal_bytes
+
+__all__ = ["Finding", "Prediction", "Severity", "find_waste", "predict"]
+
+# the smallest documented quota of large public registries; some take 10 GB
+REGISTRY_LAYER_BYTES = 10_000 << 20
+_REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
+
+
+def find_waste(facts: Facts) -> tuple[Finding, ...]:
+    """Every finding, the gravest and largest first."""
+    order = list(Severity)
+    total = sum(facts.layer_bytes)
+    claiming = {cause for causes in facts.claims for cause in causes}
+    found = [
+        replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
+        if finding.id in claiming
+        else finding
+        for check in CHECKS
+        for finding in [check(facts)]
+        if finding
+    ]
+    return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.unpacked_bytes)))
+
+
+def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
+    """The size after all remedies but those of mere information."""
+    saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
+    return Prediction(sum(facts.layer_bytes) - saved, saved)
+
+
+def _caches(facts: Facts) -> Finding | None:
+    return _of_kind(
+        facts,
+        (Kind.CACHE,),
+        "caches",
+        "caches of package managers",
+        "RUN apt-get update && apt-get install -y --no-install-recommends PACKAGES \\\n"
+        " && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old\n"
+        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache\n"
+        "RUN conda install -y PACKAGES && conda clean -afy",
+    )
+
+
+def _bytecode(facts: Facts) -> Finding | None:
+    found = _of_kind(
+        facts,
+        (Kind.BYTECODE,),
+        "bytecode",
+        "compiled Python beside its source",
+        "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
+    )
+    return found and replace(found, severity=Severity.INFO)
+
+
+def _headers_and_static(facts: Facts) -> Finding | None:
+    kinds = (Kind.HEADER, Kind.STATIC_LIBRARY, Kind.BUILD_FILE)
+    return _of_kind(
+        facts,
+        kinds,
+        "headers-and-static",
+        "headers, static libraries and build files",
+        f"{_REMOVE}\n# torch.compile on CPUs needs torch/include",
+    )
+
+
+def _tests(facts: Facts) -> Finding | None:
+    return _of_kind(facts, (Kind.TEST,), "tests", "tests of installed packages", _REMOVE)
+
+
+def _docs_and_locale(facts: Facts) -> Finding | None:
+    return _of_kind(
+        facts,
+        (Kind.DOC, Kind.LOCALE),
+        "docs-and-locale",
+        "documentation and translations",
+        "# before packages are installed:\n"
+        "RUN printf 'path-exclude=%s\\n' '/usr/share/man/*' '/usr/share/locale/*' '/usr/share/doc/*' \\\n"
+        "  > /etc/dpkg/dpkg.cfg.d/slim\n"
+        "RUN echo 'path-include=/usr/share/doc/*/copyright' >> /etc/dpkg/dpkg.cfg.d/slim",
+    )
+
+
+def _debug(facts: Facts) -> Finding | None:
+    return _of_kind(facts, (Kind.DEBUG,), "debug-info", "debug information", _REMOVE)
+
+
+def _strippable(facts: Facts) -> Finding | None:
+    if facts.strippable.unpacked_bytes < WORTH_BYTES:
+        return None
+    places = facts.strippable.top(SHOWN_PATHS)
+    left_out = len(facts.strippable.places) - len(places)
+    more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
+    return Finding(
+        STRIPPABLE,
+        Severity.WARNING,
+        "debug information and linkers' symbols inside libraries and programs",
+        facts.strippable.unpacked_bytes,
+        tuple(map(shown, places)),
+        naming(
+            places,
+            lambda listed: (
+                f"RUN find {listed} -maxdepth 1 -type f \\\n"
+                "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't"
+            ),
+        )
+        + f"\n{more}# in the layer that installs them, with binutils there; never after buildtool prune;\n"
+        "# then try what was stripped: libraries that patchelf changed may not load any more",
+    )
+
+
+def _overwritten(facts: Facts) -> Finding | None:
+    n_bytes = facts.overwritten.unpacked_bytes
+    if n_bytes < WORTH_BYTES:
+        return None
+    same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
+    return Finding(
+        OVERWRITTEN,
+        Severity.WARNING,
+        f"replaced in a later layer{same}",
+        n_bytes,
+        tuple(map(shown, facts.overwritten.top(SHOWN_PATHS))),
+        "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
+        "# and install a package once, in the layer that settles its version",
+    )
+
+
+def _deleted(facts: Facts) -> Finding | None:
+    if facts.deleted.unpacked_bytes < WORTH_BYTES:
+        return None
+    return Finding(
+        DELETED,
+        Severity.WARNING,
+        "deleted in a later layer, but still stored and pulled",
+        facts.deleted.unpacked_bytes,
+        tuple(map(shown, facts.deleted.top(SHOWN_PATHS))),
+        "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
+    )
+
+
+_AGAINST_COPIES = {
+    ROCM_TWICE: "RUN ln -sf /opt/rocm/lib/LIBRARY TORCH/lib/LIBRARY   # in the layer that installs torch,"
+    " or install torch's wheel on a base without ROCm",
+    TWO_COPIES: "COPY --from=STAGE ...   # once, and RUN ln -s FIRST SECOND in the same layer",
+    LATER_RUN: "RUN install-it && ln FIRST SECOND   # in one RUN: linking to a lower layer's file copies it",
+    ONE_LAYER: "RUN ln -sf FIRST SECOND   # in the layer that makes the copy",
+}
+
+
+def _duplicates(facts: Facts) -> Finding | None:
+    n_bytes = sum(row.wasted_bytes for row in facts.duplicates)
+    if n_bytes < WORTH_BYTES:
+        return None
+    causes: Counter[str] = Counter()
+    for row in facts.duplicates:
+        causes[row.cause] += row.wasted_bytes
+    told = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
+    if len(causes) == 1:
+        told = next(iter(causes))
+    return Finding(
+        DUPLICATES,
+        Severity.WARNING,
+        f"the same content at several paths ({told})",
+        n_bytes,
+        tuple(" = ".join(terminal(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
+        "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
+    )
+
+
+def _build_only(facts: Facts) -> Finding | None:
+    if facts.build_only.unpacked_bytes < WORTH_BYTES:
+        return None
+    spots = facts.build_only.top(SHOWN_PATHS)
+    packages = [spot for spot in spots if isinstance(spot, PackageName)]
+    purge = naming(
+        packages[:8],
+        lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
+    )
+    return Finding(
+        BUILD_ONLY,
+        Severity.WARNING,
+        "compilers, build systems and -dev packages, which running doesn't need",
+        facts.build_only.unpacked_bytes,
+        tuple(map(shown, spots)),
+        "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
+        f"{purge}".rstrip("\n"),
+    )
+
+
+def _secrets(facts: Facts) -> Finding | None:
+    """The only finding whose list isn't cut short: each of its places takes a person's hand."""
+    if not facts.secrets:
+        return None
+    return Finding(
+        "secrets",
+        Severity.ERROR,
+        f"credentials in {len(facts.secrets)} places; whoever can pull the image can read them",
+        sum(row.unpacked_bytes for row in facts.secrets),
+        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
+        "RUN --mount=type=secret,id=NAME ...   # is there during this step only, and not in the history\n"
+        "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
+    )
+
+
+def _huge_layer(facts: Facts) -> Finding | None:
+    known = [(n, stored) for n, stored in enumerate(facts.layer_stored_bytes) if stored is not None]
+    huge = [n for n, stored in known if stored > REGISTRY_LAYER_BYTES]
+    if not huge:
+        return None
+    return Finding(
+        "huge-layer",
+        Severity.WARNING,
+        "a layer larger than public registries take (10,000 MiB compressed)",
+        sum(facts.layer_bytes[n] for n in huge),
+        tuple(f"layer {n}" for n in huge),
+        "RUN one-half-of-the-packages\nRUN the-other-half   # layers are pushed and pulled in parallel, too",
+    )
+
+
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    cuda_in_cpu_image,
+    _secrets,
+    torch_without_gpu_kernels,
+    foreign_files,
+    foreign_code_in_libraries,
+    _overwritten,
+    _deleted,
+    _duplicates,
+    _build_only,
+    _huge_layer,
+    _caches,
+    _headers_and_static,
+    _tests,
+    _debug,
+    _strippable,
+    _docs_and_locale,
+    _bytecode,
+)
+
+
+def _of_kind(facts: Facts, kinds: tuple[Kind, ...], name: str, title: str, remedy: str) -> Finding | None:
+    """A finding of all visible files of some kinds; `{places}` in the remedy becomes the largest places."""
+    tallies = [facts.shown[kind] for kind in kinds if kind in facts.shown]
+    n_bytes = sum(tally.unpacked_bytes for tally in tallies)
+    if n_bytes < WORTH_BYTES:
+        return None
+    places = merged_places(tallies)
+    if "{places}" in remedy:
+        template = remedy
+        remedy = naming(places[:8], lambda listed: template.replace("{places}", listed))
+    paths = tuple(map(shown, places[:SHOWN_PATHS]))
+    return Finding(name, Severity.WARNING, title, n_bytes, paths, remedy)
+
+
+def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda row: (-row[1], row[0]))

@@ -1,0 +1,113 @@
+"""Content for other hardware than the image's: CUDA, foreign GPU targets, a torch without GPU kernels."""
+
+from collections.abc import Mapping
+
+from buildtool.audit.count.claims import (
+    CUDA,
+    FOREIGN_CODE,
+    FOREIGN_FILES,
+    is_foreign,
+    parse_targets,
+    saved_bytes,
+)
+from buildtool.audit.count.counts import Facts, Tally
+from buildtool.audit.count.spot import shown
+from buildtool.audit.judge.finding import SHOWN_PATHS, Finding, Severity, merged_places
+from probes.shared.quoting import command, terminal
+from probes.shared.units import decimal_bytes
+
+
+def cuda_in_cpu_image(facts: Facts) -> Finding | None:
+    """CUDA's distributions and libraries where the image isn't for CUDA."""
+    meant = _meant_hardware(facts)
+    if meant == "cuda":
+        return None
+    n_bytes = facts.cuda.unpacked_bytes
+    if not n_bytes:
+        return None
+    if meant in ("cpu", "rocm"):
+        severity, title = Severity.ERROR, f"CUDA in an image for {meant}"
+    else:
+        severity, title = (
+            Severity.INFO,
+            "this image holds CUDA; on machines without NVIDIA GPUs it is dead weight",
+        )
+    index = "rocm6.4" if meant == "rocm" else "cpu"
+    return Finding(
+        CUDA,
+        severity,
+        title,
+        n_bytes,
+        tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
+        f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
+        "# not --extra-index-url: with both in view pip takes the highest version, which is CUDA's",
+    )
+
+
+def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
+    """A CPU build of torch in a variant for GPUs."""
+    variant = _label(facts, "variant")
+    if _label(facts, "torch.build") != "cpu" or not variant.startswith(("rocm", "cuda")):
+        return None
+    return Finding(
+        "torch-without-gpu-kernels",
+        Severity.WARNING,
+        f"variant {terminal(variant)} holds a CPU build of torch: tensors can't be put on a GPU",
+        0,
+        (),
+        "# make a GPU build of torch reachable: see this variant's `torch:` in images/variants.yaml; then\n"
+        + command("python", "-m", "buildtool", "build", "--", variant),
+    )
+
+
+def foreign_files(facts: Facts) -> Finding | None:
+    """Files of GPU code that no wanted target can run."""
+    return _foreign(facts, facts.gpu_files, FOREIGN_FILES, "files of")
+
+
+def foreign_code_in_libraries(facts: Facts) -> Finding | None:
+    """GPU code inside libraries that no wanted target can run."""
+    return _foreign(facts, facts.gpu_in_libraries, FOREIGN_CODE, "inside libraries,")
+
+
+def _prune(facts: Facts) -> str:
+    """What to type against foreign code of both forms: one command takes both out."""
+    saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
+    targets = ",".join(map(str, parse_targets(facts.wanted_targets)))
+    left = decimal_bytes(sum(facts.layer_bytes) - saved)
+    prune = "python", "-m", "buildtool", "prune", "--targets", targets
+    return (
+        f"{command(*prune, '--', facts.ref)}\n"
+        f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
+        f"# or what will be copied into an image: {command(*prune, 'DIRECTORY')}"
+    )
+
+
+def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
+    """A finding of the code that no wanted target can run; None where none is wanted."""
+    wanted = parse_targets(facts.wanted_targets)
+    told = ", ".join(map(str, wanted))
+    foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
+    n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
+    if not n_bytes:
+        return None
+    return Finding(
+        name,
+        Severity.WARNING,
+        f"{what} GPU code for {', '.join(sorted(foreign))}; wanted is {told}",
+        n_bytes,
+        tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
+        _prune(facts),
+    )
+
+
+def _meant_hardware(facts: Facts) -> str:
+    """What the image says it is for: cpu, rocm, cuda, or nothing."""
+    words = f"{_label(facts, 'variant')} {facts.ref}".lower()
+    told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
+    return told or _label(facts, "torch.build")
+
+
+def _label(facts: Facts, name: str) -> str:
+    """What a label of ours says; empty for an image without it."""
+    return facts.labels.get(f"io.weir.{name}", "")

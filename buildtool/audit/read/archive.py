@@ -1,0 +1,359 @@
+"""Where an image's blobs come from: an engine's stream, an archive file, an OCI layout directory.
+
+Each gives the same thing: named blobs, every one hashed and, where it is a layer, indexed.
+"""
+
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol
+
+from buildtool.audit.read.layer import LayerIndex, index_layer
+from buildtool.audit.tar.ahead import Ahead
+from buildtool.audit.tar.faults import (
+    ImageFault,
+    LimitExceeded,
+    MalformedDocument,
+    MalformedStream,
+    MalformedTar,
+    Truncated,
+)
+from buildtool.audit.tar.limits import LIMITS, Limits
+from buildtool.audit.tar.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
+from buildtool.audit.tar.unpack import LAYERS, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.errors import DataError
+from buildtool.places import Place, place_at
+
+CHUNK = 1 << 18
+_SMALL_CHUNKS = 3  # a layer of fewer isn't worth threads
+_LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
+Tick = Callable[[int], None]  # hears how many more bytes were read
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One blob after its only reading.
+
+    `digest` and `stored_bytes` are of the blob as it lies in the archive, `diff_id` and `tar_bytes`
+    after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
+    only a manifest can say whether it matters.
+    """
+
+    form: Form
+    digest: str | None = None
+    stored_bytes: int = 0
+    document: bytes | None = None
+    index: LayerIndex | None = None
+    diff_id: str | None = None
+    tar_bytes: int = 0
+    fault: ImageFault | None = None
+
+
+class Archive(Protocol):
+    """Named blobs."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the tar that holds them, and was read all the same."""
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path in the archive."""
+
+    def blob(self, path: str) -> Blob:
+        """Read one blob. Raises KeyError for a path that isn't there."""
+
+
+class StreamArchive:
+    """A tar stream that is read once: each blob is read as it comes by, whatever it proves to be."""
+
+    def __init__(
+        self, chunks: Iterator[bytes], *, label: str, limits: Limits = LIMITS, tick: Tick = lambda _: None
+    ) -> None:
+        self._blobs: dict[str, Blob] = {}
+        self._aliases: dict[str, str] = {}
+        index_room, document_room = limits.index_bytes, limits.documents_bytes
+        allowance = Allowance(limits)
+        reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
+        for raw, kind, _, link in reader:
+            path = member_path(raw)
+            if kind in (SYMLINK, HARDLINK):
+                self._aliases[path] = _link_target(path, kind, link)
+            elif kind == FILE:
+                _refuse_doubled(path, self._blobs, label)
+                outer: list[ImageFault] = []
+                bounds = Bounds(limits, index_room, allowance)
+                blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
+                if outer:  # a fault of the archive, not of the blob
+                    raise outer[0]
+                index_room -= blob.index.index_bytes if blob.index else 0
+                document_room -= len(blob.document or b"")
+                if document_room < 0:
+                    raise LimitExceeded("more JSON documents than an image has", place=label)
+                self._blobs[path] = blob
+        _check_ended(reader, label)
+        self.notes = tuple(reader.notes)
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path."""
+        return frozenset(self._blobs) | frozenset(self._aliases)
+
+    def blob(self, path: str) -> Blob:
+        """The blob as it was read. Raises KeyError."""
+        return self._blobs[_resolved(path, self._aliases)]
+
+
+class _SeekableArchive:
+    """Blobs that can be read when asked for, in any order."""
+
+    def __init__(self, limits: Limits, tick: Tick) -> None:
+        self._limits, self._tick = limits, tick
+        self._room_bytes = limits.index_bytes
+        self._allowance = Allowance(limits)
+
+    def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
+        chunks = _ticking(_span(handle, start, length), self._tick)
+        blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
+        self._room_bytes -= blob.index.index_bytes if blob.index else 0
+        return blob
+
+
+class FileArchive(_SeekableArchive):
+    """An uncompressed archive file: its headers are walked once, its blobs are read where they lie."""
+
+    def __init__(self, file: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
+        super().__init__(limits, tick)
+        self._file = file
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._aliases: dict[str, str] = {}
+        with _opened(file) as handle:
+            size = os.fstat(handle).st_size
+            self._allowance = Allowance(limits, size)
+            chunks = iter(partial(os.read, handle, 64 << 10), b"")
+            leap = partial(_leap, handle=handle, size=size)
+            reader = TarReader(chunks, place=str(file), limits=limits, leap=leap)
+            for raw, kind, length, link in reader:
+                path = member_path(raw)
+                if len(self._spans) + len(self._aliases) > limits.index_bytes // 1024:
+                    raise LimitExceeded("more members than an image archive has", place=str(file))
+                if kind in (SYMLINK, HARDLINK):
+                    self._aliases[path] = _link_target(path, kind, link)
+                elif kind == FILE:
+                    _refuse_doubled(path, self._spans, str(file))
+                    self._spans[path] = (reader.offset, length)
+            _check_ended(reader, str(file))
+            self.notes = tuple(reader.notes)
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path."""
+        return frozenset(self._spans) | frozenset(self._aliases)
+
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each blob lies in the file: offset and bytes."""
+        return tuple(self._spans.values())
+
+    def blob(self, path: str) -> Blob:
+        """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
+        start, length = self._spans[_resolved(path, self._aliases)]
+        with _opened(self._file) as handle:
+            return self._read(handle, path, start, length)
+
+
+class DirectoryArchive(_SeekableArchive):
+    """An OCI layout, or an unpacked `docker save`, in a directory. Links are not followed."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
+        super().__init__(limits, tick)
+        self._root = root
+        try:
+            self._paths = frozenset(_files_below(root))
+        except OSError as error:
+            message = f"can't read {error.filename}: {error.strerror}"
+            raise DataError(message, "check its permissions") from error
+        if self._paths.isdisjoint(_LISTS):
+            raise MalformedDocument(
+                f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
+            )
+
+    def paths(self) -> frozenset[str]:
+        """Every regular file's path."""
+        return self._paths
+
+    def blob(self, path: str) -> Blob:
+        """Read one file. Raises KeyError, DataError and as `read_blob` does."""
+        if path not in self._paths:
+            raise KeyError(path)
+        with _opened(self._root / path) as handle:
+            return self._read(handle, path, 0, os.fstat(handle).st_size)
+
+
+def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
+    """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
+    if place_at(path) is Place.DIRECTORY:
+        return DirectoryArchive(path, limits=limits, tick=tick)
+    with _opened(path) as handle:
+        if sniff(os.read(handle, 512)) is Form.TAR:
+            return FileArchive(path, limits=limits, tick=tick)
+        os.lseek(handle, 0, os.SEEK_SET)
+        chunks = iter(partial(os.read, handle, CHUNK), b"")
+        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+
+
+FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one blob may take: `room_bytes` of memory for its index, a share of the archive's allowance."""
+
+    limits: Limits = LIMITS
+    room_bytes: int | None = None
+    allowance: Allowance | None = None
+
+
+def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
+    """Read a blob once: hash it, keep it if it is JSON, index it if it is a layer."""
+    meter = Meter()
+    head, rest = peek(meter.through(chunks))
+    form = sniff(head)
+    blob = Blob(form)
+    if form is Form.JSON:
+        most = bounds.limits.document_bytes
+        kept = [piece for piece in rest if meter.n_bytes <= most]
+        blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
+    elif form not in LAYERS:
+        for _ in rest:
+            pass
+    else:
+        try:
+            blob = _read_layer(rest, blob, meter, path, bounds)
+        except ImageFault as fault:
+            return replace(blob, fault=fault)
+    return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
+
+
+def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
+    limits = bounds.limits
+    plain = meter if blob.form is Form.TAR else Meter()
+    first = list(islice(rest, _SMALL_CHUNKS))
+    pieces = decompressed(
+        chain(first, rest), blob.form, place=path, limits=limits, allowance=bounds.allowance
+    )
+    with ExitStack() as stages:  # a thread each: read, hash and decompress; hash again. Walking is ours
+        if len(first) == _SMALL_CHUNKS:
+            pieces = iter(stages.enter_context(Ahead(pieces)))
+        if plain is not meter:
+            pieces = plain.through(pieces)
+            if len(first) == _SMALL_CHUNKS:
+                pieces = iter(stages.enter_context(Ahead(pieces)))
+        reader = TarReader(pieces, place=path, limits=limits)
+        index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
+    return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
+
+
+def member_path(raw: bytes) -> str:
+    """A member's path in an image archive, without leading `./`."""
+    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
+
+
+def _link_target(path: str, kind: int, link: bytes) -> str:
+    target = link.decode("utf-8", "surrogateescape")
+    return member_path(
+        (posixpath.join(posixpath.dirname(path), target) if kind == SYMLINK else target).encode(
+            "utf-8", "surrogateescape"
+        )
+    )
+
+
+def _resolved(path: str, aliases: Mapping[str, str]) -> str:
+    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
+    for _ in range(8):
+        path = aliases.get(path, path)
+    return path
+
+
+def _refuse_doubled(path: str, known: Mapping[str, object], label: str) -> None:
+    if path in known and not path.startswith("blobs/"):  # blobs are told by digest, others by name alone
+        raise MalformedTar(f"the archive holds {path} twice", place=label)
+
+
+def _check_ended(reader: TarReader, label: str) -> None:
+    if not reader.ended:
+        raise Truncated("the archive has no end marker", place=label)
+    reader.drain()
+
+
+def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
+    head, rest = peek(chunks)
+    form = sniff(head)
+    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
+        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
+    if form is not Form.TAR:
+        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
+    return TarReader(rest, place=label, limits=limits)
+
+
+def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
+    """The chunks up to a fault, which is added to `faults`."""
+    try:
+        yield from chunks
+    except ImageFault as fault:
+        faults.append(fault)
+
+
+def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
+    for chunk in chunks:
+        tick(len(chunk))
+        yield chunk
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to doesn't hold us up
+    except OSError as error:
+        raise DataError(
+            f"can't read {path}: {error.strerror}", "check the path and its permissions"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DataError(f"{path} is no file", FORMS)
+        yield handle
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}", "check the disk") from error
+    finally:
+        os.close(handle)
+
+
+def _files_below(root: Path) -> Iterator[str]:
+    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
+
+
+def _leap(distance: int, *, handle: int, size: int) -> int:
+    here = os.lseek(handle, 0, os.SEEK_CUR)
+    return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+
+
+def _span(handle: int, start: int, length: int) -> Iterator[bytes]:
+    at, end = start, start + length
+    while chunk := os.pread(handle, min(CHUNK, end - at), at):
+        at += len(chunk)
+        yield chunk

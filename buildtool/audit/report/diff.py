@@ -1,0 +1,121 @@
+"""Two audits side by side: what changed by owner, kind, package, place and finding. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from buildtool.audit.count.treemap import Tree
+from buildtool.audit.report.schema import AuditReport, PackageRow
+
+EXPLAINS = 0.9  # a directory is left out where one thing in it is so much of its change
+
+
+@dataclass(frozen=True)
+class Change:
+    """Unpacked bytes of one thing on both sides; None where it isn't there, or too small to be listed."""
+
+    name: str
+    before_bytes: int | None
+    after_bytes: int | None
+    note: str = ""
+
+    @property
+    def delta_bytes(self) -> int:
+        """After minus before; what isn't there counts as nothing."""
+        return (self.after_bytes or 0) - (self.before_bytes or 0)
+
+
+@dataclass(frozen=True)
+class ImageDiff:
+    """Two images. Each list has what differs, the largest difference first."""
+
+    before: AuditReport
+    after: AuditReport
+    owners: tuple[Change, ...]
+    kinds: tuple[Change, ...]
+    gpu_code: tuple[Change, ...]
+    packages: tuple[Change, ...]
+    places: tuple[Change, ...]
+    findings: tuple[Change, ...]
+    least_bytes: int | None  # a place with less isn't listed; None where a report holds no places
+
+
+def diff(before: AuditReport, after: AuditReport) -> ImageDiff:
+    """What changed from one image to the other."""
+    known = bool(before.tree.rows and after.tree.rows)
+    return ImageDiff(
+        before=before,
+        after=after,
+        owners=_changes(before.owners, after.owners),
+        kinds=_changes(before.kinds, after.kinds),
+        gpu_code=_changes(before.gpu_code, after.gpu_code),
+        packages=_packages(before.packages, after.packages),
+        places=_places(before.tree, after.tree) if known else (),
+        findings=_changes(_finding_bytes(before), _finding_bytes(after)),
+        least_bytes=max(before.tree.least_bytes, after.tree.least_bytes) if known else None,
+    )
+
+
+def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Change, ...]:
+    rows = (Change(name, before.get(name), after.get(name)) for name in before.keys() | after.keys())
+    return _sorted(row for row in rows if row.before_bytes != row.after_bytes)
+
+
+def _sorted(rows: Iterable[Change]) -> tuple[Change, ...]:
+    return tuple(sorted(rows, key=lambda row: (-abs(row.delta_bytes), row.name)))
+
+
+def _finding_bytes(report: AuditReport) -> Mapping[str, int]:
+    found: Counter[str] = Counter()
+    for row in report.findings:
+        found[row.id] += row.unpacked_bytes
+    return found
+
+
+def _packages(before: Iterable[PackageRow], after: Iterable[PackageRow]) -> tuple[Change, ...]:
+    """Packages by manager and name; a version that changed is told, even at no difference in bytes."""
+    sides = _by_name(before), _by_name(after)
+    rows = []
+    for manager, name in sides[0].keys() | sides[1].keys():
+        old, new = (side.get((manager, name), ()) for side in sides)
+        versions = [", ".join(sorted({row.version for row in rows_of})) for rows_of in (old, new)]
+        sums = [sum(row.unpacked_bytes for row in rows_of) if rows_of else None for rows_of in (old, new)]
+        if versions[0] != versions[1] or sums[0] != sums[1]:
+            told = " -> ".join(version or "none" for version in dict.fromkeys(versions))
+            rows.append(Change(f"{name} ({manager})", sums[0], sums[1], told))
+    return _sorted(rows)
+
+
+def _by_name(packages: Iterable[PackageRow]) -> Mapping[tuple[str, str], list[PackageRow]]:
+    grouped: defaultdict[tuple[str, str], list[PackageRow]] = defaultdict(list)
+    for row in packages:
+        grouped[row.manager, row.name].append(row)
+    return grouped
+
+
+def _places(before: Tree, after: Tree) -> tuple[Change, ...]:
+    """Directories and files, without those whose change is nearly all of one thing inside them."""
+    least = max(before.least_bytes, after.least_bytes)
+    rows = {row.name: row for row in _changes(_sums(before), _sums(after)) if abs(row.delta_bytes) >= least}
+    heaviest: Counter[str] = Counter()
+    for name, row in rows.items():
+        above = name.rpartition("/")[0]
+        heaviest[above] = max(heaviest[above], abs(row.delta_bytes))
+    telling = (
+        row
+        for name, row in rows.items()
+        if name and (name not in heaviest or heaviest[name] < EXPLAINS * abs(row.delta_bytes))
+    )
+    return _sorted(telling)
+
+
+def _sums(tree: Tree) -> Mapping[str, int]:
+    """Bytes below each directory that holds enough to be kept, and of each large file: exact sums."""
+    below: Counter[str] = Counter()
+    for row in tree.rows:
+        place = row.path
+        below[place] += row.unpacked_bytes
+        while place:
+            place = place.rpartition("/")[0]
+            below[place] += row.unpacked_bytes
+    return below

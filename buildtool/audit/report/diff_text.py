@@ -1,0 +1,116 @@
+"""A difference of two images as text: terminal table and Markdown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from buildtool.audit.report.diff import Change, ImageDiff
+from buildtool.audit.report.render import capped
+from buildtool.audit.report.schema import AuditReport
+from probes.shared.quoting import markdown, terminal
+from probes.shared.units import decimal_bytes
+
+
+@dataclass(frozen=True)
+class _Block:
+    title: str
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left_out: int = 0
+
+
+def render_diff_table(found: ImageDiff, top: int = 15) -> str:
+    """The difference for a terminal."""
+    lines = [f"A: {terminal(found.before.image.ref)}", f"B: {terminal(found.after.image.ref)}"]
+    for block in _blocks(found, top):
+        rows = [[terminal(cell) for cell in row] for row in [*block.rows, *_more(block)]]
+        table = tabulate(rows, block.headers, tablefmt="simple", disable_numparse=True)
+        lines.append(f"\n{block.title}\n{table}")
+    return "\n".join([*lines, *_notes(found)]) + "\n"
+
+
+def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
+    """The difference for a CI summary or an issue."""
+    refs = markdown(found.before.image.ref), markdown(found.after.image.ref)
+    lines = [f"# {refs[0]} against {refs[1]}", "", f"A is {refs[0]}, B is {refs[1]}."]
+    for block in _blocks(found, top):
+        rows = [[markdown(cell) for cell in row] for row in [*block.rows, *_more(block)]]
+        table = tabulate(rows, block.headers, "github", disable_numparse=True)
+        lines += ["", f"## {block.title}", "", table]
+    return capped("\n".join([*lines, *_notes(found)]) + "\n")
+
+
+def _blocks(found: ImageDiff, top: int) -> list[_Block]:
+    parts = (
+        ("Owners", "owner", found.owners),
+        ("Kinds", "kind", found.kinds),
+        ("GPU code by target", "target", found.gpu_code),
+        ("Packages", "package", found.packages),
+        ("Places", "place", tuple(_rooted(row) for row in found.places)),
+        ("Findings", "finding", found.findings),
+    )
+    blocks = []
+    for title, noun, changes in parts:
+        told = ("version",) if any(change.note for change in changes) else ()
+        rows = [_row(change)[: 4 + len(told)] for change in changes[:top]]
+        headers = (noun, "A", "B", "B - A", *told)
+        if changes:
+            blocks.append(_Block(f"{title}, what differs", headers, rows, max(0, len(changes) - top)))
+    return [_summary(found.before, found.after), *blocks]
+
+
+def _summary(before: AuditReport, after: AuditReport) -> _Block:
+    figures: tuple[tuple[str, Callable[[AuditReport], int | None]], ...] = (
+        ("unpacked", lambda report: report.totals.unpacked_bytes),
+        ("visible", lambda report: report.totals.visible_bytes),
+        ("stored", lambda report: report.totals.stored_bytes),
+    )
+    rows = []
+    for name, of in figures:
+        a, b = of(before), of(after)
+        delta = "unknown" if a is None or b is None else _signed(b - a)
+        rows.append((name, _bytes(a), _bytes(b), delta))
+    for name, a_text, b_text in (
+        ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
+        ("layers", str(len(before.layers)), str(len(after.layers))),
+        ("packages", str(len(before.packages)), str(len(after.packages))),
+        ("torch", before.torch_build, after.torch_build),
+        ("platform", before.image.platform, after.image.platform),
+        ("budget", before.budget.verdict.value, after.budget.verdict.value),
+    ):
+        rows.append((name, a_text, b_text, ""))
+    return _Block("Side by side", ("", "A", "B", "B - A"), rows)
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    """A side without bytes of its own, as a finding that isn't about size, is told to be there."""
+    sides = [
+        "there" if side == 0 else _bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+    ]
+    return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
+
+
+def _rooted(change: Change) -> Change:
+    return Change(f"/{change.name}", change.before_bytes, change.after_bytes)
+
+
+def _more(block: _Block) -> list[tuple[str, ...]]:
+    return (
+        [(f"... and {block.left_out} more", "", "", "", "")[: len(block.headers)]] if block.left_out else []
+    )
+
+
+def _notes(found: ImageDiff) -> list[str]:
+    if found.least_bytes is None:
+        return ["", "note: places can't be compared, a report was saved before it held them"]
+    least = decimal_bytes(found.least_bytes)
+    return ["", f"note: - is none; for places also less than {least}, and smaller differences aren't listed"]
+
+
+def _signed(n_bytes: int) -> str:
+    return f"{'+' if n_bytes > 0 else ''}{decimal_bytes(n_bytes)}"
+
+
+def _bytes(n_bytes: int | None, missing: str = "unknown") -> str:
+    return missing if n_bytes is None else decimal_bytes(n_bytes)

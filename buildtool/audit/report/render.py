@@ -1,0 +1,264 @@
+"""An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from buildtool.audit.judge.budget import Judgement, Verdict
+from buildtool.audit.judge.finding import Finding, shown_paths
+from buildtool.audit.report.baseline import Comparison
+from buildtool.audit.report.schema import AuditReport, ImageRow
+from probes.shared.quoting import markdown, markdown_block, markdown_code, terminal
+from probes.shared.units import decimal_bytes
+
+MARKDOWN_BYTES = 1_000_000  # GitHub refuses step summaries above 1,024 KiB
+_CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
+_FENCE = re.compile(r"^(`{3,})(.*)$", re.MULTILINE)
+_COMMAND_WIDTH = 60
+_PATHS = 4
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One image in a build's summary, as text."""
+
+    ref: str
+    torch: str
+    layers: str
+    unpacked: str
+    stored: str
+    verdict: str
+    biggest_finding: str
+
+
+@dataclass(frozen=True)
+class _Section:
+    title: str
+    headers: tuple[str, ...]
+    rows: Rows
+
+
+def summary_row(report: AuditReport) -> SummaryRow:
+    """The image in one line."""
+    biggest = max(report.findings, key=lambda row: row.unpacked_bytes, default=None)
+    grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
+    size = f": {decimal_bytes(grave.unpacked_bytes)}" if grave and grave.unpacked_bytes else ""
+    told = f"{grave.id}{size}" if grave else "none"
+    return SummaryRow(
+        ref=report.image.ref,
+        torch=report.torch_build,
+        layers=str(len(report.layers)),
+        unpacked=decimal_bytes(report.totals.unpacked_bytes),
+        stored=_bytes(report.totals.stored_bytes),
+        verdict=report.budget.verdict.value,
+        biggest_finding=told,
+    )
+
+
+def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
+    """The report for a terminal, with what got worse since a baseline."""
+    blocks = [*map(terminal, _headline(report))]
+    for section in _sections(report, top):
+        cells = [[terminal(cell) for cell in row] for row in section.rows]
+        table = tabulate(cells, section.headers, tablefmt="simple", disable_numparse=True)
+        blocks.append(f"\n{section.title}\n{table}")
+    for finding in report.findings:
+        paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
+        more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
+        remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
+        told = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
+        blocks.append(f"\n[{finding.severity.value}] {told}{paths}{more}\n    do: {remedy}")
+    blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
+    if comparison:
+        blocks += ["", f"baseline {terminal(told_comparison(comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in told_changes(comparison)]
+    return "\n".join(blocks) + "\n"
+
+
+def told_comparison(comparison: Comparison) -> str:
+    """The baseline and whether anything is worse, in one line."""
+    count = len(comparison.regressions)
+    told = "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
+    return f"{comparison.label}: {told} (tolerance {comparison.tolerance})"
+
+
+def told_changes(comparison: Comparison) -> list[str]:
+    """A line for each thing that is worse, or that couldn't be compared."""
+    worse = [f"worse: {row}" for row in comparison.regressions]
+    return worse + [f"not compared: {what}" for what in comparison.not_compared]
+
+
+def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison | None = None) -> str:
+    """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
+    ref, *headline = map(markdown, _headline(report))
+    lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
+    if comparison:
+        lines += ["", f"## Baseline {markdown(told_comparison(comparison))}", ""]
+        lines += [f"- {markdown(line)}" for line in told_changes(comparison)]
+    for section in _sections(report, top):
+        rows = [[markdown(cell) for cell in row] for row in section.rows]
+        lines += [
+            "",
+            f"## {section.title}",
+            "",
+            tabulate(rows, section.headers, "github", disable_numparse=True),
+        ]
+    for finding in report.findings:
+        title = markdown(f"{finding.title}{_size_of(finding)}")
+        lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
+        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[:top]]
+        lines += ["", markdown_block(finding.remedy, "sh")]
+    lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
+    return capped("\n".join(lines) + "\n")
+
+
+def _headline(report: AuditReport) -> list[str]:
+    totals, image = report.totals, report.image
+    stored = f"{_bytes(totals.stored_bytes)} stored (compressed layers)"
+    lines = [
+        image.ref,
+        f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
+        f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {len(report.layers)} layers, "
+        f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} non-empty files, {stored}",
+        _budget(report),
+    ]
+    if report.prediction and report.prediction.saved_bytes:
+        after, saved = report.prediction.unpacked_bytes, report.prediction.saved_bytes
+        lines.append(
+            f"after the remedies below: {decimal_bytes(after)} unpacked, {decimal_bytes(saved)} less"
+        )
+    if image.base_layers:
+        lines.append(_base(image))
+    if totals.stored_reason:
+        lines.append(f"stored bytes unknown: {totals.stored_reason}")
+    if image.attestations:
+        size = decimal_bytes(image.attestations_stored_bytes)
+        lines.append(f"{image.attestations} attestation manifests beside it, {size} stored, not counted")
+    return lines
+
+
+def _sections(report: AuditReport, top: int) -> list[_Section]:
+    total = report.totals.unpacked_bytes or 1
+    owners = sorted(report.owners.items(), key=lambda row: -row[1])
+    kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
+    gpu = sorted(report.gpu_code.items(), key=lambda row: -row[1])
+    sections = [
+        _Section(
+            "Layers (bottom first)",
+            ("#", "unpacked", "stored", "entries", "made by"),
+            [
+                (
+                    str(n),
+                    decimal_bytes(row.unpacked_bytes),
+                    _bytes(row.stored_bytes),
+                    f"{row.n_entries:,}",
+                    _short(row.command or "unknown"),
+                )
+                for n, row in enumerate(report.layers)
+            ],
+        ),
+        _Section("Owners", ("owner", "unpacked", "share"), [_share(*row, total) for row in owners]),
+        _Section("Kinds", ("kind", "unpacked", "share"), [_share(*row, total) for row in kinds]),
+        _Section(
+            f"Largest packages (of {len(report.packages)})",
+            ("package", "version", "by", "unpacked"),
+            [
+                (row.name, row.version, row.manager, decimal_bytes(row.unpacked_bytes))
+                for row in report.packages[:top]
+            ],
+        ),
+        _Section(
+            "Largest directories",
+            ("directory", "visible"),
+            [(f"/{path}", decimal_bytes(n)) for path, n in report.top_directories[:top]],
+        ),
+        _Section(
+            "Largest files",
+            ("file", "unpacked", "layer", "owner"),
+            [
+                (f"/{row.path}", decimal_bytes(row.unpacked_bytes), str(row.layer), row.owner)
+                for row in report.top_files[:top]
+            ],
+        ),
+        _Section(
+            "GPU code by target",
+            ("target", "visible", "of it inside libraries"),
+            [
+                (target, decimal_bytes(n), decimal_bytes(report.gpu_in_libraries.get(target, 0)))
+                for target, n in gpu
+            ],
+        ),
+    ]
+    return [section for section in sections if section.rows]
+
+
+def _base(image: ImageRow) -> str:
+    name = f" {image.base_name}" if image.base_name else ""
+    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
+    return f"base image{name}: {layers}, told by {image.base_told_by}"
+
+
+def _budget(report: AuditReport) -> str:
+    verdict, budget = report.budget.verdict, report.budget
+    if verdict is Verdict.NONE:
+        return "budget: none set (--budget-unpacked, --budget-stored)"
+    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
+    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
+
+
+def _size_of(finding: Finding) -> str:
+    """A finding's bytes in brackets, and the image without them; nothing for what isn't about size."""
+    if not finding.unpacked_bytes:
+        return ""
+    after = finding.predicted_unpacked_bytes
+    told = "" if after is None else f"; {decimal_bytes(after)} without"
+    return f" ({decimal_bytes(finding.unpacked_bytes)}{told})"
+
+
+def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
+    return name, decimal_bytes(n_bytes), f"{100 * n_bytes / total:.1f} %"
+
+
+def _judgement(judged: Judgement) -> str:
+    if judged.verdict is Verdict.NONE:
+        return "no limit"
+    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
+    return f"{_bytes(judged.actual_bytes)} {sign} {_bytes(judged.limit_bytes)}"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else decimal_bytes(n_bytes)
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _COMMAND_WIDTH else words[: _COMMAND_WIDTH - 3] + "..."
+
+
+def capped(text: str) -> str:
+    """Markdown of at most MARKDOWN_BYTES, cut at a line, and saying so."""
+    raw = text.encode()
+    if len(raw) <= MARKDOWN_BYTES:
+        return text
+    room = MARKDOWN_BYTES - len(_CUT.encode())
+    kept = raw[:room].rpartition(b"\n")[0].decode("utf-8", "ignore")
+    fence = _open_fence(kept)
+    while fence and len(kept.encode()) + 1 + len(fence) > room:
+        kept = kept.rpartition("\n")[0]
+        fence = _open_fence(kept)
+    return kept + (f"\n{fence}" if fence else "") + _CUT
+
+
+def _open_fence(text: str) -> str:
+    """The fence of the block that the text ends within; empty where it ends in none."""
+    fence = ""
+    for found in _FENCE.finditer(text):
+        if not fence:
+            fence = found[1]
+        elif found[1] == fence and not found[2]:
+            fence = ""
+    return fence

@@ -1,0 +1,125 @@
+"""An audit as SARIF 2.1.0, for code scanning: a result for each finding, broken limit and regression."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from buildtool.audit.judge.budget import Verdict
+from buildtool.audit.judge.finding import Severity
+from buildtool.audit.report.baseline import Comparison
+from buildtool.audit.report.schema import AuditReport
+from probes.shared.quoting import sarif, terminal
+from probes.shared.units import decimal_bytes
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+# GitHub code scanning takes no more ("SARIF support for code scanning", upload limits)
+MAX_RESULTS = 5_000
+MAX_BYTES = 10_000_000
+_MAX_TEXT = 4_000
+_SPARE_BYTES = 100_000  # for what stands around the results
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+Json = dict[str, "Json"] | list["Json"] | str | int | bool
+
+
+@dataclass(frozen=True)
+class _Result:
+    rule: str
+    level: str
+    text: str
+    paths: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
+    """The report as SARIF, within MAX_RESULTS and MAX_BYTES; what is left out is counted."""
+    results = list(_results(report, comparison))
+    kept = _fitting([_result(report, row) for row in results])
+    rules = {row.rule: row for row in reversed(results[: len(kept)])}
+    names = {name: n for n, name in enumerate(sorted(rules))}
+    for row, result in zip(results, kept, strict=False):
+        result["ruleIndex"] = names[row.rule]
+    run: dict[str, Json] = {
+        "tool": {
+            "driver": {
+                "name": "gpu-weir audit",
+                "version": report.tool_version,
+                "rules": [_rule(rules[name]) for name in names],
+            }
+        },
+        "originalUriBaseIds": {
+            "IMAGE": {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
+        },
+        "columnKind": "unicodeCodePoints",
+        "results": [*kept],
+    }
+    if len(kept) < len(results):
+        note = f"{len(results) - len(kept)} results were left out, code scanning takes no more"
+        run["invocations"] = [
+            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
+        ]
+    document: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(document) + "\n"
+
+
+def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
+    """The gravest first, since the last are left out when there are too many."""
+    for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if judged.verdict is Verdict.FAIL:
+            actual, limit = decimal_bytes(judged.actual_bytes or 0), decimal_bytes(judged.limit_bytes or 0)
+            yield _Result("over-budget", "error", f"{actual} {name} > {limit}, the image's budget")
+    for regression in comparison.regressions if comparison else ():
+        yield _Result("regression", "error", str(regression), regression.paths)
+    for row in report.findings:
+        size = f" ({decimal_bytes(row.unpacked_bytes)})" if row.unpacked_bytes else ""
+        text = f"{row.title}{size}\n\n{row.remedy}"
+        yield _Result(row.id, _LEVELS[row.severity], text, row.paths, row.remedy)
+
+
+def _rule(row: _Result) -> Json:
+    rule: dict[str, Json] = {
+        "id": row.rule,
+        "shortDescription": {"text": sarif(row.rule.replace("-", " "))},
+        "defaultConfiguration": {"level": row.level},
+    }
+    return rule | ({"help": {"text": sarif(_cut(row.remedy))}} if row.remedy else {})
+
+
+def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
+    """One result. Its fingerprint stays when sizes change: builds don't open the same alert anew."""
+    told = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
+    return {
+        "ruleId": row.rule,
+        "level": row.level,
+        "message": {"text": sarif(_cut(row.text))},
+        "locations": [*_locations(row.paths or (report.image.ref,), report.image.ref)],
+        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(told.encode()).hexdigest()},
+    }
+
+
+def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
+    """Duplicates name several places with ` = ` between: the first of them is the location."""
+    for path in paths:
+        yield {
+            "physicalLocation": {
+                "artifactLocation": {"uri": quote(terminal(_cut(path.split(" = ")[0]))), "uriBaseId": "IMAGE"}
+            },
+            "logicalLocations": [{"name": terminal(_cut(ref)), "kind": "module"}],
+        }
+
+
+def _fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    left, kept = MAX_BYTES - _SPARE_BYTES, []
+    for result in results[:MAX_RESULTS]:
+        # twice: the result, and what its rule may repeat of it
+        left -= 2 * len(json.dumps(result))
+        if left < 0:
+            break
+        kept.append(result)
+    return kept
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

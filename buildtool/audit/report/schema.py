@@ -1,0 +1,268 @@
+"""What an audit says, as one value, and that value as JSON (schema: docs/schema/audit-report.schema.json)."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from buildtool.audit.count.counts import Facts, Tally
+from buildtool.audit.count.treemap import NO_TREE, Tree
+from buildtool.audit.inspect.secrets import redacted
+from buildtool.audit.judge.budget import BudgetResult, judge
+from buildtool.audit.judge.findings import Finding, Prediction, find_waste, predict
+from buildtool.audit.read.contents import PLAIN_REASON, ImageContents
+from buildtool.model import Budget
+from probes.shared.quoting import terminal
+
+SCHEMA_VERSION = 1  # 1: first form, November 2026
+_NO_DIGEST = "the archive tells no manifest digest (written by an engine without the containerd store)"
+_KEPT_DUPLICATES = 100
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """Which image was read. A digest that isn't known has its reason."""
+
+    ref: str
+    digest: str | None
+    digest_reason: str | None
+    manifest_digest: str | None
+    config_digest: str
+    platform: str
+    labels: Mapping[str, str]
+    attestations: int
+    attestations_stored_bytes: int
+    base_layers: int = 0  # the lowest so many layers are the base image; 0 where nothing tells of one
+    base_told_by: str = ""
+    base_name: str = ""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """`unpacked_bytes` is the files' content in all layers; `visible_bytes` what the final tree still shows.
+
+    `stored_bytes` is the compressed layers; None with a reason where the source doesn't tell it.
+    `tar_bytes` are the layers' tars with headers and padding. `n_files` are visible files; empty files and
+    further names of a file (hard links) don't count.
+    """
+
+    unpacked_bytes: int
+    visible_bytes: int
+    stored_bytes: int | None
+    stored_reason: str | None
+    tar_bytes: int
+    n_files: int
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer, bottom first."""
+
+    digest: str | None
+    diff_id: str
+    unpacked_bytes: int
+    stored_bytes: int | None
+    tar_bytes: int
+    n_entries: int
+    command: str | None
+
+
+@dataclass(frozen=True)
+class PackageRow:
+    """An installed package and the bytes of its files."""
+
+    manager: str
+    name: str
+    version: str
+    place: str
+    unpacked_bytes: int
+    visible_bytes: int
+    n_files: int
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One of the largest files."""
+
+    path: str
+    unpacked_bytes: int
+    layer: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class DuplicateRow:
+    """Files of one content; `unpacked_bytes` is the size of each."""
+
+    unpacked_bytes: int
+    wasted_bytes: int
+    paths: tuple[str, ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything an audit found out. Sums of `owners`, `kinds` and `layers` are equal."""
+
+    tool_version: str
+    image: ImageRow
+    totals: Totals
+    layers: tuple[LayerRow, ...]
+    owners: Mapping[str, int]
+    kinds: Mapping[str, int]
+    packages: tuple[PackageRow, ...]
+    gpu_code: Mapping[str, int]
+    gpu_in_libraries: Mapping[str, int]
+    top_files: tuple[FileRow, ...]
+    top_directories: tuple[tuple[str, int], ...]
+    duplicates: tuple[DuplicateRow, ...]
+    findings: tuple[Finding, ...]
+    budget: BudgetResult
+    notes: tuple[str, ...]
+    prediction: Prediction | None = None  # None in reports that were saved before there was one
+    tree: Tree = NO_TREE  # empty in reports that were saved before there was one
+
+    @property
+    def torch_build(self) -> str:
+        """The torch in the image, as its package says, else as its label says."""
+        torch = next((row for row in self.packages if row.name in ("torch", "python3-torch")), None)
+        told = self.image.labels.get("io.weir.torch.build", "")
+        version = f"{torch.version}" if torch else ""
+        return " ".join(part for part in (version, f"({told})" if told else "") if part) or "none"
+
+
+def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_version: str) -> AuditReport:
+    """Put together what was read, counted and found."""
+    totals = _totals(contents, facts)
+    judged = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    findings = find_waste(facts)
+    return AuditReport(
+        tool_version=tool_version,
+        image=_image_row(contents, facts),
+        totals=totals,
+        layers=tuple(
+            LayerRow(
+                layer.digest,
+                layer.diff_id,
+                layer.unpacked_bytes,
+                layer.stored_bytes,
+                layer.tar_bytes,
+                layer.index.n_entries if layer.index else 0,
+                None if layer.command is None else terminal(redacted(layer.command), keep="\n\t"),
+            )
+            for layer in contents.layers
+        ),
+        owners=facts.owners,
+        kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items()},
+        packages=tuple(PackageRow(**{**vars(row), "manager": row.manager.value}) for row in facts.packages),
+        gpu_code=_by_target(facts.gpu_files, facts.gpu_in_libraries),
+        gpu_in_libraries=_by_target(facts.gpu_in_libraries),
+        top_files=tuple(
+            FileRow(terminal(row.path), row.unpacked_bytes, row.layer, row.owner) for row in facts.top_files
+        ),
+        top_directories=tuple((terminal(path), n_bytes) for path, n_bytes in facts.top_directories),
+        duplicates=tuple(
+            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(terminal, row.paths)), row.cause)
+            for row in facts.duplicates[:_KEPT_DUPLICATES]
+        ),
+        findings=findings,
+        budget=judged,
+        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
+        prediction=predict(facts, findings),
+        tree=facts.tree,
+    )
+
+
+def to_json(report: AuditReport) -> str:
+    """Canonical JSON: keys sorted, two spaces, ASCII only, a newline at the end."""
+    budget = report.budget
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": report.tool_version,
+        "image": asdict(report.image),
+        "totals": asdict(report.totals),
+        "layers": [asdict(row) for row in report.layers],
+        "owners": report.owners,
+        "kinds": report.kinds,
+        "packages": [asdict(row) for row in report.packages],
+        "gpu_code": {"by_target": report.gpu_code, "in_libraries": report.gpu_in_libraries},
+        "top_files": [asdict(row) for row in report.top_files],
+        "top_directories": [{"path": path, "visible_bytes": n} for path, n in report.top_directories],
+        "duplicates": [asdict(row) for row in report.duplicates],
+        "findings": [_finding(row) for row in report.findings],
+        "budget": {
+            "limit_bytes": budget.unpacked.limit_bytes,
+            "verdict": budget.verdict.value,
+            "unpacked": {**vars(budget.unpacked), "verdict": budget.unpacked.verdict.value},
+            "stored": {**vars(budget.stored), "verdict": budget.stored.verdict.value},
+        },
+        "prediction": asdict(report.prediction) if report.prediction else None,
+        "notes": report.notes,
+        "tree": asdict(report.tree),
+    }
+    return json.dumps(document, sort_keys=True, indent=2) + "\n"
+
+
+def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...] | None]:
+    return {
+        "id": row.id,
+        "severity": row.severity.value,
+        "title": row.title,
+        "bytes": row.unpacked_bytes,
+        "paths": row.paths,
+        "remedy": row.remedy,
+        "predicted_unpacked_bytes": row.predicted_unpacked_bytes,
+    }
+
+
+def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:
+    return ImageRow(
+        ref=terminal(contents.ref),
+        digest=contents.digest,
+        digest_reason=None if contents.digest else _NO_DIGEST,
+        manifest_digest=contents.manifest_digest,
+        config_digest=contents.config_digest,
+        platform=terminal(str(contents.config.platform)),
+        labels={terminal(key): terminal(value) for key, value in facts.labels.items()},
+        attestations=contents.attestations.count,
+        attestations_stored_bytes=contents.attestations.stored_bytes,
+        base_layers=facts.base.n_layers,
+        base_told_by=facts.base.told_by,
+        base_name=facts.base.name,
+    )
+
+
+def _totals(contents: ImageContents, facts: Facts) -> Totals:
+    stored = [layer.stored_bytes for layer in contents.layers if layer.stored_bytes is not None]
+    known = len(stored) == len(contents.layers)
+    return Totals(
+        unpacked_bytes=sum(layer.unpacked_bytes for layer in contents.layers),
+        visible_bytes=facts.visible_bytes,
+        stored_bytes=sum(stored) if known else None,
+        stored_reason=None if known else PLAIN_REASON,
+        tar_bytes=sum(layer.tar_bytes for layer in contents.layers),
+        n_files=facts.n_files,
+    )
+
+
+def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
+    totals: Counter[str] = Counter()
+    for group in groups:
+        totals.update({target: tally.unpacked_bytes for target, tally in group.items()})
+    return dict(totals)
+
+
+def _notes(facts: Facts) -> tuple[str, ...]:
+    notes = []
+    targets = {*facts.gpu_files, *facts.gpu_in_libraries}
+    if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
+        notes.append("say which cards this is for (--targets gfx1100) to learn what GPU code they can't run")
+    if facts.packages_left_out:
+        notes.append(f"{facts.packages_left_out:,} packages were too many to keep; nobody owns their files")
+    if facts.dangling_links:
+        notes.append(f"hard links that lead to nothing: {facts.dangling_links}")
+    if facts.unread:
+        path, why = facts.unread[0]
+        more = f" (and {len(facts.unread) - 1} more files)" if len(facts.unread) > 1 else ""
+        notes.append(f"couldn't be looked into: /{terminal(path)}: {why}{more}")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""Byte streams from outside, read within limits: decompression, tar headers, faults."""

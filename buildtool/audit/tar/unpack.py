@@ -1,0 +1,204 @@
+"""Byte streams on their way through: hashed, told apart by their first bytes, decompressed within bounds."""
+
+import hashlib
+import sys
+import zlib
+from collections.abc import Iterator
+from enum import Enum
+
+from buildtool.audit.tar.faults import LimitExceeded, MalformedStream, Truncated
+from buildtool.audit.tar.limits import LIMITS, Limits
+from buildtool.audit.tar.tarfields import has_right_checksum
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
+
+
+class Form(Enum):
+    """What a blob is by its first bytes, whatever its media type says."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    TAR = "tar"
+    EMPTY = "empty"
+    JSON = "json"
+    SQUASHFS = "squashfs"
+    XZ = "xz"
+    BZIP2 = "bzip2"
+    OTHER = "something else"
+
+
+LAYERS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})  # what a layer may be; an empty tar is one
+_MAGIC = {
+    b"\x1f\x8b": Form.GZIP,
+    b"\x28\xb5\x2f\xfd": Form.ZSTD,
+    b"hsqs": Form.SQUASHFS,
+    b"\xfd7zXZ\0": Form.XZ,
+    b"BZh": Form.BZIP2,
+}
+
+
+class Meter:
+    """Hashes and counts the bytes that flow through it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.n_bytes = 0
+
+    def through(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same chunks, each counted before it is handed on."""
+        for chunk in chunks:
+            self._hash.update(chunk)
+            self.n_bytes += len(chunk)
+            yield chunk
+
+    @property
+    def digest(self) -> str:
+        """`sha256:` and the hex digest of what has passed so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+class Allowance:
+    """How many bytes all blobs of an archive may unpack to, against the bytes that the archive has."""
+
+    def __init__(self, limits: Limits = LIMITS, stored_bytes: int = 0) -> None:
+        """`stored_bytes` is the archive's size where it is known beforehand; else `counted` adds it up."""
+        self._limits, self._stored, self._unpacked = limits, stored_bytes, 0
+
+    def counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The archive's own bytes, each chunk counted before it is handed on."""
+        for chunk in chunks:
+            self._stored += len(chunk)
+            yield chunk
+
+    def take(self, n_bytes: int, place: str) -> None:
+        """Count bytes that came out of a decompressor. Raises LimitExceeded for too many."""
+        self._unpacked += n_bytes
+        limits = self._limits
+        allowed = max(limits.unpacked_free_bytes, limits.unpacked_ratio * self._stored)
+        if self._unpacked > limits.unpacked_bytes:
+            message = f"the archive unpacks to more than {limits.unpacked_bytes:,} bytes"
+        elif self._unpacked > allowed:
+            message = (
+                f"{self._stored:,} bytes of archive unpack to more than {allowed:,}: a decompression bomb"
+            )
+        else:
+            return
+        raise LimitExceeded(message, place=place, hint=MORE_UNPACKED)
+
+
+MORE_UNPACKED = "if you trust the image, allow more, for example: audit --max-unpacked '100 GB'"
+
+
+def sniff(head: bytes) -> Form:
+    """Tell a blob's form from its first bytes (512 are enough)."""
+    if not head:
+        return Form.EMPTY
+    if head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50":
+        return Form.ZSTD  # a skippable frame comes first
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
+    if head[257:262] == b"ustar" or (len(head) >= 512 and not any(head[:512])) or _is_old_tar(head):
+        return Form.TAR
+    begun = head.lstrip()[:1]
+    return Form.JSON if begun in (b"{", b"[") or (head and not begun) else Form.OTHER
+
+
+def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[bytes]]:
+    """The first bytes of a stream, and the whole stream."""
+    held: list[bytes] = []
+    have = 0
+    for chunk in chunks:
+        held.append(chunk)
+        have += len(chunk)
+        if have >= n_bytes:
+            break
+    first = b"".join(held)
+    return first[:n_bytes], _chain(first, chunks)
+
+
+def decompressed(
+    chunks: Iterator[bytes],
+    form: Form,
+    *,
+    place: str,
+    limits: Limits = LIMITS,
+    allowance: Allowance | None = None,
+) -> Iterator[bytes]:
+    """The plain bytes of a gzip (any number of members), zstd (any number of frames) or plain stream.
+
+    Pieces are at most PIECE bytes, whatever the ratio. `allowance` is the whole archive's; without one, the
+    stream counts as an archive. Raises MalformedStream, Truncated, LimitExceeded.
+    """
+    if form not in (Form.GZIP, Form.ZSTD):
+        yield from chunks
+        return
+    if allowance is None:
+        allowance = Allowance(limits)
+        chunks = allowance.counted(chunks)
+    pieces = _gunzip(chunks, place) if form is Form.GZIP else _unzstd(chunks, place, limits.window_log)
+    for piece in pieces:
+        allowance.take(len(piece), place)
+        yield piece
+
+
+def _gunzip(chunks: Iterator[bytes], place: str) -> Iterator[bytes]:
+    decoder: zlib._Decompress | None = zlib.decompressobj(wbits=31)
+    for chunk in chunks:
+        rest = chunk
+        while rest:
+            if decoder is None:
+                rest = rest.lstrip(b"\0")  # writers may pad with zeros after the last member
+                if not rest:
+                    break
+                decoder = zlib.decompressobj(wbits=31)
+            try:
+                piece = decoder.decompress(rest, PIECE)
+            except zlib.error as error:
+                raise MalformedStream(f"gzip data is damaged ({error})", place=place) from error
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            if decoder.eof:
+                decoder = None
+            if piece:
+                yield piece
+    while decoder is not None and (piece := decoder.decompress(b"", PIECE)):
+        yield piece
+    if decoder is not None and not decoder.eof:
+        raise Truncated("gzip data ends inside a member", place=place)
+
+
+def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[bytes]:
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window_log}
+    decoder = zstd.ZstdDecompressor(options=options)
+    begun = False
+    for chunk in chunks:
+        rest = chunk
+        while rest or (begun and not decoder.needs_input):
+            if decoder.eof:
+                decoder, begun = zstd.ZstdDecompressor(options=options), False
+            try:
+                piece = decoder.decompress(rest, PIECE)
+            except zstd.ZstdError as error:
+                raise MalformedStream(f"zstd data is damaged or refused ({error})", place=place) from error
+            begun = not decoder.eof
+            rest = decoder.unused_data if decoder.eof else b""
+            if piece:
+                yield piece
+    if begun:
+        raise Truncated("zstd data ends inside a frame", place=place)
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """Is this a header from before `ustar`, which only its checksum tells?"""
+    return len(head) >= 512 and has_right_checksum(head[:512])
+
+
+def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from chunks

@@ -1,0 +1,1 @@
+"""Builds image variants: finds the inputs, plans, stages, bakes, proves, audits and records."""

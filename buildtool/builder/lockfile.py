@@ -1,0 +1,133 @@
+"""The lock file: for each variant, every input by content, as the first resolution found it.
+
+Holds no address: where a wheel came from is told by a source's name, what it is by its SHA-256.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from buildtool.errors import ConfigError, DataError
+from buildtool.files import locked, write_text
+from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
+from probes.shared.quoting import command
+
+SCHEMA_VERSION = 1
+_WHEEL = re.compile(r"[A-Za-z0-9][^/\0-\x1f]*-[^/\0-\x1f]*\.whl")  # as a file name, without a directory
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def spec_sha256(variant: Variant) -> str:
+    """Fingerprint of what a variant asks for: another one asks for a new resolution.
+
+    Budget, labels, targets and Dockerfile stay out: they change no input.
+    """
+    asked = asdict(variant)
+    for name in ("budget", "labels", "summary", "gpu_targets", "prune", "dockerfile"):
+        del asked[name]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass
+class Lock:
+    """What is pinned. Each change is saved at once, whole or not at all, beside those of other builds."""
+
+    path: Path
+    entries: dict[str, Resolved] = field(default_factory=dict)
+    tools: tuple[Wheel, ...] = ()  # run inside builds, stay out of images
+
+    @classmethod
+    def load(cls, path: Path) -> "Lock":
+        """The lock in a file; an empty one when there is no file.
+
+        Raises ConfigError when it isn't ours, DataError when it can't be read.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
+            entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
+            return cls(path, entries, tuple(map(_wheel, data["tools"])))
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise DataError(
+                f"can't read {path}: {error.strerror}", "name another lock file: WEIR_LOCK=FILE"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
+            raise ConfigError(
+                f"{path}: not a lock file of ours ({type(error).__name__}: {error})", hint
+            ) from error
+
+    def get(self, variant: Variant) -> Resolved | None:
+        """What is pinned for this very spec, and for its card where wheels are made by card; else None."""
+        entry = self.entries.get(variant.name)
+        if entry is None or entry.spec_sha256 != spec_sha256(variant):
+            return None
+        if entry.gpu_target not in ("", variant.first_target):
+            return None
+        return entry if any(source.name == entry.torch_source for source in variant.torch) else None
+
+    def put(self, entry: Resolved) -> None:
+        """Pin a variant's inputs and save. Raises as `files.write_text` does, ConfigError as `load` does."""
+        with self._newest() as newest:
+            newest.entries[entry.variant] = entry
+        self.entries[entry.variant] = entry
+
+    def put_tools(self, tools: tuple[Wheel, ...]) -> None:
+        """Pin the build's own wheels and save. Raises as `put` does."""
+        with self._newest() as newest:
+            newest.tools = tools
+        self.tools = tools
+
+    @contextmanager
+    def _newest(self) -> Iterator["Lock"]:
+        """What the file holds now, to be changed and saved while no other thread or build does the same."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.parent, lambda: None):
+            newest = Lock.load(self.path)
+            yield newest
+            write_text(self.path, newest._to_text())
+
+    def _to_text(self) -> str:
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "tools": [asdict(wheel) for wheel in self.tools],
+            "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
+        }
+        return json.dumps(data, indent=1) + "\n"
+
+
+def _to_json(entry: Resolved) -> dict[str, Any]:
+    data = asdict(entry)
+    del data["variant"]
+    data["torch_build"] = entry.torch_build.value
+    return data
+
+
+def _wheel(raw: dict[str, Any]) -> Wheel:
+    """A wheel whose name and digest make a path inside the cache. Raises ValueError or TypeError."""
+    wheel = Wheel(**raw)
+    if not (_WHEEL.fullmatch(wheel.filename) and _SHA256.fullmatch(wheel.sha256)):
+        raise ValueError(f"{wheel.filename!r} with SHA-256 {wheel.sha256!r} is no wheel")
+    return replace(wheel, stored_bytes=int(wheel.stored_bytes))
+
+
+def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
+    return Resolved(
+        variant=name,
+        spec_sha256=raw["spec_sha256"],
+        torch_source=raw["torch_source"],
+        torch_build=TorchBuild(raw["torch_build"]),
+        python=raw["python"],
+        base=PinnedBase(**raw["base"]),
+        wheels=tuple(map(_wheel, raw["wheels"])),
+        notes=tuple(raw["notes"]),
+        gpu_target=str(raw.get("gpu_target", "")),  # earlier versions locked no wheels by card
+    )

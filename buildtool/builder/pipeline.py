@@ -1,0 +1,305 @@
+"""The order of a build: inputs, plan, contexts, bake, proof, audit. Each takes what the one before gives."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from buildtool.audit.audit import audit_image, write_reports
+from buildtool.audit.report.render import SummaryRow, summary_row
+from buildtool.builder import context
+from buildtool.builder.fingerprint import tool_fingerprint
+from buildtool.builder.lockfile import Lock
+from buildtool.builder.parallel import at_once
+from buildtool.builder.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, unresolved
+from buildtool.builder.rootfs import RootfsCache
+from buildtool.builder.sources import Sources, bootstrap_of
+from buildtool.builder.wheels import WheelCache
+from buildtool.command import stop_children
+from buildtool.engine import buildx, proof
+from buildtool.engine.client import Engine, disk_here
+from buildtool.errors import EnvironmentMissing
+from buildtool.files import free_bytes, kept, locked, sha256_of, sweep_partials, write_text
+from buildtool.gpucode.errors import TargetMissing
+from buildtool.gpucode.target import TargetId
+from buildtool.model import BuiltImage, Resolved, Variant
+from buildtool.prune.inputs import Inspections, PruneCache, PrunedInputs
+from probes.records.facts import Unknown
+from probes.shared.units import decimal_bytes
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a build keeps its things on the host."""
+
+    state: Path
+    lock: Path
+    say: Say = field(repr=False)
+
+    def seal(self, kind: str, *settings: object) -> Path:
+        """Where it is kept what was seen on an image: one place for each digest, settings and tool.
+
+        `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
+        """
+        key = hashlib.sha256(repr((tool_fingerprint(), *settings)).encode()).hexdigest()
+        return self.state / kind / key
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other builds out of this state directory: they would replace contexts that are being read."""
+        waiting = "another build is at work in the same state directory; waiting for it to end"
+        with locked(self.state / "build.lock", lambda: self.say(waiting)):
+            yield
+
+    def sweep(self) -> None:
+        """Remove what killed runs left half-written, in every folder that a build writes into."""
+        for folder in (None, self.lock.parent, self.state, *self.state.glob("*")):
+            sweep_partials(folder)
+
+    @property
+    def wheels(self) -> WheelCache:
+        """The wheel cache."""
+        return WheelCache(self.state / "wheels", self.say)
+
+    @property
+    def rootfs(self) -> RootfsCache:
+        """The cache of root file systems."""
+        return RootfsCache(self.state / "rootfs", self.say)
+
+    @property
+    def prunes(self) -> PruneCache:
+        """The cache of inputs without GPU code for other cards."""
+        return PruneCache(self.state / "pruned", self.say)
+
+    @property
+    def inspections(self) -> Inspections:
+        """Which targets the inputs have code for, as far as it is known."""
+        return Inspections(self.state / "inspected", self.say)
+
+    def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
+        """The plan of an image for its variant's cards, with its place for the context."""
+        return ImagePlan(variant, resolved, self.state / "context" / variant.name)
+
+    def rootfs_of(self, image: ImagePlan, epoch: int) -> Path | None:
+        """The root file system that an image is built on; None where a registry has its base."""
+        recipe = bootstrap_of(image.variant, image.resolved)
+        return self.rootfs.path(recipe, epoch) if recipe else None
+
+    def archives(self, image: ImagePlan, epoch: int) -> dict[str, Path]:
+        """The inputs that GPU code is looked for in, by SHA-256; none without pruning."""
+        places = {wheel.sha256: self.wheels.path(wheel) for wheel in image.resolved.wheels}
+        if rootfs := self.rootfs_of(image, epoch):
+            places[image.resolved.base.pin] = rootfs
+        return {sha256: places[sha256] for sha256 in image.looked_into}
+
+    def verify(self, image: ImagePlan, path: Path, sha256: str) -> None:
+        """Check one of `archives` against its hash. Raises DataError, having removed what is damaged."""
+        if sha256 == image.resolved.base.pin:
+            self.rootfs.verify(path, sha256)
+        else:
+            self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
+
+
+def make_plan(
+    workplace: Workplace,
+    candidates: Sequence[Sequence[Variant]],
+    *,
+    engine: Engine,
+    epoch: int,
+    update_lock: bool = False,
+    asked: bool = False,
+) -> BuildPlan:
+    """Find every input and decide which cards the images are for. Images in parallel: each mostly waits.
+
+    Each image has a list of candidates, the same variant for different cards: the first whose stack has code
+    for one of its cards is built. With `asked`, code for all of them must be there. Raises SourceUnreachable,
+    EnvironmentMissing, DataError, ConfigError, TargetMissing for the first image that fails. What killed runs
+    left half-written is removed first.
+    """
+    buildx.require_buildx()  # the build needs it after minutes of downloads
+    workplace.sweep()
+    lock = Lock.load(workplace.lock)
+    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.say)
+    require_disk(workplace, [variants[0] for variants in candidates], engine, lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        image = workplace.image(variant, sources.resolve(variant, update_lock=update_lock))
+        archives = workplace.archives(image, epoch)
+        found = [
+            workplace.inspections.targets(path, sha256, verify=partial(workplace.verify, image))
+            for sha256, path in archives.items()
+        ]
+        decided, remark = image.decided(frozenset().union(*found), asked=asked)
+        if remark:
+            workplace.say(f"{remark}; pruning to {', '.join(decided.variant.gpu_targets)}")
+        return decided
+
+    tasks = [partial(_first_served, variants, planned, workplace.say) for variants in candidates]
+    images = at_once(tasks, workers=4, stop=stop_children)
+    return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
+
+
+def locked_plan(
+    workplace: Workplace, candidates: Sequence[Sequence[Variant]], *, epoch: int, asked: bool
+) -> BuildPlan:
+    """The plan as far as earlier builds know its inputs; nothing is fetched, made or looked into.
+
+    What isn't locked is planned from its first source, and cards aren't decided on before the inputs are
+    known. Raises TargetMissing as `make_plan` does.
+    """
+    lock = Lock.load(workplace.lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        image = workplace.image(variant, lock.get(variant) or unresolved(variant))
+        found = [workplace.inspections.known(sha256) for sha256 in image.looked_into]
+        known = [targets for targets in found if targets is not None]
+        if not known or len(known) < len(found):
+            return image
+        return image.decided(frozenset().union(*known), asked=asked)[0]
+
+    images = [_first_served(variants, planned, lambda _line: None) for variants in candidates]
+    return BuildPlan(tuple(images), epoch, lock.tools)
+
+
+def _first_served(
+    variants: Sequence[Variant], planned: Callable[[Variant], ImagePlan], say: Say
+) -> ImagePlan:
+    """The plan of the first variant whose inputs have code for its cards. Raises TargetMissing for none."""
+    for variant in variants[:-1]:
+        try:
+            return planned(variant)
+        except TargetMissing as error:
+            say(f"{error.message}: building for the cards that the catalog names")
+    return planned(variants[-1])
+
+
+def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
+    """Check every input, prune what is to be pruned, and make the contexts. Raises DataError, OSError."""
+    for image in build_plan.images:
+        begun = time.monotonic()
+        wheels = (*image.resolved.wheels, *build_plan.tools)
+        workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in image.looked_into])
+        rootfs = workplace.rootfs_of(image, build_plan.epoch)
+        if rootfs and not image.variant.prune:
+            workplace.rootfs.verify(rootfs, image.resolved.base.pin)
+        context.stage(
+            image.context,
+            image.resolved,
+            workplace.wheels,
+            build_plan.tools,
+            rootfs=rootfs,
+            epoch=build_plan.epoch,
+            pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
+        )
+        told = _told(image.resolved)
+        workplace.say(f"{image.variant.name}: inputs ready: {told} ({time.monotonic() - begun:.1f} s)")
+
+
+def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
+    """The image's big inputs without GPU code for other cards than those that the plan decided on."""
+    targets = tuple(map(TargetId.parse, image.variant.gpu_targets))
+    verify = partial(workplace.verify, image)
+    archives = workplace.archives(image, epoch).items()
+    found = {key: workplace.prunes.bring(path, key, targets, verify=verify) for key, path in archives}
+    return PrunedInputs(targets, found)
+
+
+def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> proof.Proof:
+    """Run the image and hold it to its promises, once for each digest and promise. Raises ProofFailed."""
+    promised = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
+    seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
+    if earlier := kept(seal, proof.from_seal):
+        return earlier
+    workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
+    ran = engine.run(image.digest, proof.COMMAND)
+    judged = proof.judge(
+        planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+    )
+    write_text(seal, proof.to_seal(judged))
+    return judged
+
+
+def audited(
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine, reports: Path
+) -> SummaryRow:
+    """Audit the image and write its reports, unless the very reports of this audit are there already.
+
+    Raises as `buildtool.audit.audit.audit_image` does.
+    """
+    variant = planned.variant
+    seal = workplace.seal(
+        "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
+    )
+    known = kept(seal, _audit_of_seal)
+    if known and known[1] == _digests(reports, known[1]):
+        return known[0]
+    workplace.say(f"{variant.name}: auditing {image.ref}")
+    report = audit_image(
+        image.ref,
+        engine=engine,
+        budget=variant.budget,
+        targets=variant.gpu_targets,
+        say=workplace.say,
+        digest=image.digest,
+    )
+    written = write_reports(report, reports, variant.name)
+    row = summary_row(report)
+    files = _digests(reports, [path.name for path in written])
+    write_text(seal, json.dumps({"row": asdict(row), "files": files}))
+    return row
+
+
+def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
+    """Write down what the image was made from and what it was seen doing: `<variant>.build.json`."""
+    resolved = asdict(planned.resolved) | {"torch_build": planned.resolved.torch_build.value}
+    seen = asdict(proved) | {"torch_build": proved.torch_build.value}
+    data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
+    write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def _audit_of_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:
+    """The row and the reports' digests of an audit. Raises what `kept` takes for damage."""
+    data = json.loads(text)
+    return SummaryRow(**data["row"]), {str(name): str(digest) for name, digest in data["files"].items()}
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """The SHA-256 of files by name; None for one that isn't there."""
+    return {name: sha256_of(folder / name) if (folder / name).is_file() else None for name in names}
+
+
+def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
+    """Refuse before anything is made when a disk surely can't hold it. Raises EnvironmentMissing.
+
+    The engine's disk counts where it is one of this host's.
+    """
+    missing = [v for v in variants if lock.get(v) is None]
+    needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
+    places = [workplace.state]
+    images = disk_here(engine.info())
+    if isinstance(images, Unknown):
+        workplace.say(f"the engine's disk isn't checked: {images.reason}")
+    else:
+        places.append(images)
+    for place in places:
+        free = free_bytes(place)
+        if free < max(needed, DISK_FLOOR):
+            raise EnvironmentMissing(
+                f"{place} has {decimal_bytes(free)} free; building {', '.join(v.name for v in variants)} "
+                f"may take {decimal_bytes(max(needed, DISK_FLOOR))}",
+                "free some space (docker system df; docker builder prune), or move the cache: WEIR_STATE=DIR",
+            )
+
+
+def _told(resolved: Resolved) -> str:
+    stored = sum(wheel.stored_bytes for wheel in resolved.wheels)
+    return (
+        f"base {resolved.base.origin} {resolved.base.name}, torch {resolved.torch_version or 'of the base'} "
+        f"({resolved.torch_source}), {len(resolved.wheels)} wheels of {decimal_bytes(stored)}"
+    )

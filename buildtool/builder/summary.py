@@ -1,0 +1,53 @@
+"""Tables for the terminal."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from buildtool.audit.report.render import SummaryRow
+from buildtool.builder.plan import ImagePlan
+from buildtool.engine.host import Row
+from buildtool.engine.proof import Proof
+from buildtool.model import BuiltImage
+from probes.shared.quoting import terminal
+
+
+def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
+    """Where each image came from and what it was proved to hold; below, why other sources didn't serve."""
+    rows = [
+        (
+            image.ref,
+            image.digest[:19],
+            f"{target.resolved.base.origin}: {target.resolved.base.name}",
+            f"{proof.torch_version} ({proof.torch_build.value}, from {target.resolved.torch_source})",
+            proof.python,
+            proof.rocminfo,
+        )
+        for target, image, proof in zip(targets, images, proofs, strict=True)
+    ]
+    headers = ("image", "manifest digest", "base", "torch", "python", "rocminfo")
+    notes = [
+        f"  {target.variant.name}: passed over {note}" for target in targets for note in target.resolved.notes
+    ]
+    return "\n".join([_drawn(rows, headers), *map(terminal, notes)])
+
+
+def audited(rows: Sequence[SummaryRow]) -> str:
+    """One line an image: its bytes, its budget, its biggest finding."""
+    cells = [
+        (row.ref, row.torch, row.layers, row.unpacked, row.stored, row.verdict, row.biggest_finding)
+        for row in rows
+    ]
+    headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
+    return _drawn(cells, headers)
+
+
+def diagnosis(rows: Sequence[Row]) -> str:
+    """What the host has and lacks."""
+    cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
+    return _drawn(cells, ("", "state", "found", "next step"))
+
+
+def _drawn(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, disable_numparse=True)

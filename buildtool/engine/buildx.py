@@ -1,0 +1,108 @@
+"""The gate to BuildKit: `docker buildx bake` with a plan of ours, its progress shown as it comes."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from buildtool.builder.plan import BuildPlan, render_plan
+from buildtool.command import CommandFailed, run, run_loud
+from buildtool.engine.client import Engine, endpoint_here
+from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.files import scratch
+from buildtool.model import BuiltImage
+
+Say = Callable[[str], None]
+
+# BuildKit's plain progress: what a person wants to see of it
+WORTH_SAYING = re.compile(
+    r"^#\d+ (\[(?!.*internal).*|.*\bDONE [1-9].*|.*(exporting|unpacking|naming).*done.*|ERROR.*|\d+\.\d+ .*)"
+)
+# BuildKit's words when somebody removes images at the same time: the layer that it was about to build on is
+# collected between its look-up and its use. The next build doesn't find it and makes it anew.
+PASSING_FAULT = re.compile(r"parent snapshot \S+ does not exist")
+VERSION = re.compile(r"v?(\d+)\.(\d+)")
+MINIMUM = (0, 11)  # named contexts, `-f -` and the metadata file as we use them
+
+
+def require_buildx() -> str:
+    """The plugin's version. Raises EnvironmentMissing when it's missing or too old."""
+    hint = "install the plugin `docker-buildx`; as root on Debian or Ubuntu: make engine"
+    try:
+        said = run(["docker", "buildx", "version"]).stdout
+    except (CommandFailed, EnvironmentMissing) as error:
+        raise EnvironmentMissing("the docker CLI has no working `buildx` plugin", hint) from error
+    match = VERSION.search(said)
+    if not match or (int(match[1]), int(match[2])) < MINIMUM:
+        raise EnvironmentMissing(f"buildx is too old: {said.strip()} (0.11 or newer is needed)", hint)
+    return match[0]
+
+
+def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -> list[BuiltImage]:
+    """Build every image of the plan. Raises as `bake_plan` does."""
+    baked = plan.bake(zstd=engine.info().containerd_store)
+    digests = bake_plan(baked, engine=engine, say=say, no_cache=no_cache)
+    variants = [image.variant for image in plan.images]
+    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
+
+
+def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:
+    """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own words.
+
+    Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
+    """
+    with scratch() as folder:
+        metadata = folder / "metadata.json"
+        # the builder inside the engine that the CLI talks to: another one would keep its images elsewhere
+        command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
+        command += ["--progress=plain", f"--metadata-file={metadata}"]
+        command += ["--no-cache"] if no_cache else []
+        _run_bake(command, render_plan(plan), engine=engine, say=say)
+        data = json.loads(metadata.read_text())
+    digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
+    for name, digest in digests.items():
+        if engine.inspect(digest) is None:
+            raise BuildFailed(
+                f"the image {name} was built as {digest}, and the engine doesn't have it",
+                "build into the engine itself: see `docker context ls` and `docker buildx ls`",
+            )
+    return digests
+
+
+def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say) -> None:
+    """Run bake, once more after a fault that passes. Raises as `bake_plan` does."""
+    for is_last in (False, True):
+        try:
+            run_loud(
+                command,
+                say=lambda line: say(line) if WORTH_SAYING.match(line) else None,
+                stdin=plan,
+                env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
+            )
+        except CommandFailed as error:
+            fault = PASSING_FAULT.search(error.tail)
+            if is_last or not fault:
+                raise _cause(error, engine) from error
+            say(f"the engine lost a layer while it built ({fault[0]}); building once more")
+        else:
+            return
+
+
+def _cause(error: CommandFailed, engine: Engine) -> ToolError:
+    """What really stopped a build: the disk, the engine, or a step."""
+    if "no space left" in error.tail.lower():
+        return EnvironmentMissing(
+            f"the disk filled up during the build:\n{error.tail}", "docker system df; docker builder prune"
+        )
+    try:
+        engine.info()
+    except ToolError:
+        return EngineUnavailable(
+            "the engine stopped during the build; no image was made", "start it and run again: make images"
+        )
+    said = [line for line in error.tail.splitlines() if line.strip()]
+    return BuildFailed(
+        "the build failed:\n" + "\n".join(said[-12:]),
+        "run it alone to see all: python -m buildtool build VARIANT",
+    )

@@ -1,0 +1,196 @@
+"""What this host has for images and containers: engine, plugins, disk, cards and their groups.
+
+Facts are read from files and programs; what they mean (`diagnose`) is decided without touching anything.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from buildtool.command import CommandFailed, find, run
+from buildtool.engine.buildx import require_buildx
+from buildtool.engine.client import Engine, EngineInfo, disk_here, endpoint_here
+from buildtool.errors import EnvironmentMissing, ToolError
+from buildtool.files import free_bytes
+from buildtool.gpucode.target import target_of_override
+from probes.machine.sysfs import gfx_target, read_kfd_nodes
+from probes.records.facts import Unknown
+from probes.shared.units import decimal_bytes
+
+T = TypeVar("T")
+
+ROOMY_BYTES = 25_000_000_000  # the rocm image, its root file system, its context and the engine's copies
+
+
+class State(Enum):
+    """How a thing stands."""
+
+    OK = "ok"
+    MISSING = "MISSING"  # builds or runs fail without it
+    NOTE = "note"  # something works less well, or only some variants need it
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU's device file and the group that may open it."""
+
+    path: str
+    group_id: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found; None stands for not there."""
+
+    engine: EngineInfo | ToolError  # or why none answers
+    buildx: str | None
+    compose: str | None
+    mmdebstrap: bool
+    free_disk_bytes: int | Unknown  # where the engine's images are
+    kfd: bool
+    dxg: bool
+    nvidia: bool
+    render_nodes: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing, how it stands, and what to type about it."""
+
+    thing: str
+    state: State
+    found: str
+    next_step: str = ""
+
+
+def gather(root: Path = Path("/")) -> Facts:
+    """Look at this host. Device files are looked for below `root`."""
+    engine = _engine()
+    return Facts(
+        engine=engine,
+        buildx=_or_none(require_buildx),
+        compose=_or_none(_compose_version),
+        mmdebstrap=find("mmdebstrap") is not None,
+        free_disk_bytes=_free_for(engine),
+        kfd=(root / "dev/kfd").exists(),
+        dxg=(root / "dev/dxg").exists(),
+        nvidia=(root / "dev/nvidiactl").exists(),
+        render_nodes=_render_nodes(root),
+    )
+
+
+def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards.
+
+    With HSA_OVERRIDE_GFX_VERSION set they are what it lets them pass for. Old kernels don't say a
+    card's target. Raises BadTarget when the variable is no version.
+    """
+    found = {node.target for node in read_kfd_nodes(root)} - {gfx_target(0)}
+    override = env.get("HSA_OVERRIDE_GFX_VERSION")
+    if found and override:
+        return (str(target_of_override(override)),)
+    return tuple(sorted(found))
+
+
+def diagnose(facts: Facts) -> list[Row]:
+    """What the facts mean for building and running images."""
+    return [*_engine_rows(facts), *_source_rows(facts), *_card_rows(facts)]
+
+
+def _engine_rows(facts: Facts) -> list[Row]:
+    hint = "as root on Debian or Ubuntu: make engine"
+    if isinstance(facts.engine, ToolError):
+        engine = Row("engine", State.MISSING, facts.engine.message, facts.engine.hint)
+    elif facts.engine.containerd_store:
+        engine = Row("engine", State.OK, f"{facts.engine.version}, containerd image store")
+    else:
+        switch = (
+            'for zstd layers put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json '
+            "(it hides the images that are there now)"
+        )
+        engine = Row("engine", State.NOTE, f"{facts.engine.version}, classic image store", switch)
+    plugins = [
+        Row(name, State.OK if version else State.MISSING, version or "not there", "" if version else hint)
+        for name, version in (("buildx", facts.buildx), ("compose", facts.compose))
+    ]
+    return [engine, *plugins]
+
+
+def _disk_row(free: int | Unknown) -> Row:
+    wanted = f"the rocm image wants {decimal_bytes(ROOMY_BYTES)}"
+    if isinstance(free, Unknown):
+        return Row("disk", State.NOTE, f"unknown: {free.reason}", f"{wanted}; look there: df -h")
+    roomy = free >= ROOMY_BYTES
+    found = f"{decimal_bytes(free)} free for the engine"
+    return Row(
+        "disk",
+        State.OK if roomy else State.NOTE,
+        found,
+        "" if roomy else f"{wanted}: docker builder prune",
+    )
+
+
+def _source_rows(facts: Facts) -> list[Row]:
+    return [
+        _disk_row(facts.free_disk_bytes),
+        Row(
+            "mmdebstrap",
+            State.OK if facts.mmdebstrap else State.NOTE,
+            "installed" if facts.mmdebstrap else "not installed",
+            "" if facts.mmdebstrap else "only needed where no registry answers: apt-get install mmdebstrap",
+        ),
+    ]
+
+
+def _card_rows(facts: Facts) -> list[Row]:
+    rows = []
+    if facts.kfd and facts.render_nodes:
+        card = facts.render_nodes[0]
+        command = f"RENDER_NODE={card.path} RENDER_GID={card.group_id} docker compose up api-rocm"
+        rows.append(Row("AMD GPU", State.OK, f"/dev/kfd, {len(facts.render_nodes)} render nodes", command))
+    if facts.dxg:
+        rows.append(Row("WSL GPU", State.OK, "/dev/dxg", "docker compose up api-wsl"))
+    if facts.nvidia:
+        rows.append(Row("NVIDIA GPU", State.OK, "/dev/nvidiactl", "docker compose up api-cuda"))
+    return rows or [
+        Row("GPU", State.NOTE, "no /dev/kfd, /dev/dxg or /dev/nvidiactl", "docker compose up (on the CPU)")
+    ]
+
+
+def _engine() -> EngineInfo | ToolError:
+    try:
+        return Engine(timeout_s=10).info()
+    except ToolError as error:
+        return error
+
+
+def _free_for(engine: EngineInfo | ToolError) -> int | Unknown:
+    """Free bytes for images: the engine's, or those of the place where one would be installed."""
+    if isinstance(engine, EngineInfo):
+        place = disk_here(engine)
+        return place if isinstance(place, Unknown) else free_bytes(place)
+    try:
+        named_by = endpoint_here().named_by
+    except ToolError as error:
+        return Unknown(error.message)
+    return Unknown(f"no engine answers where {named_by} says") if named_by else free_bytes(Path("/var/lib"))
+
+
+def _compose_version() -> str:
+    return run(["docker", "compose", "version", "--short"]).stdout.strip()
+
+
+def _render_nodes(root: Path) -> tuple[Card, ...]:
+    folder = root / "dev/dri"
+    nodes = sorted(folder.glob("renderD*")) if folder.is_dir() else []
+    return tuple(Card(f"/{node.relative_to(root)}", node.stat().st_gid) for node in nodes)
+
+
+def _or_none(look: Callable[[], T]) -> T | None:
+    try:
+        return look()
+    except (EnvironmentMissing, CommandFailed):
+        return None

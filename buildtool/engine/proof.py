@@ -1,0 +1,173 @@
+"""Judges what a fresh container said of itself (images/smoke.py). Pure: the running is the engine's."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from buildtool.errors import ProofFailed
+from buildtool.model import Resolved, TorchBuild, Variant
+from probes.shared.quoting import command, terminal
+
+COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
+MARK = "SMOKE "
+MAX_FACTS = 64 << 10  # characters of the line; an honest one has 400
+SHOWN_LINES = 8  # of what a failed container said
+SHOWN_CHARACTERS = 500  # of each line
+_MAX_TEXT = 1000  # characters of one fact; rocminfo's are the longest, 200
+
+
+class MalformedFacts(ProofFailed):
+    """What a container said isn't of the form that images/smoke.py writes."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What images/smoke.py said of its image. Texts are the image's own and may hold anything."""
+
+    python: str
+    uid: int
+    torch_version: str
+    hip: str | None
+    cuda: str | None
+    product_ok: bool
+    service: bool
+    probes: bool
+    rocminfo: str  # "not installed", or its exit code and first line
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What an image was seen doing."""
+
+    python: str
+    torch_version: str
+    torch_build: TorchBuild
+    rocminfo: str  # "not installed", or its first line
+
+
+def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
+    """The proof, or ProofFailed saying which promise is broken."""
+    try:
+        facts = facts_of(stdout)
+    except MalformedFacts as error:
+        raise ProofFailed(f"{variant.ref}: {error.message}", _look_inside(variant.ref)) from error
+    if exit_code or facts is None:
+        raise ProofFailed(
+            f"{variant.ref} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n"
+            + last_words(stdout + stderr),
+            _look_inside(variant.ref),
+        )
+    found = build_of(facts.hip, facts.cuda)
+    version = terminal(facts.torch_version)
+    if found is not resolved.torch_build:
+        raise ProofFailed(
+            f"{variant.ref} holds torch {version}, a {found.value} build; "
+            f"source {resolved.torch_source} promises a {resolved.torch_build.value} build",
+            "a requirement replaced torch: pin it in `wheels`, or look at the plan: python -m buildtool plan",
+        )
+    if not facts.product_ok:
+        raise ProofFailed(f"{variant.ref}: torch {version} computes a wrong matrix product")
+    if not facts.python.startswith(resolved.python + "."):
+        raise ProofFailed(
+            f"{variant.ref} runs Python {terminal(facts.python)}, its wheels are for {resolved.python}"
+        )
+    missing = [name for name in ("service", "probes") if not getattr(facts, name)]
+    if missing:
+        raise ProofFailed(f"{variant.ref} lacks its payload: {', '.join(missing)} can't be imported")
+    return Proof(facts.python, facts.torch_version, found, facts.rocminfo)
+
+
+def facts_of(stdout: str) -> Facts | None:
+    """What images/smoke.py said; None when it said nothing.
+
+    Raises MalformedFacts for an answer of another form: whoever made the image wrote it.
+    """
+    line = next((text for text in stdout.splitlines() if text.startswith(MARK)), None)
+    if line is None:
+        return None
+    if len(line) > MAX_FACTS:
+        raise MalformedFacts(f"its smoke test answers with {len(line):,} characters")
+    try:
+        top = json.loads(line.removeprefix(MARK))
+        torch, rocminfo = top["torch"], top["rocminfo"]
+        return Facts(
+            python=_text(top, "python"),
+            uid=_number(top, "uid"),
+            torch_version=_text(torch, "version"),
+            hip=None if torch["hip"] is None else _text(torch, "hip"),
+            cuda=None if torch["cuda"] is None else _text(torch, "cuda"),
+            product_ok=_flag(torch, "product_ok"),
+            service=_flag(top, "service"),
+            probes=_flag(top, "probes"),
+            rocminfo=_rocminfo(rocminfo),
+        )
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        shown = terminal(line[:SHOWN_CHARACTERS])
+        raise MalformedFacts(f"its smoke test doesn't answer as images/smoke.py does: {shown}") from error
+
+
+def told(facts: Facts) -> str:
+    """The facts in a line for people."""
+    return f"torch {terminal(facts.torch_version)} computes, rocminfo {terminal(facts.rocminfo)}"
+
+
+def last_words(output: str) -> str:
+    """The end of what a container said, for a terminal: whoever made the image chose the characters."""
+    lines = output.strip().splitlines()[-SHOWN_LINES:]
+    return "\n".join(terminal(line[:SHOWN_CHARACTERS]) for line in lines)
+
+
+def to_seal(proof: Proof) -> str:
+    """A proof as text, kept under the image's digest: what was proved once needn't be run again."""
+    return json.dumps(asdict(proof) | {"torch_build": proof.torch_build.value})
+
+
+def from_seal(text: str) -> Proof:
+    """The proof that `to_seal` wrote. Raises ValueError, LookupError or TypeError for a damaged text."""
+    data = json.loads(text)
+    return Proof(
+        python=_text(data, "python"),
+        torch_version=_text(data, "torch_version"),
+        torch_build=TorchBuild(data["torch_build"]),
+        rocminfo=_text(data, "rocminfo"),
+    )
+
+
+def build_of(hip: str | None, cuda: str | None) -> TorchBuild:
+    """Which build a torch is, by `torch.version`: a file's name or version label proves nothing."""
+    if hip:
+        return TorchBuild.ROCM
+    return TorchBuild.CUDA if cuda else TorchBuild.CPU
+
+
+def _rocminfo(facts: Mapping[str, Any]) -> str:
+    if not _flag(facts, "present"):
+        return "not installed"
+    said = _text(facts, "said").splitlines()
+    return f"runs (exit {_number(facts, 'exit_code')}: {said[0] if said else 'silent'})"
+
+
+def _text(facts: Mapping[str, Any], key: str) -> str:
+    value = facts[key]
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise TypeError(key)
+    return value
+
+
+def _number(facts: Mapping[str, Any], key: str) -> int:
+    value = facts[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(key)
+    return value
+
+
+def _flag(facts: Mapping[str, Any], key: str) -> bool:
+    value = facts[key]
+    if not isinstance(value, bool):
+        raise TypeError(key)
+    return value
+
+
+def _look_inside(ref: str) -> str:
+    return f"look inside: {command('docker', 'run', '--rm', '-it', '--entrypoint', 'sh', ref)}"

@@ -1,0 +1,230 @@
+"""Gets this host an engine: finds one, or on Debian and Ubuntu installs and starts the distribution's own.
+
+What would be done is decided first, as a value (`plan_install`), and said before it is done.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildtool.command import CommandFailed, find, run, run_loud, spawn
+from buildtool.engine.client import NEXT_STEP, Engine, endpoint_here
+from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.files import scratch, write_text
+
+Say = Callable[[str], None]
+
+START_TIMEOUT_S = 60
+DAEMON_JSON = Path("/etc/docker/daemon.json")
+MODERN_STORE = '{"features": {"containerd-snapshotter": true, "cdi": true}}\n'
+DOCKERD_LOG = Path("/var/log/dockerd.log")
+
+# Debian's releases in order: where one lacks docker-buildx, the next one's packages install on it
+DEBIAN_SUITES = ("bullseye", "bookworm", "trixie", "forky")
+DEBIAN = ("docker.io", "docker-cli", "docker-buildx", "docker-compose")
+UBUNTU = ("docker.io", "docker-buildx", "docker-compose-v2")
+BESIDE = ("mmdebstrap",)  # makes base images where no registry answers
+
+
+@dataclass(frozen=True)
+class Host:
+    """What decides how an engine can be had here."""
+
+    distribution: str
+    codename: str
+    is_root: bool
+    buildx_in_suite: bool
+    has_engine: bool
+    has_settings: bool = False  # a daemon.json
+    has_images: bool = False  # or at least the data directory of an engine that was here once
+
+
+@dataclass(frozen=True)
+class InstallPlan:
+    """Packages to install; `suite` is another release to take the engine's from, or None."""
+
+    packages: tuple[str, ...]
+    suite: str | None
+
+
+def plan_install(host: Host) -> InstallPlan:
+    """What to install. Raises EngineUnavailable where only a person can help."""
+    if host.distribution not in ("debian", "ubuntu"):
+        raise EngineUnavailable(
+            f"no Docker engine answers, and {host.distribution} isn't ours to change", NEXT_STEP
+        )
+    if not host.is_root:
+        raise EngineUnavailable("no Docker engine answers, and only root may install or start one", NEXT_STEP)
+    if host.has_engine:
+        return InstallPlan(BESIDE, None)
+    if host.distribution == "ubuntu":
+        return InstallPlan(UBUNTU + BESIDE, None)
+    if host.buildx_in_suite:
+        return InstallPlan(DEBIAN + BESIDE, None)
+    if host.codename not in DEBIAN_SUITES[:-1]:
+        raise EngineUnavailable(f"Debian {host.codename} has no docker-buildx package", NEXT_STEP)
+    following = DEBIAN_SUITES[max(DEBIAN_SUITES.index(host.codename) + 1, DEBIAN_SUITES.index("trixie"))]
+    return InstallPlan(DEBIAN + BESIDE, following)
+
+
+def chooses_store(host: Host) -> bool:
+    """Whether the engine's settings are ours to write: nobody else has, and no images can be hidden by it.
+
+    Another image store doesn't show the images of the first, so an engine that was here before keeps its own.
+    """
+    return not (host.has_engine or host.has_settings or host.has_images)
+
+
+def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
+    """A connection to a working engine, after installing and starting one if need be.
+
+    Raises EngineUnavailable with the next step where that isn't ours to do.
+    """
+    try:
+        return Engine()
+    except EngineForbidden:
+        raise
+    except EngineUnavailable:
+        if endpoint_here().named_by:  # somebody else's engine, maybe on another machine
+            raise
+    host = describe_host()
+    plan = plan_install(host)
+    if not (host.has_engine and find("mmdebstrap")):
+        where = f" (from Debian {plan.suite})" if plan.suite else ""
+        say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
+        if not (assume_yes or _agreed()):
+            raise EngineUnavailable("no Docker engine, and none was to be installed", NEXT_STEP)
+        _install_on(host, plan, say)
+    start(say)
+    return Engine()
+
+
+def _install_on(host: Host, plan: InstallPlan, say: Say) -> None:
+    """Install; a new engine's settings come first, since its package may start it at once."""
+    ours = chooses_store(host)
+    if ours:
+        say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
+        write_text(DAEMON_JSON, MODERN_STORE)
+    try:
+        install(plan, say)
+    except BaseException:
+        if ours:
+            DAEMON_JSON.unlink(missing_ok=True)
+        raise
+
+
+def describe_host(root: Path = Path("/")) -> Host:
+    """This host, from its files and its package manager."""
+    release = _os_release(root / "etc/os-release")
+    return Host(
+        distribution=release.get("ID", "unknown"),
+        codename=release.get("VERSION_CODENAME", "unknown"),
+        is_root=os.geteuid() == 0,
+        buildx_in_suite=_has_candidate("docker-buildx"),
+        has_engine=find("dockerd") is not None,
+        has_settings=(root / DAEMON_JSON.relative_to("/")).exists(),
+        has_images=(root / "var/lib/docker").exists(),
+    )
+
+
+def install(plan: InstallPlan, say: Say) -> None:
+    """Install with apt; another suite's packages come through a configuration of our own."""
+    with scratch() as folder:
+        options = _borrow_suite(folder, plan.suite) if plan.suite else []
+        packages = [f"{p}/{plan.suite}" if plan.suite and p in DEBIAN else p for p in plan.packages]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]
+        try:
+            run_loud([*quiet, "update"], say=lambda _line: None, env=environment)
+            command = [*quiet, "install", "-y", "--no-install-recommends", *packages]
+            run_loud(
+                command,
+                say=lambda line: say(line) if line.startswith("Setting up") else None,
+                env=environment,
+            )
+        except CommandFailed as error:
+            raise EnvironmentMissing(f"apt can't install the engine:\n{error.tail}", NEXT_STEP) from error
+
+
+def start(say: Say) -> None:
+    """Start the engine and wait until it answers. Raises EngineUnavailable with its last words."""
+    if Path("/run/systemd/system").is_dir():
+        say("starting docker with systemd")
+        try:
+            run(["systemctl", "start", "docker"])
+        except CommandFailed as error:
+            raise EngineUnavailable(
+                f"systemd can't start docker:\n{error.tail}", "see why: journalctl -u docker"
+            ) from error
+    else:
+        say(f"starting dockerd (its log: {DOCKERD_LOG})")
+        spawn(["dockerd"], log=DOCKERD_LOG)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            say(f"engine {Engine(timeout_s=5).info().version} answers")
+        except ToolError:
+            time.sleep(0.3)
+        else:
+            return
+    words = (
+        "\n".join(DOCKERD_LOG.read_text(errors="replace").splitlines()[-8:]) if DOCKERD_LOG.exists() else ""
+    )
+    raise EngineUnavailable(f"the engine didn't answer within {START_TIMEOUT_S} s:\n{words}", NEXT_STEP)
+
+
+def _borrow_suite(directory: Path, suite: str) -> list[str]:
+    """apt options that add one suite to the host's own mirror, at a priority that changes nothing else."""
+    mirror = run(
+        ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
+    )
+    uris = [line.split()[2] for line in mirror.stdout.splitlines() if line.startswith("Debian Debian ")]
+    if not uris:
+        raise EngineUnavailable("apt knows no Debian mirror to take the engine from", NEXT_STEP)
+    (directory / "parts").mkdir()
+    (directory / "lists" / "partial").mkdir(parents=True)
+    for own in Path("/etc/apt/sources.list.d").glob("*.sources"):
+        (directory / "parts" / own.name).write_text(own.read_text())
+    for own in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*.list")):
+        if own.exists():
+            (directory / "parts" / own.with_suffix(".list").name).write_text(own.read_text())
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    borrowed = f"Types: deb\nURIs: {uris[0]}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
+    (directory / "parts" / "weir.sources").write_text(borrowed)
+    (directory / "preferences").write_text(f"Package: *\nPin: release n={suite}\nPin-Priority: 100\n")
+    directory.chmod(0o755)
+    settings = {
+        "Dir::Etc::SourceList": "/dev/null",
+        "Dir::Etc::SourceParts": directory / "parts",
+        "Dir::Etc::Preferences": directory / "preferences",
+        "Dir::State::Lists": directory / "lists",
+    }
+    return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+
+
+def _agreed() -> bool:
+    """Ask where a person sits; elsewhere having said it is enough."""
+    asked = sys.stdin is not None and sys.stdin.isatty()  # None: started with no standard input at all
+    if not asked:
+        return True
+    try:
+        return input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
+
+
+def _has_candidate(package: str) -> bool:
+    if not find("apt-cache"):
+        return False
+    said = run(["apt-cache", "policy", package]).stdout
+    return "Candidate:" in said and "Candidate: (none)" not in said
+
+
+def _os_release(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    pairs = (line.partition("=") for line in path.read_text().splitlines() if "=" in line)
+    return {key: value.strip('"') for key, _, value in pairs}

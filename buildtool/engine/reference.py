@@ -1,0 +1,90 @@
+"""Names of images, taken apart as engines and registries take them apart. Pure.
+
+The grammar is the distribution project's (reference/regexp.go), the defaults are the Docker engine's.
+"""
+
+import re
+from dataclasses import dataclass
+
+from buildtool.errors import ConfigError
+from probes.shared.quoting import terminal
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_HOST = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
+_NAME = re.compile(rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PART}(?:/{_PART})*)")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}")
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{64}")
+_MAX_NAME = 255  # of a repository's path
+_MAX_TEXT = 1024
+_DEFAULT_HOST, _DEFAULT_NAMESPACE, _DEFAULT_TAG = "docker.io", "library", "latest"
+_HINT = "write [HOST[:PORT]/]NAME[:TAG], with NAME in lower case"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a user wrote: a repository as it was written, and a tag or a digest (`sha256:...`) where given."""
+
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def canonical(self) -> str:
+        """The same for every way to write the same name: host, namespace and tag are filled in."""
+        host, _, path = self.repository.rpartition("/")
+        first, slash, rest = self.repository.partition("/")
+        if slash and _is_host(first):
+            host, path = first, rest
+        else:
+            host, path = _DEFAULT_HOST, self.repository
+        if host == _DEFAULT_HOST and "/" not in path:
+            path = f"{_DEFAULT_NAMESPACE}/{path}"
+        end = f"@{self.digest}" if self.digest else f":{self.tag or _DEFAULT_TAG}"
+        return f"{host}/{path}{end}"
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
+
+
+def parse_reference(text: str) -> Reference:
+    """The parts of an image's name. Raises ConfigError for what no image can be called."""
+    if len(text) > _MAX_TEXT:
+        raise _refused(text, "it is too long")
+    rest, at, digest = text.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise _refused(text, "what follows `@` is no digest")
+    repository, colon, tag = rest.rpartition(":")
+    if not colon or "/" in tag:  # that colon is before a registry's port
+        repository, colon, tag = rest, "", ""
+    if colon and not _TAG.fullmatch(tag):
+        raise _refused(text, "a tag has up to 128 letters, digits, `_`, `.` and `-`")
+    if _ID.fullmatch(text):
+        raise _refused(text, "that is an image's id")
+    match = _NAME.fullmatch(repository)
+    if not match or len(repository) > _MAX_NAME:
+        raise _refused(text, "")
+    first, slash, _ = repository.partition("/")
+    if slash and not _is_host(first) and not re.fullmatch(_PART, first):
+        raise _refused(text, "")
+    return Reference(repository, tag or None, digest or None)
+
+
+def parse_new_name(text: str) -> Reference:
+    """A name to give to an image, its tag filled in. Raises ConfigError, also for a name with a digest."""
+    parsed = parse_reference(text)
+    if parsed.digest:
+        raise _refused(text, "a digest can't be given to an image")
+    return Reference(parsed.repository, parsed.tag or _DEFAULT_TAG)
+
+
+def _is_host(text: str) -> bool:
+    """Whether the first part of a name is a registry: by the engine's rule."""
+    return "." in text or ":" in text or text == "localhost" or text.lower() != text
+
+
+def _refused(text: str, why: str) -> ConfigError:
+    shown = terminal(text[:300])
+    return ConfigError(f"no image can be called `{shown}`{f': {why}' if why else ''}", _HINT)

@@ -1,0 +1,1 @@
+"""Plans and checks how GPU code is cut out of one file."""

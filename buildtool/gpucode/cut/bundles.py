@@ -1,0 +1,168 @@
+"""Rebuild a run of bundles with only the code that given targets can run."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from buildtool.gpucode.cut.edit import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
+from buildtool.gpucode.errors import PruneRefused
+from buildtool.gpucode.formats import ccob
+from buildtool.gpucode.formats.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out
+from buildtool.gpucode.formats.scan import BundlePlace, iter_bundles
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import TargetId, served, serves_any
+
+
+@dataclass(frozen=True)
+class Cut:
+    """New content for a run of bundles.
+
+    `moved` maps each bundle's old position to its new one, both in bytes from the run's start;
+    `kept_bytes` and `removed_bytes` are unpacked bytes of code objects by target.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    moved: dict[int, int] = field(default_factory=dict)
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+    changed: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Length of the new content."""
+        return total_bytes(self.pieces)
+
+
+@dataclass
+class Tally:
+    """Unpacked bytes of code objects by target, kept and removed; accumulates."""
+
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+
+    def count(self, target: str, n_bytes: int, *, kept: bool) -> None:
+        """Add a code object."""
+        totals = self.kept_bytes if kept else self.removed_bytes
+        totals[target] = totals.get(target, 0) + n_bytes
+
+
+def cut_bundles(
+    source: Source,
+    start: int,
+    end: int,
+    *,
+    address: int,
+    targets: Sequence[TargetId],
+    strict: bool,
+    compress: int | None,
+) -> Cut:
+    """Plan the run of bundles between file positions `start` and `end`, which is loaded at `address`.
+
+    `compress` is the CCOB version to write raw bundles as, None to leave them raw; compressed ones
+    stay at their version. With `strict` every target must be in the run and every bundle must have
+    code for one; without, one target suffices, and a bundle that never served any stays whole.
+    Raises TargetMissing or PruneRefused when that doesn't hold; BadBundle.
+    """
+    places = list(iter_bundles(source, start, end))
+    wanted = served(_codes(places), targets, strict=strict)
+    tally = Tally()
+    moved: dict[int, int] = {}
+    pieces: list[Piece] = []
+    position = 0
+    changed = False
+    for index, place in enumerate(places):
+        kept = kept_entries(place.bundle, wanted)
+        if strict and len(kept) == len(place.bundle.entries):
+            _refuse_foreign(kept, wanted, index)
+        for entry in place.bundle.entries:
+            if not entry.is_host:
+                tally.count(str(entry.target), entry.n_bytes, kept=entry in kept)
+        aligned = align_up(address + position, PAGE_BYTES) - address
+        new = _rebuild(source, place, kept, compress)
+        changed |= new != [Copy(place.start, place.stored_bytes)]
+        pieces += [Zeros(aligned - position), *new]
+        moved[place.start - start] = aligned
+        position = aligned + total_bytes(new)
+    filled = tuple(piece for piece in pieces if piece.n_bytes)
+    return Cut(filled, moved, tally.kept_bytes, tally.removed_bytes, changed)
+
+
+def _codes(places: Sequence[BundlePlace]) -> set[TargetId]:
+    return {
+        entry.target
+        for place in places
+        for entry in place.bundle.entries
+        if not entry.is_host and entry.n_bytes
+    }
+
+
+def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:
+    """What stays of a bundle: the host entry first, then payloads as they lie in the file.
+
+    All of it when nothing would be left for a card: the bundle never served the targets.
+    """
+    serving = [entry for entry in old.entries if not entry.is_host and serves_any(entry.target, wanted)]
+    if not any(entry.n_bytes for entry in serving):
+        return list(old.entries)
+    kept = [entry for entry in old.entries if entry.is_host or entry in serving]
+    return sorted(kept, key=lambda entry: (not entry.is_host, entry.offset))
+
+
+def _refuse_foreign(kept: Sequence[Entry], wanted: Sequence[TargetId], index: int) -> None:
+    codes = [entry.target for entry in kept if not entry.is_host and entry.n_bytes]
+    if codes and not any(serves_any(code, wanted) for code in codes):
+        raise PruneRefused(
+            f"bundle {index} would be left without code for {', '.join(map(str, wanted))}",
+            "name more targets; as part of a tree the library is pruned and such a bundle stays whole",
+        )
+
+
+def _rebuild(source: Source, place: BundlePlace, kept: Sequence[Entry], compress: int | None) -> list[Piece]:
+    untouched = len(kept) == len(place.bundle.entries)
+    if untouched and (compress is None or place.header is not None):
+        return [Copy(place.start, place.stored_bytes)]
+    if any(entry.n_bytes for entry in kept if entry.is_host):
+        raise PruneRefused(f"the bundle at byte {place.start:#x} holds host code, which no HIP bundle does")
+    table, new = lay_out(kept)
+    header = place.header
+    if header is not None:
+        unpacking = ccob.Unpacking(source, place.start, place.start + place.stored_bytes)
+        chunks = _selected(unpacking, kept, table, new)
+        return [Literal(ccob.pack(chunks, new.n_bytes, version=header.version, method=header.method))]
+    pieces = _raw_pieces(place.start, kept, table, new)
+    return pieces if compress is None else [Literal(_compressed(source, pieces, compress))]
+
+
+def _raw_pieces(start: int, kept: Sequence[Entry], table: bytes, new: Bundle) -> list[Piece]:
+    pieces: list[Piece] = [Literal(table)]
+    end = len(table)
+    for old, laid in zip(kept, new.entries, strict=True):
+        if old.n_bytes:
+            pieces += [Zeros(laid.offset - end), Copy(start + old.offset, old.n_bytes)]
+            end = laid.offset + laid.n_bytes
+    return pieces
+
+
+def _compressed(source: Source, pieces: Sequence[Piece], version: int) -> bytes:
+    chunks = (chunk for piece in pieces for chunk in chunks_of(piece, source))
+    try:
+        return ccob.pack(chunks, total_bytes(pieces), version=version, method=ccob.Method.ZSTD)
+    except ValueError as error:
+        raise PruneRefused(str(error), "leave --compress out, or write CCOB version 3") from error
+
+
+def _selected(unpacking: ccob.Unpacking, kept: Sequence[Entry], table: bytes, new: Bundle) -> Iterator[bytes]:
+    """The new bundle's bytes, picked out of the old one while it unpacks; drains it, so it is verified."""
+    yield table
+    end = len(table)
+    wanted = [(old, laid) for old, laid in zip(kept, new.entries, strict=True) if old.n_bytes]
+    position = 0
+    for chunk in unpacking:
+        for old, laid in wanted:
+            first = max(old.offset, position)
+            last = min(old.offset + old.n_bytes, position + len(chunk))
+            if first < last:
+                if first == old.offset:
+                    yield bytes(laid.offset - end)
+                    end = laid.offset + laid.n_bytes
+                yield chunk[first - position : last - position]
+        position += len(chunk)

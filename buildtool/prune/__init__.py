@@ -1,0 +1,1 @@
+"""Removes GPU code for other cards from files, directory trees, archives and images."""

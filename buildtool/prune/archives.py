@@ -1,0 +1,369 @@
+"""Prune an archive into another one, as a stream of its parts: a root file system's tar, or a wheel.
+
+Nothing is unpacked, so no privilege is needed and no owner, mode, time, link or attribute can get lost: what
+stays of a tar is copied byte for byte. The same archive and targets give the same bytes.
+"""
+
+import copy
+import io
+import os
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+from buildtool.audit.tar.tarwalk import DANGLING, FILE, NO_PADDING, TarReader
+from buildtool.errors import DataError
+from buildtool.files import scratch
+from buildtool.gpucode.cut.library import PrunePlan, plan_prune
+from buildtool.gpucode.cut.verify import verify_prune
+from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.formats.elf import HEADER_BYTES
+from buildtool.gpucode.formats.scan import may_hold_bundles, scan_file
+from buildtool.gpucode.links import Links, normal_path
+from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.prune.rewrite import copy_range, open_source, prune_file, write_plan
+from buildtool.prune.trees import Deleted, Pruned, Refused, TreeResult, is_foreign_path
+
+Say = Callable[[str], None]
+
+_BLOCK = tarfile.BLOCKSIZE
+_READ_BYTES = 64 << 10  # at a time, while headers are walked
+_AGAIN = "it is damaged or was cut short: make or fetch it again"
+# what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
+_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
+    """The targets that a root file system's tar or a wheel has code for: by its files' names and their code.
+
+    Files of a wheel that may hold code are unpacked below `folder`, one at a time. Raises DataError for an
+    archive that can't be read, OSError when the disk is full.
+    """
+    return _targets_of_wheel(original, folder) if original.suffix == ".whl" else _targets_of_tar(original)
+
+
+def _targets_of_tar(original: Path) -> set[TargetId]:
+    found: set[TargetId] = set()
+    with open_source(original) as (_, descriptor):
+        for member in _members(original):
+            if not member.info.isdir():
+                source = _window(descriptor, member.content, member.n_bytes)
+                found |= known_targets(gfx_targets_of_path(member.path)) | _targets_in(source)
+    return found
+
+
+def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
+    found: set[TargetId] = set()
+    with _readable(original) as wheel, scratch(folder) as inner:
+        place = inner / "member"
+        for info in wheel.infolist():
+            found |= known_targets(gfx_targets_of_path(info.filename))
+            with wheel.open(info) as packed:
+                head = packed.read(HEADER_BYTES)
+                if not may_hold_bundles(head):
+                    continue
+                with place.open("wb") as file:
+                    file.write(head)
+                    shutil.copyfileobj(packed, file, 1 << 20)
+            with open_source(place) as (source, _):
+                found |= _targets_in(source)
+    return found
+
+
+def _targets_in(source: Source) -> set[TargetId]:
+    """By the code in a file; none for one whose code can't be read, which no prune touches."""
+    if not _worth_a_look(source):
+        return set()
+    try:
+        return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    except GpuCodeError:
+        return set()
+
+
+def prune_tar(
+    original: Path,
+    out: Path,
+    targets: Sequence[TargetId],
+    *,
+    latest: int | None = None,
+    dropped: Sequence[str] = (),
+    added: Callable[[TreeResult], Mapping[str, bytes]] = lambda _result: {},
+    say: Say = lambda _line: None,
+) -> TreeResult:
+    """Write the tar `original` to `out` without what none of the targets can run.
+
+    A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
+    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` go; files that `added` makes of
+    the result come last. Raises DataError for a file that is no plain tar or a damaged one, before anything
+    is written, VerifyFailed, and OSError when `out` can't be written.
+    """
+    result = TreeResult(tuple(map(str, targets)))
+    with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
+        members = _members(original)
+        gone = {*dropped} | _foreign(members, targets, result)
+        for member in members:
+            if member.path not in gone:
+                plan = _planned(member, descriptor, targets, result=result)
+                _write_member(
+                    member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
+                )
+                _tell(member.path, plan, result, say)
+        for path, content in sorted(added(result).items()):
+            _add(handle, path, content, latest or 0)
+        handle.write(bytes(2 * _BLOCK))
+        handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
+    return result
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An entry of a tar: all of it lies at `start` to `end`, its content at `content`."""
+
+    info: tarfile.TarInfo
+    path: str
+
+    @property
+    def start(self) -> int:
+        return self.info.offset
+
+    @property
+    def content(self) -> int:
+        return self.info.offset_data
+
+    @property
+    def n_bytes(self) -> int:
+        return self.info.size if self.info.isreg() else 0
+
+    @property
+    def end(self) -> int:
+        return self.content + self.n_bytes + -self.n_bytes % _BLOCK
+
+
+def _members(original: Path) -> list[_Member]:
+    """All members. Raises DataError unless the archive is whole.
+
+    Python's reader ends at the first header that it can't read, as if the archive ended there. The
+    audit's reader doesn't, and the two must have seen the same.
+    """
+    strict = _walked(original)
+    try:
+        with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            found = [_Member(info, normal_path(info.name)) for info in tar]
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise DataError(f"{original} is no plain tar: {error}", _AGAIN) from error
+    for member, walked in zip_longest(found, strict):
+        if member is None or walked != (member.path, member.content, member.n_bytes):
+            place = walked[1] if walked else member.content
+            raise DataError(
+                f"{original}: its readers disagree about the member before byte {place:,}", _AGAIN
+            )
+    if any(member.info.issparse() for member in found):
+        raise DataError(f"{original} has sparse members, which aren't read here")
+    return found
+
+
+def _walked(original: Path) -> list[tuple[str, int, int]]:
+    """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
+    with open_source(original) as (source, descriptor):
+        chunks = iter(partial(os.read, descriptor, _READ_BYTES), b"")
+        leap = partial(_leap, descriptor=descriptor, size=source.size)
+        reader = TarReader(chunks, place="the archive", leap=leap)
+        try:
+            found = [
+                (
+                    normal_path(name.decode("utf-8", "surrogateescape")),
+                    reader.offset,
+                    size if kind == FILE else 0,
+                )
+                for name, kind, size, _ in reader
+            ]
+        except DataError as fault:
+            raise DataError(
+                f"{original} is no plain tar, or a damaged one: {fault.message}", _AGAIN
+            ) from fault
+    if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
+        raise DataError(f"{original} ends without the end marker of an archive", _AGAIN)
+    return found
+
+
+def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
+    at = os.lseek(descriptor, 0, os.SEEK_CUR)
+    return os.lseek(descriptor, min(at + n_bytes, size), os.SEEK_SET) - at
+
+
+def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
+    """Paths for other cards alone. A file goes when all its names (hard links) do and no link needs it."""
+    said = {m.path: m.info.linkname for m in members if m.info.issym()}
+    links = Links(said)
+    needed = {links.destination(path) for path in said if not is_foreign_path(path, targets)}
+    names: dict[str, list[_Member]] = {}
+    for member in members:
+        if member.info.isreg() or member.info.issym():
+            names[member.path] = [member]
+        elif member.info.islnk():
+            names.setdefault(normal_path(member.info.linkname), []).append(member)
+    gone: set[str] = set()
+    for group in names.values():
+        paths = [member.path for member in group]
+        if all(is_foreign_path(path, targets) and links.place(path) not in needed for path in paths):
+            gone |= set(paths)
+            freed = [group[0].n_bytes, *(0 for _ in paths[1:])]
+            result.deleted += [
+                Deleted(path, n_bytes, gfx_targets_of_path(path))
+                for path, n_bytes in zip(paths, freed, strict=True)
+            ]
+    return gone
+
+
+def _planned(
+    member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
+) -> PrunePlan | None:
+    """How to prune a member; None when there is nothing to cut, or nothing that may be."""
+    source = _window(descriptor, member.content, member.n_bytes)
+    if not _worth_a_look(source):
+        return None
+    try:
+        plan = plan_prune(source, targets, strict=False)
+    except (GpuCodeError, PruneRefused) as error:
+        result.refused.append(_refused(member.path, error))
+        return None
+    return plan if plan.changed else None
+
+
+def _window(descriptor: int, start: int, size: int) -> Source:
+    return Source(size, lambda at, length: os.pread(descriptor, length, start + at))
+
+
+def _worth_a_look(source: Source) -> bool:
+    return may_hold_bundles(source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes"))
+
+
+def _write_member(
+    member: _Member,
+    plan: PrunePlan | None,
+    descriptor: int,
+    *,
+    handle: int,
+    latest: int | None,
+    targets: Sequence[TargetId],
+) -> None:
+    late = latest is not None and member.info.mtime > latest
+    if plan is None and not late:
+        copy_range(descriptor, handle, member.start, n_bytes=member.end - member.start)
+        return
+    size = plan.bytes_after if plan else member.info.size
+    os.write(handle, _header(member.info, size, latest if late else None))
+    if plan is None:
+        copy_range(descriptor, handle, member.content, n_bytes=member.end - member.content)
+        return
+    begin = os.lseek(handle, 0, os.SEEK_CUR)
+    source = _window(descriptor, member.content, member.n_bytes)
+    write_plan(plan, source, descriptor, handle, origin=member.content)
+    verify_prune(source, _window(handle, begin, size), targets)
+    os.write(handle, bytes(-size % _BLOCK))
+
+
+def _header(info: tarfile.TarInfo, size: int, mtime: int | None) -> bytes:
+    kept = {key: value for key, value in info.pax_headers.items() if key != "size"}
+    if mtime is not None:
+        kept.pop("mtime", None)
+    changed = copy.copy(info)
+    changed.size, changed.pax_headers = size, kept
+    changed.mtime = info.mtime if mtime is None else mtime
+    return changed.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
+    info = tarfile.TarInfo(path)
+    info.size, info.mtime = len(content), mtime
+    handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK))
+
+
+def _tell(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
+    if plan is None:
+        return
+    say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
+    result.pruned.append(
+        Pruned(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
+    )
+
+
+def prune_wheel(
+    original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
+) -> TreeResult:
+    """Write the wheel `original` to `out` without what none of the targets can run.
+
+    Files of it that are touched lie in a temporary folder beside `out`, one at a time. RECORD stays as it
+    is: whoever installs the wheel writes his own. Raises as `prune_tar` does.
+    """
+    result = TreeResult(tuple(map(str, targets)))
+    with _readable(original) as old, zipfile.ZipFile(out, "w") as new, scratch(out.parent) as folder:
+        for info in old.infolist():
+            _wheel_member(old, new, info, folder=folder, targets=targets, result=result, say=say)
+    return result
+
+
+@contextmanager
+def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
+    """A wheel, opened. Raises DataError where its directory or a member can't be read."""
+    try:
+        with zipfile.ZipFile(original) as wheel:
+            yield wheel
+    except _ZIP_FAULTS as error:
+        raise DataError(f"{original} is no wheel, or a damaged one: {error}", _AGAIN) from error
+
+
+def _wheel_member(
+    old: zipfile.ZipFile,
+    new: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    *,
+    folder: Path,
+    targets: Sequence[TargetId],
+    result: TreeResult,
+    say: Say,
+) -> None:
+    if is_foreign_path(info.filename, targets):
+        named = gfx_targets_of_path(info.filename)
+        result.deleted.append(Deleted(info.filename, info.file_size, named))
+        return
+    fresh = zipfile.ZipInfo(info.filename, info.date_time)  # stored, not deflated: it is read once, soon
+    fresh.external_attr = info.external_attr
+    if info.is_dir():
+        new.writestr(fresh, b"")
+        return
+    place = folder / "member"
+    with old.open(info) as packed, place.open("wb") as file:
+        shutil.copyfileobj(packed, file, 1 << 20)
+    plan = _pruned_in_place(place, info.filename, targets, result=result)
+    _tell(info.filename, plan, result, say)
+    with place.open("rb") as file, new.open(fresh, "w", force_zip64=True) as stored:
+        shutil.copyfileobj(file, stored, 1 << 20)
+
+
+def _pruned_in_place(
+    place: Path, path: str, targets: Sequence[TargetId], *, result: TreeResult
+) -> PrunePlan | None:
+    with open_source(place) as (source, _):
+        if not _worth_a_look(source):
+            return None
+        try:
+            plan = prune_file(place, targets, strict=False)
+        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+            result.refused.append(_refused(path, error))
+            return None
+    return plan if plan.changed else None
+
+
+def _refused(path: str, error: Exception) -> Refused:
+    """A file that stays whole."""
+    return Refused(path, str(error).splitlines()[0])

@@ -1,0 +1,273 @@
+"""The order of pruning an image: files as one tar, prune, remake, prove, tag. The original isn't touched."""
+
+import contextlib
+import hashlib
+import os
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from buildtool.audit.read.documents import Platform
+from buildtool.engine import proof
+from buildtool.engine.client import Engine
+from buildtool.engine.reference import Reference, parse_new_name, parse_reference
+from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
+from buildtool.files import free_bytes, replacing, scratch, sweep_partials
+from buildtool.gpucode.errors import naming
+from buildtool.gpucode.target import TargetId, served
+from buildtool.prune.archives import archive_targets, prune_tar
+from buildtool.prune.flat import FlatImage, archive, created, flat_image, read_config
+from buildtool.prune.imageconfig import config_of
+from buildtool.prune.inputs import run_of
+from buildtool.prune.layerfile import pack_layer
+from buildtool.prune.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
+from buildtool.prune.trees import TreeResult
+from buildtool.shipped import IMAGES
+from probes.shared.units import decimal_bytes
+
+Say = Callable[[str], None]
+
+_ENGINES_OWN = (".dockerenv",)  # put into every container, part of no image
+_TARS = 2  # of an image's files are on disk at once: all of them, and the pruned ones
+_TEMPORARY = "weir-pruning"  # the name of a copy until it is proved
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class PrunedImage:
+    """A pruned copy. `proof` says what it was seen doing, or why nothing could be seen."""
+
+    name: Reference
+    image_id: str
+    result: TreeResult
+    proof: str
+
+
+@dataclass(frozen=True)
+class _Original:
+    """The image as the engine knew it when the prune began: from then on it goes by its id alone."""
+
+    ref: str
+    image_id: str
+    record: Mapping[str, Any]
+    config: bytes
+
+    @property
+    def platform(self) -> Platform:
+        return Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
+
+
+def prune_image(
+    ref: str,
+    targets: Sequence[TargetId],
+    tag: str | None,
+    *,
+    engine: Engine,
+    state: Path,
+    say: Say,
+) -> PrunedImage | None:
+    """Make a pruned copy of an image under the name `tag`; None when there is nothing to cut.
+
+    Without a `tag` the copy gets the original's name with the targets as tag. It has one layer and the same
+    configuration, and gets its name once it is seen doing what the original does. Raises ConfigError for a
+    name that no image can have and for a target that the image has no code for, DataError, BuildFailed,
+    ProofFailed, EnvironmentMissing.
+    """
+    name = parse_new_name(tag) if tag is not None else None
+    record = engine.inspect(ref)
+    if record is None:
+        raise DataError(f"{ref} is no directory, no file and no image of the engine", "docker images")
+    name = name or name_of_copy(ref, record, targets)
+    if name.canonical in {parse_reference(old).canonical for old in record.get("RepoTags") or ()}:
+        raise ConfigError(
+            f"{name} is the image to prune itself, which stays", "give the copy another name: --tag"
+        )
+    state.mkdir(parents=True, exist_ok=True)
+    _clean_up(engine, state)
+    room = _require_room(engine, record["Id"], state)
+    with scratch(state) as folder:
+        say(f"reading the configuration of {ref}")
+        original = _original(ref, record, engine)
+        result = _prune_files(original, targets, engine=engine, scratch=folder, room=room, say=say)
+        if not result.changed:
+            return None
+        temporary = f"{temporary_prefix(state)}{_token(folder)}"
+        try:
+            image_id = _made(original, targets, temporary, engine=engine, scratch=folder, say=say)
+            proved = _prove(original, image_id, engine=engine, say=say)
+            engine.tag(image_id, name)
+        finally:
+            engine.forget(temporary)
+    return PrunedImage(name, image_id, result, proved)
+
+
+def tag_of(targets: Sequence[TargetId]) -> str:
+    """Targets as a tag, in which `:` and `+` can't stand. Raises ConfigError for more than a tag can hold."""
+    text = "-".join(str(target).replace(":", "") for target in targets).replace("+", "-on")
+    return str(parse_new_name(f"x:{text}").tag)
+
+
+def name_of_copy(ref: str, record: Mapping[str, Any], targets: Sequence[TargetId]) -> Reference:
+    """The copy's name where none is given: `weir/rocm:gfx906` for `weir/rocm:latest` and for its id.
+
+    Raises ConfigError for an image that is given by its id and has no name.
+    """
+    names = [str(name) for name in record.get("RepoTags") or ()]
+    if _is_id(ref, record):
+        if not names:
+            raise ConfigError("the image has no name to call its copy by", "say one: --tag NAME:TAG")
+        ref = names[0]
+    return Reference(parse_reference(ref).repository, tag_of(targets))
+
+
+def _is_id(ref: str, record: Mapping[str, Any]) -> bool:
+    """Did the user give the image's id, or its first digits?"""
+    names = {parse_reference(str(name)).repository for name in record.get("RepoTags") or ()}
+    given = ref.removeprefix("sha256:")
+    return ref not in names and str(record["Id"]).removeprefix("sha256:").startswith(given)
+
+
+def _original(ref: str, record: Mapping[str, Any], engine: Engine) -> _Original:
+    found = _Original(ref, str(record["Id"]), record, b"")
+    config = config_of(engine.save(found.image_id), found.image_id, platform=found.platform)
+    read_config(config)  # what can't be read is said before anything is written
+    return _Original(ref, found.image_id, record, config)
+
+
+def _made(
+    original: _Original,
+    targets: Sequence[TargetId],
+    temporary: str,
+    *,
+    engine: Engine,
+    scratch: Path,
+    say: Say,
+) -> str:
+    """Put the pruned image into the engine, under a temporary name, and return its id."""
+    say("making the pruned image")
+    path = scratch / "layer"
+    layer = pack_layer(scratch / "rootfs.tar", path, compress=engine.info().containerd_store)
+    name = f"docker.io/library/{temporary}"
+    image = flat_image(original.config, layer, name=name, targets=",".join(map(str, targets)))
+    say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
+    with path.open("rb") as file:
+        engine.load(archive(image, iter(partial(file.read, _CHUNK), b"")))
+    path.unlink()
+    return _loaded_id(image, temporary, engine)
+
+
+def _loaded_id(image: FlatImage, temporary: str, engine: Engine) -> str:
+    """What the engine calls it, which must be what we made."""
+    record = engine.inspect(temporary)
+    if record is None or record["Id"] not in image.ids:
+        raise ProofFailed(f"the engine holds another image as {temporary} than the one it was given")
+    return str(record["Id"])
+
+
+def _prune_files(
+    original: _Original,
+    targets: Sequence[TargetId],
+    *,
+    engine: Engine,
+    scratch: Path,
+    room: int,
+    say: Say,
+) -> TreeResult:
+    whole = scratch / "whole.tar"
+    say(f"taking the files out of {original.ref}")
+    with replacing(whole) as part, part.open("wb") as file:
+        for chunk in engine.export(original.image_id):
+            file.write(chunk)
+            if file.tell() * _TARS > room:
+                raise EnvironmentMissing(
+                    f"{original.ref} has more files than the engine says, and {decimal_bytes(room)} of disk "
+                    "aren't enough for them twice",
+                    "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
+                )
+    with naming(original.ref):
+        served(archive_targets(whole, folder=scratch), targets, strict=True)
+    say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, targets))}")
+
+    def manifest(result: TreeResult) -> dict[str, bytes]:
+        runs = [*_earlier_runs(whole), run_of(original.ref, result)]
+        return {IMAGE_PATH: image_manifest(targets, runs).encode()}
+
+    with replacing(scratch / "rootfs.tar") as part:
+        result = prune_tar(
+            whole,
+            part,
+            targets,
+            latest=created(original.record),
+            dropped=(*_ENGINES_OWN, IMAGE_PATH),
+            added=manifest,
+            say=say,
+        )
+    whole.unlink()
+    return result
+
+
+def _earlier_runs(whole: Path) -> list[Any]:
+    """What prunes before this one took out, as the image's own manifest says."""
+    with tarfile.open(whole, "r:") as tar:
+        for name in (IMAGE_PATH, f"./{IMAGE_PATH}"):
+            with contextlib.suppress(KeyError, ValueError):
+                info = tar.getmember(name)
+                file = tar.extractfile(info) if info.isreg() and info.size <= MAX_BYTES else None
+                return runs_in(file.read()) if file else []
+    return []
+
+
+def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> str:
+    """Let both images say what they are and do (images/smoke.py); they must say the same."""
+    say("proving the pruned image in a fresh container")
+    script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
+    command = ["python3", "-B", "-c", script]
+    try:
+        before = engine.run(original.image_id, command)
+        facts = proof.facts_of(before.stdout)
+    except ToolError as error:
+        return f"not proved: {original.ref} itself fails the smoke test ({error.message})"
+    if before.exit_code or facts is None or not facts.product_ok:
+        return f"not proved: {original.ref} itself fails the smoke test (exit {before.exit_code})"
+    after = engine.run(copy_id, command)
+    if after.exit_code or proof.facts_of(after.stdout) != facts:
+        raise ProofFailed(
+            f"pruned, {original.ref} says something else than before:\n"
+            f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n{proof.last_words(before.stdout)}"
+        )
+    return proof.told(facts)
+
+
+def _require_room(engine: Engine, image_id: str, state: Path) -> int:
+    """The free bytes under `state`. Raises EnvironmentMissing when they won't hold an image's files twice."""
+    needed = engine.unpacked_bytes(image_id) * _TARS
+    free = free_bytes(state)
+    if free < needed:
+        raise EnvironmentMissing(
+            f"{state} has {decimal_bytes(free)} free; pruning the image may take {decimal_bytes(needed)}",
+            "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
+        )
+    return free
+
+
+def _clean_up(engine: Engine, state: Path) -> None:
+    """Remove what killed prunes left below `state` and in the engine; what others are at work on stays."""
+    sweep_partials(state)
+    alive = {_token(path) for path in state.iterdir()}
+    for name in engine.tags(_TEMPORARY):
+        token = name.removeprefix(temporary_prefix(state))
+        if token != name and token not in alive:
+            engine.forget(name)
+
+
+def _token(folder: Path) -> str:
+    """What tells one run's scratch folder, and the name of its image, from those of others."""
+    return folder.name.removeprefix(".weir-").removesuffix(".partial")
+
+
+def temporary_prefix(state: Path) -> str:
+    """Before the token in a temporary name: other working directories of this engine have other ones."""
+    return f"{_TEMPORARY}:{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}-"

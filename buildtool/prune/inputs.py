@@ -1,0 +1,198 @@
+"""Inputs of a build without the GPU code that its cards can't run, kept by content, targets and pruner.
+
+A root file system or a wheel is pruned on the host, before the engine sees a byte of it: docs/decisions/0006.
+"""
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buildtool.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
+from buildtool.gpucode.target import TargetId
+from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
+from buildtool.prune.manifest import image_manifest
+from buildtool.prune.trees import TreeResult
+from probes.shared.units import decimal_bytes
+
+Say = Callable[[str], None]
+Verify = Callable[[Path, str], None]  # raises DataError when a file hasn't this SHA-256
+
+PRUNER = 2  # part of every key: raise it when the same input and targets would give other bytes
+INSPECTOR = 1  # likewise, when other targets would be found in the same input
+KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
+
+
+class Lease:
+    """Keeps an entry of the cache from being evicted, by this run or another, for as long as it is alive."""
+
+    def __init__(self, lock: Path) -> None:
+        """Wait while the entry is being evicted. Raises DataError when the cache can't be written."""
+        self._close = weakref.finalize(self, os.close, open_lock(lock))
+
+
+@dataclass(frozen=True)
+class PrunedInput:
+    """What takes the place of an archive (itself where nothing went), and what a prune did to it."""
+
+    path: Path
+    run: dict[str, Any]  # an entry of the manifest
+    lease: Lease | None = field(default=None, compare=False, repr=False)  # keeps `path` where it is
+
+
+@dataclass(frozen=True)
+class PrunedInputs:
+    """All of a variant's inputs that were looked into, by the SHA-256 of the archive."""
+
+    targets: tuple[TargetId, ...]
+    by_sha256: dict[str, PrunedInput]
+
+    def path(self, sha256: str, original: Path) -> Path:
+        """The file to use in place of `original`."""
+        found = self.by_sha256.get(sha256)
+        return found.path if found else original
+
+    def manifest(self) -> str:
+        """What went, for the image: `/opt/weir/weir-prune.json`."""
+        return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
+
+
+class Inspections:
+    """Which targets an archive has code for, kept by its content: reading one takes seconds."""
+
+    def __init__(self, directory: Path, say: Say) -> None:
+        self._directory = directory
+        self._say = say
+
+    def known(self, sha256: str) -> frozenset[TargetId] | None:
+        """What an earlier look found; None before there was one."""
+        return kept(self._place(sha256), _targets_from)
+
+    def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
+        """The targets of a root file system's tar or a wheel, looked into where that hasn't happened yet.
+
+        Raises what `verify` raises, DataError for an archive that can't be read, OSError for a full disk.
+        """
+        found = self.known(sha256)
+        if found is None:
+            self._say(f"looking for GPU code in {original.name}")
+            verify(original, sha256)
+            found = frozenset(archive_targets(original, folder=self._directory))
+            write_text(self._place(sha256), json.dumps(sorted(map(str, found))))
+        return found
+
+    def _place(self, sha256: str) -> Path:
+        key = hashlib.sha256(json.dumps([sha256, INSPECTOR]).encode()).hexdigest()
+        return self._directory / f"{key[:24]}.json"
+
+
+def _targets_from(text: str) -> frozenset[TargetId]:
+    """What `Inspections` wrote down. Raises what `kept` takes for damage."""
+    return frozenset(map(TargetId.parse, json.loads(text)))
+
+
+class PruneCache:
+    """Pruned archives, each beside the list of what went."""
+
+    def __init__(self, directory: Path, say: Say) -> None:
+        self._directory = directory
+        self._say = say
+
+    def bring(
+        self,
+        original: Path,
+        sha256: str,
+        targets: Sequence[TargetId],
+        *,
+        verify: Verify = lambda _path, _sha256: None,
+    ) -> PrunedInput:
+        """A root file system's tar or a wheel, pruned; made if it isn't here or isn't what was made.
+
+        It stays where it is for as long as the result is alive, whatever this and other runs make meanwhile.
+        `verify` is called before the original is used. Raises what it raises, DataError for an archive that
+        can't be read, EnvironmentMissing when the disk is full.
+        """
+        key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
+        out = self._directory / f"{key[:24]}{original.suffix}"
+        told = out.with_suffix(".json")
+        lease = Lease(out.with_suffix(".lock"))
+        data = self._read(told, out)
+        if data is None:
+            verify(original, sha256)
+            data = self._make(original, out, told, targets=targets)
+        elif not data["changed"]:
+            verify(original, sha256)
+        os.utime(told)
+        return PrunedInput(out if data["changed"] else original, data["run"], lease)
+
+    def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
+        """What is known of an archive pruned earlier; None without one that is as it was made."""
+        data = kept(told, _told_of)
+        if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
+            return None
+        return data
+
+    def _make(self, original: Path, out: Path, told: Path, *, targets: Sequence[TargetId]) -> dict[str, Any]:
+        self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
+        prune = prune_wheel if original.suffix == ".whl" else prune_tar
+        if not out.is_file():
+            discard(out)
+        with replacing(out) as partial:
+            result = prune(original, partial, targets)
+            data = {
+                "changed": result.changed,
+                "sha256": sha256_of(partial) if result.changed else "",
+                "run": run_of(original.name, result),
+            }
+            write_text(told, json.dumps(data))  # before the archive: what nothing tells of is never removed
+        if not result.changed:
+            out.unlink()
+        self._say(_summary(original, result))
+        self._forget()
+        return data
+
+    def _forget(self) -> None:
+        """Leave the newest and what is in use; what a context links keeps its bytes until the next build."""
+        for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
+            _evict(old)
+
+
+def _used_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another run was quicker
+        return 0
+
+
+def _evict(told: Path) -> None:
+    """Remove an entry, unless somebody holds a lease on it. Its lock goes last, while it is ours."""
+    lock = told.with_suffix(".lock")
+    with lock_if_free(lock) as ours:
+        if ours:
+            for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lambda path: path == lock):
+                path.unlink(missing_ok=True)
+
+
+def _told_of(text: str) -> dict[str, Any]:
+    """What `_make` wrote down. Raises what `kept` takes for damage."""
+    data: dict[str, Any] = json.loads(text)
+    if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
+        raise TypeError("not what a prune writes down")
+    return data | {"sha256": str(data["sha256"])}
+
+
+def run_of(archive: str, result: TreeResult) -> dict[str, Any]:
+    """A prune as an entry of the manifest."""
+    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}
+
+
+def _summary(original: Path, result: TreeResult) -> str:
+    refused = [f"; left whole: {item.path} ({item.reason})" for item in result.refused]
+    return (
+        f"{original.name}: {decimal_bytes(result.saved_bytes)} less, {len(result.deleted)} files "
+        f"deleted, {len(result.pruned)} libraries cut{''.join(refused)}"
+    )

@@ -1,0 +1,310 @@
+"""The list of what prunes took out of a tree, kept beside it as JSON; each run adds an entry.
+
+While a prune runs, the list is a journal: a line for each change, on disk before the change is made. Whatever
+stops the prune, the journal says what went, and this run or the next one adds it to the list.
+"""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ToolError
+from buildtool.files import sync_directory, write_text
+from buildtool.gpucode.target import TargetId
+from buildtool.jsontext import load
+from buildtool.prune.trees import Change, Deleted, Pruned, TreeResult
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
+FILE_NAME = "weir-prune.json"
+IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
+_JOURNAL = ".journal"  # after the manifest's name
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ELSEWHERE = "move it away, or say where the list is to be: --manifest FILE"
+
+
+class Journal:
+    """A prune's changes so far, in a locked file beside the manifest. Use `journal` to get one."""
+
+    def __init__(self, manifest: Path, root: Path, targets: Sequence[TargetId]) -> None:
+        """Raises EnvironmentMissing when the journal can't be written: nothing may be changed then."""
+        self.path = _journal_of(manifest)
+        self._manifest = manifest
+        self._root = root
+        self._announced = TreeResult(tuple(map(str, targets)))
+        self._result: TreeResult | None = None
+        self._descriptor = _created(self.path)
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "root": str(root.resolve()),
+            "targets": list(map(str, targets)),
+        }
+        try:
+            self._append([json.dumps(head)])
+            sync_directory(self.path.parent)
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            raise
+
+    def announce(self, changes: Sequence[Change]) -> None:
+        """Write down what is about to be done. Raises EnvironmentMissing, and it must not be done then."""
+        self._append([json.dumps({_kind(change): asdict(change)}) for change in changes])
+        self._announced.add(changes)
+
+    def finish(self, result: TreeResult) -> None:
+        """The prune came to its end: this is what it did."""
+        self._result = result
+
+    def close(self) -> None:
+        """Add the run to the manifest and remove the journal.
+
+        Raises EnvironmentMissing, DataError when the manifest can't be written. The journal stays then.
+        """
+        try:
+            run = _finished(self._result) if self._result else _unfinished(self._announced, self._root)
+            if run:
+                _add_run(self._manifest, run)
+            _remove(self.path)
+        except ToolError as error:
+            error.message += f"; what went is listed in {self.path}, and the next prune adds it to the list"
+            raise
+        finally:
+            os.close(self._descriptor)
+
+    def _append(self, lines: Iterable[str]) -> None:
+        view = memoryview("".join(f"{line}\n" for line in lines).encode())
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise EnvironmentMissing(
+                f"{self.path} can't be written: {error.strerror}; what it doesn't list wasn't touched",
+                "free some space and run the same command again",
+            ) from error
+
+
+@contextmanager
+def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator[Journal]:
+    """A journal for the prune of `root`; what a killed prune left of one is added to the manifest first.
+
+    If the block raises, or doesn't `finish`, what was done till then is listed as unfinished. Raises
+    DataError for a manifest or a journal that is none, ConfigError while another prune is at work,
+    EnvironmentMissing: all before anything is touched.
+    """
+    _refuse_link(manifest, root)
+    manifest = Path(os.path.realpath(manifest))
+    _runs(manifest)
+    _take_over(_journal_of(manifest), manifest)
+    written = Journal(manifest, root, targets)
+    try:
+        yield written
+    except ToolError as error:
+        try:
+            written.close()
+        except ToolError as second:
+            error.message += f"\n{second.message}"
+        raise
+    except BaseException:
+        with suppress(ToolError):
+            written.close()
+        raise
+    written.close()
+
+
+def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
+    """The manifest of an image: the targets that it holds code for, and what each prune took out."""
+    return _as_text({"targets": [str(target) for target in targets], "runs": list(runs)})
+
+
+def runs_in(text: bytes) -> list[object]:
+    """The runs that a manifest lists, fit to be written again. Raises ValueError for what is no manifest."""
+    document = load(text)
+    runs = document.get("runs") if isinstance(document, Mapping) else None
+    if not isinstance(document, Mapping) or not isinstance(runs, list):
+        raise ValueError("it lists no runs")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"schema version {document.get('schema_version')}")
+    json.dumps(runs, allow_nan=False)
+    return [*runs]
+
+
+def _journal_of(manifest: Path) -> Path:
+    return manifest.with_name(f"{manifest.name}{_JOURNAL}")
+
+
+def _finished(result: TreeResult) -> dict[str, Any] | None:
+    """A run as an entry of the manifest; None for one that changed nothing."""
+    if not result.changed:
+        return None
+    return asdict(result) | {"saved_bytes": result.saved_bytes, "finished": True}
+
+
+def _unfinished(announced: TreeResult, root: Path) -> dict[str, Any] | None:
+    """What of the announced changes was made, by what is there now."""
+    done = TreeResult(announced.targets)
+    done.add([item for item in announced.deleted if not os.path.lexists(root / item.path)])
+    done.add([item for item in announced.pruned if _size(root / item.path) != item.bytes_before])
+    run = _finished(done)
+    return run | {"finished": False} if run else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return None
+
+
+def _add_run(manifest: Path, run: dict[str, Any]) -> None:
+    write_text(manifest, _as_text({"runs": [*_runs(manifest), run]}))
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, sort_keys=True) + "\n"
+
+
+def _refuse_link(manifest: Path, root: Path) -> None:
+    """A link in the tree leads where its maker wants, and the list would replace what is there."""
+    if manifest.parent == root and manifest.is_symlink():
+        raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
+
+
+def _runs(path: Path) -> list[object]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
+    try:
+        return runs_in(_content(path, descriptor))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no manifest of a prune ({error})", _ELSEWHERE) from error
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path, descriptor: int) -> bytes:
+    """All of a regular file. Raises DataError for anything else and for a large one."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} isn't a regular file", _ELSEWHERE)
+    if status.st_size > MAX_BYTES:
+        raise DataError(f"{path} is larger than a prune's list gets", _ELSEWHERE)
+    with open(os.dup(descriptor), "rb") as file:  # noqa: PTH123  a descriptor, not a path
+        return file.read(MAX_BYTES)
+
+
+def _created(path: Path) -> int:
+    try:
+        descriptor = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+    except FileExistsError as error:
+        raise _busy(path) from error
+    except OSError as error:
+        raise EnvironmentMissing(f"{path} can't be written: {error.strerror}", _ELSEWHERE) from error
+    try:
+        if not _hold(path, descriptor):
+            raise _busy(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _hold(path: Path, descriptor: int) -> bool:
+    """Lock a journal; False when it isn't there any more. Raises ConfigError when another prune holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _busy(path) from error
+    except OSError:  # no locks on this file system: a second prune isn't noticed there
+        return True
+    try:
+        return path.lstat().st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        return False
+
+
+def _busy(path: Path) -> ConfigError:
+    return ConfigError(f"another prune is at work: it holds {path}", "wait for its end")
+
+
+def _take_over(path: Path, manifest: Path) -> None:
+    """Add what a killed prune did to the manifest, and remove its journal.
+
+    Raises DataError, EnvironmentMissing, ConfigError.
+    """
+    try:
+        descriptor = os.open(path, _OPEN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
+    try:
+        if not _hold(path, descriptor):
+            return  # its prune has just come to its end and listed it all
+        announced, root = _read_back(path, _content(path, descriptor))
+        run = _unfinished(announced, root)
+        if run:
+            _add_run(manifest, run)
+        _remove(path)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise EnvironmentMissing(f"{path} can't be removed: {error.strerror}", _ELSEWHERE) from error
+
+
+def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
+    """A journal's changes and the tree that they are in. Raises DataError for what is no journal."""
+    lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
+    if not lines:
+        return TreeResult(()), path.parent
+    try:
+        head, *rows = cast("list[dict[str, Any]]", list(map(load, lines)))
+        announced = TreeResult(tuple(map(str, head["targets"])))
+        announced.add([_change(row) for row in rows])
+        return announced, Path(_path(head["root"]))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is no journal of a prune ({error})", _ELSEWHERE) from error
+
+
+def _kind(change: Change) -> str:
+    return "deleted" if isinstance(change, Deleted) else "pruned"
+
+
+def _change(row: dict[str, Any]) -> Change:
+    [(kind, fields)] = row.items()
+    path = _path(fields["path"])
+    if kind == "deleted":
+        return Deleted(path, _count(fields["freed_bytes"]), tuple(map(str, fields["targets"])))
+    kept, removed = (
+        {name: _count(n_bytes) for name, n_bytes in fields[key].items()}
+        for key in ("kept_bytes", "removed_bytes")
+    )
+    return Pruned(path, _count(fields["bytes_before"]), _count(fields["bytes_after"]), kept, removed)
+
+
+def _path(value: object) -> str:
+    """A path as a file system can have it. Raises ValueError."""
+    if not isinstance(value, str) or b"\0" in os.fsencode(value):
+        raise ValueError("a path that no file has")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("a number of bytes that is none")
+    return value

@@ -1,0 +1,286 @@
+"""Prune a directory tree: delete foreign targets' files, cut foreign code out of libraries.
+
+Stays on one file system and follows no symbolic link. Each file is finished before the next is begun.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.files import sweep_partials
+from buildtool.gpucode.cut.library import PrunePlan
+from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
+from buildtool.gpucode.formats.elf import HEADER_BYTES
+from buildtool.gpucode.formats.scan import may_hold_bundles, scan_file
+from buildtool.gpucode.links import Links
+from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from buildtool.prune.rewrite import open_source, prune_file
+from probes.shared.units import decimal_bytes
+
+Say = Callable[[str], None]
+Announce = Callable[[Sequence["Change"]], None]
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A name that was only for foreign targets; `freed_bytes` is 0 for all but a file's last hard link."""
+
+    path: str
+    freed_bytes: int
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A file that lost code. Lengths of the file; the maps are unpacked bytes of code by target."""
+
+    path: str
+    bytes_before: int
+    bytes_after: int
+    kept_bytes: dict[str, int]
+    removed_bytes: dict[str, int]
+
+
+Change = Deleted | Pruned
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that was left as it is, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass
+class TreeResult:
+    """What a prune of a tree did, or in a dry run would do; accumulates. Paths are relative to the tree."""
+
+    targets: tuple[str, ...]
+    deleted: list[Deleted] = field(default_factory=list)
+    pruned: list[Pruned] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Count changes in."""
+        self.deleted += [change for change in changes if isinstance(change, Deleted)]
+        self.pruned += [change for change in changes if isinstance(change, Pruned)]
+
+    @property
+    def saved_bytes(self) -> int:
+        """How much less the files take together."""
+        cut = sum(item.bytes_before - item.bytes_after for item in self.pruned)
+        return cut + sum(item.freed_bytes for item in self.deleted)
+
+    @property
+    def changed(self) -> bool:
+        """Was, or would be, anything done?"""
+        return bool(self.deleted or self.pruned)
+
+
+@dataclass
+class _Listing:
+    """A walk's finds: names by (device, inode), and symbolic links; accumulates."""
+
+    names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
+    links: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The order: what to keep below which directory, whether to touch anything, and who hears of it."""
+
+    root: Path
+    targets: tuple[TargetId, ...]
+    compress: int | None
+    dry_run: bool
+    say: Say
+    announce: Announce
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def is_foreign(self, path: Path) -> bool:
+        return is_foreign_path(self.relative(path), self.targets)
+
+
+def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
+    """Does a file's name say that it is for other cards alone?"""
+    named = gfx_targets_of_path(path)
+    wanted = [target for target in targets if not target.is_cuda]
+    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+
+
+def prune_tree(
+    root: Path,
+    targets: Sequence[TargetId],
+    *,
+    compress: int | None = None,
+    dry_run: bool = False,
+    say: Say = lambda _line: None,
+    announce: Announce = lambda _changes: None,
+) -> TreeResult:
+    """Prune everything below `root` to what `targets` can run; `say` hears a line for each change.
+
+    `announce` hears of changes before they are made; what it raises stops the prune, and they aren't made.
+    A file that can't be cut safely is left alone and listed under `refused`; a library that has some
+    of the targets keeps those. Raises DataError when `root` is no directory; TargetMissing when there
+    is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing,
+    DataError when it can't be written: what was done before that is whole, and running again does the rest.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root} is not a directory")
+    job = _Job(root, tuple(targets), compress, dry_run, say, announce)
+    listing = _walk(root, sweep=not dry_run)
+    _require_served(job, listing)
+    result = TreeResult(tuple(map(str, targets)))
+    foreign = _foreign(job, listing)
+    _delete_all(job, foreign, result)
+    for names in listing.names.values():
+        remaining = [path for path in names if path not in foreign]
+        going = [path for path in names if dry_run and path in foreign]  # not deleted: they count as links
+        if remaining and _worth_a_look(remaining[0]):
+            _prune(job, [*remaining, *going], result)
+    return result
+
+
+def _walk(root: Path, *, sweep: bool) -> _Listing:
+    """Regular files and links on the root's own file system. Raises EnvironmentMissing."""
+    listing = _Listing()
+    device = root.stat().st_dev
+    waiting = [root]
+    while waiting:
+        here = waiting.pop()
+        if sweep:
+            sweep_partials(here)
+        below = []
+        for path, status in _entries(here):
+            if stat.S_ISLNK(status.st_mode):
+                listing.links.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                listing.names.setdefault((status.st_dev, status.st_ino), []).append(path)
+            elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                below.append(path)
+        waiting += reversed(below)
+    return listing
+
+
+def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """What a directory holds, by name, without what another process removes meanwhile."""
+    entries = []
+    try:
+        with os.scandir(directory) as found:
+            for entry in sorted(found, key=lambda entry: entry.name):
+                with suppress(FileNotFoundError):
+                    entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
+    except OSError as error:
+        place = error.filename or directory
+        raise EnvironmentMissing(f"{place} can't be read: {error.strerror}") from error
+    return entries
+
+
+def _require_served(job: _Job, listing: _Listing) -> None:
+    """Before a file goes: a mistyped target would take all there is."""
+    had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
+    if had:
+        served(had, job.targets, strict=True)
+
+
+def _codes_of(job: _Job, path: Path) -> set[TargetId]:
+    named = gfx_targets_of_path(job.relative(path))
+    if named or not _worth_a_look(path):
+        return known_targets(named)
+    try:
+        with open_source(path) as (source, _):
+            return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    except (GpuCodeError, PruneRefused):  # told when its turn comes
+        return set()
+
+
+def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
+    """Names for other cards alone that nothing else needs -> the bytes that go with each."""
+    said = {job.relative(link): _said_by(job.root, link) for link in listing.links}
+    links = Links(said)
+    needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
+    found: dict[Path, int] = {}
+    for names in listing.names.values():
+        foreign = [path for path in names if job.is_foreign(path) and job.relative(path) not in needed]
+        found |= dict.fromkeys(foreign, 0)
+        if foreign and len(foreign) == len(names):
+            found[foreign[-1]] = _size(foreign[-1])
+    return found | {link: 0 for link in listing.links if job.is_foreign(link)}
+
+
+def _said_by(root: Path, link: Path) -> str:
+    """What a link says. A container will have the tree as its root; until then it may name its own place."""
+    try:
+        to = str(link.readlink())
+    except OSError as error:
+        raise EnvironmentMissing(f"{link} can't be read: {error.strerror}") from error
+    inside = f"{root.resolve()}/"
+    return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError as error:
+        raise EnvironmentMissing(f"{path} can't be read: {error.strerror}") from error
+
+
+def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> None:
+    changes = [
+        Deleted(job.relative(path), freed, gfx_targets_of_path(job.relative(path)))
+        for path, freed in foreign.items()
+    ]
+    if changes and not job.dry_run:
+        job.announce(changes)
+    for path, change in zip(foreign, changes, strict=True):
+        job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
+        try:
+            if not job.dry_run:
+                path.unlink()
+        except OSError as error:
+            raise EnvironmentMissing(f"{path} can't be deleted: {error.strerror}") from error
+        result.add([change])
+
+
+def _worth_a_look(path: Path) -> bool:
+    try:
+        with path.open("rb") as handle:
+            head = handle.read(HEADER_BYTES)
+    except OSError:
+        return False
+    return may_hold_bundles(head)
+
+
+def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
+    relative = job.relative(names[0])
+
+    def change(plan: PrunePlan) -> Pruned:
+        return Pruned(relative, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
+
+    try:
+        plan = prune_file(
+            names[0],
+            job.targets,
+            compress=job.compress,
+            strict=False,
+            links=names[1:],
+            dry_run=job.dry_run,
+            announce=lambda plan: job.announce([change(plan)]),
+        )
+    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+        job.say(f"left whole: {relative}: {error.message}")
+        result.refused.append(Refused(relative, error.message))
+        return
+    if plan.changed:
+        verb = "would prune" if job.dry_run else "prune"
+        sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
+        job.say(f"{verb} {relative}: {sizes}")
+        result.add([change(plan)])

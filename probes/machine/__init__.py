@@ -1,0 +1,1 @@
+"""What this machine has, read from the kernel's files, NVML and torch."""

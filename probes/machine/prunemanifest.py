@@ -1,0 +1,49 @@
+"""Does a pruned image hold code for this machine's AMD card? Asked before torch wakes the GPU runtime."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from probes.machine.sysfs import gfx_target, read_kfd_nodes
+from probes.shared import files
+
+MANIFEST = Path("/opt/weir/weir-prune.json")
+MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole ROCm tree has 1 MB
+
+
+def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) -> str:
+    """What to say when a pruned image has no code for any of the cards here; empty when all is well.
+
+    With HSA_OVERRIDE_GFX_VERSION set, cards count as what it names.
+    """
+    cards = sorted({node.target for node in read_kfd_nodes(root)} - {gfx_target(0)})
+    override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
+    if cards and len(override) == 3 and all(part.isdecimal() for part in override):
+        major, minor, step = map(int, override)
+        cards = [gfx_target(major * 10000 + minor * 100 + step)]
+    return mismatch(held_targets(manifest), cards)
+
+
+def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
+    """The sentence; none where the image isn't pruned, no card is known, or one of them is held.
+
+    An image for a family (`gfx11-generic`) is given the benefit of the doubt.
+    """
+    processors = {target.partition(":")[0] for target in held}
+    family = any(name.endswith("-generic") for name in processors)
+    if not held or not cards or family or processors.intersection(cards):
+        return ""
+    names = ",".join(cards)
+    return (
+        f"this image holds {', '.join(held)}, this machine has {', '.join(cards)}: "
+        f"rebuild it with `make images GPU_TARGETS={names}`"
+    )
+
+
+def held_targets(manifest: Path) -> tuple[str, ...]:
+    """AMD targets that a prune kept, as its manifest says; none for an image that wasn't pruned."""
+    try:
+        targets = json.loads(files.read_text(manifest, most_bytes=MOST_BYTES))["targets"]
+        return tuple(name for name in targets if name.startswith("gfx"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ()

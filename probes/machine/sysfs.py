@@ -1,0 +1,258 @@
+"""Where memory is, by the kernel's own files. Every reader takes the root of the file tree; all in bytes.
+
+Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu sysfs (mem_info_*), KFD topology.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.records.schema import Card, KfdNode, Link, Reading, Unknown
+
+FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
+# the newer kernels' word first; the older is an alias of it, so never both
+RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
+# transfers per second to the generation of PCI Express, as the kernel writes them
+LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+METRICS_HEADER, NO_FIGURE = 4, 0xFFFFFFFF
+LOCAL_HEAPS = (1, 2)  # frame buffer, public and private (HSA_MEM_HEAP_TYPE in kfd_crat.h)
+PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of one card, by fdinfo: memory of each region ("vram", "gtt", "cpu") in bytes."""
+
+    pci_id: str
+    client_id: str
+    resident_bytes: tuple[tuple[str, int], ...]
+    evicted_vram_bytes: int | Unknown
+
+
+def read_text(path: Path) -> str | Unknown:
+    """The stripped content of a small file, or why it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return Unknown(f"no {path.name} here")
+    except OSError as error:
+        return Unknown(f"{path.name}: {error.strerror}")
+
+
+def read_int(path: Path) -> int | Unknown:
+    """The number in a file of one decimal figure, or why there is none."""
+    text = read_text(path)
+    if isinstance(text, Unknown):
+        return text
+    return int(text) if text.isdecimal() else Unknown(f"{path.name} says {text[:40]!r}")
+
+
+def read_cards(root: Path) -> tuple[Card, ...]:
+    """The graphics and compute cards under /sys/class/drm, connectors and render nodes left out."""
+    places = [p for p in _listed(root / "sys/class/drm") if re.fullmatch(r"card\d+", p.name)]
+    nodes = read_kfd_nodes(root)
+    return tuple(_card(place, nodes) for place in sorted(places, key=lambda p: int(p.name[4:])))
+
+
+def _card(place: Path, nodes: Sequence[KfdNode]) -> Card:
+    device = place / "device"
+    pci_id = _uevent(device, "PCI_SLOT_NAME") or Unknown("not a PCI device")
+    mine = [node for node in nodes if isinstance(pci_id, str) and node.pci_id == pci_id]
+    unlisted = Unknown("no KFD node has this card's PCI id")
+    return Card(
+        name=place.name,
+        driver=_uevent(device, "DRIVER") or "unknown",
+        pci_id=pci_id,
+        vram_total_bytes=read_int(device / "mem_info_vram_total"),
+        vram_used_bytes=read_int(device / "mem_info_vram_used"),
+        gtt_total_bytes=read_int(device / "mem_info_gtt_total"),
+        gtt_used_bytes=read_int(device / "mem_info_gtt_used"),
+        link_speed=read_text(device / "current_link_speed"),
+        link_width=read_int(device / "current_link_width"),
+        max_link_speed=read_text(device / "max_link_speed"),
+        max_link_width=read_int(device / "max_link_width"),
+        visible_vram_bytes=read_int(device / "mem_info_vis_vram_total"),
+        target=mine[0].target if mine else unlisted,
+        apu=mine[0].apu if mine else unlisted,
+        partition=read_text(device / "current_compute_partition"),
+        product=(_uevent(device, "PCI_ID") or "").lower() or Unknown("no PCI_ID in uevent"),
+    )
+
+
+def read_link(root: Path, pci_id: str) -> Link | Unknown:
+    """The link of a PCI device as it is now, by sysfs."""
+    device = root / "sys/bus/pci/devices" / pci_id
+    speed, lanes = read_text(device / "current_link_speed"), read_int(device / "current_link_width")
+    if isinstance(speed, Unknown) or isinstance(lanes, Unknown):
+        return speed if isinstance(speed, Unknown) else Unknown(str(lanes))
+    generation = LINK_GENERATIONS.get(speed.split()[0] if speed else "")
+    return Link(generation, lanes) if generation else Unknown(f"current_link_speed says {speed!r}")
+
+
+def _uevent(device: Path, key: str) -> str | None:
+    text = read_text(device / "uevent")
+    lines = [] if isinstance(text, Unknown) else text.splitlines()
+    return next((line[len(key) + 1 :] for line in lines if line.startswith(f"{key}=")), None)
+
+
+def read_kfd_nodes(root: Path) -> tuple[KfdNode, ...]:
+    """The GPUs of the KFD topology; nodes without SIMD units are processors and are left out."""
+    nodes = []
+    for place in _listed(root / "sys/class/kfd/kfd/topology/nodes"):
+        text = read_text(place / "properties")
+        if isinstance(text, Unknown) or not place.name.isdecimal():
+            continue
+        found = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+        if _decimal(found.get("simd_count")):
+            minor = _decimal(found.get("drm_render_minor"))
+            nodes.append(
+                KfdNode(
+                    node=int(place.name),
+                    target=gfx_target(_decimal(found.get("gfx_target_version"))),
+                    render_minor=minor if minor else Unknown("no drm_render_minor in the topology"),
+                    apu=_decimal(found.get("cpu_cores_count")) > 0,
+                    pci_id=_kfd_pci_id(found),
+                    local_bytes=_local_bytes(place),
+                )
+            )
+    return tuple(sorted(nodes, key=lambda node: node.node))
+
+
+def _kfd_pci_id(found: dict[str, str]) -> str | Unknown:
+    """KFD's location_id holds bus, device and function as PCI packs them."""
+    if "location_id" not in found:
+        return Unknown("no location_id in the topology")
+    domain, location = _decimal(found.get("domain")), _decimal(found["location_id"])
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _local_bytes(node: Path) -> int | Unknown:
+    """The node's own memory by its banks; `local_mem_size` is no help, some kernels print 0 there."""
+    total = 0
+    for bank in _listed(node / "mem_banks"):
+        text = read_text(bank / "properties")
+        found = dict(line.split(maxsplit=1) for line in str(text).splitlines() if " " in line)
+        if _decimal(found.get("heap_type")) in LOCAL_HEAPS:
+            total += _decimal(found.get("size_in_bytes"))
+    return total or Unknown("no local memory bank in the topology")
+
+
+def gfx_target(version: int) -> str:
+    """KFD's major*10000 + minor*100 + step as LLVM writes it: 80003 -> gfx803, 90010 -> gfx90a."""
+    if version <= 0:
+        return "unknown"
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def read_clients(root: Path, pid: str = "self") -> tuple[Client, ...]:
+    """The process's DRM clients, each once: duplicated file descriptors share a client id."""
+    clients: dict[tuple[str, str], Client] = {}
+    for place in _listed(root / "proc" / pid / "fdinfo"):
+        text = read_text(place)
+        client = None if isinstance(text, Unknown) else parse_fdinfo(text)
+        if client:
+            clients.setdefault((client.pci_id, client.client_id), client)
+    return tuple(clients.values())
+
+
+def parse_fdinfo(text: str) -> Client | None:
+    """One fdinfo file; None when it isn't a DRM client's. Figures in a unit we don't know are left out."""
+    keys = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if "drm-client-id" not in keys or "drm-pdev" not in keys:
+        return None
+    figures = {key: _quantity(value) for key, value in keys.items()}
+    resident: dict[str, int] = {}
+    for prefix in RESIDENT_KEYS:
+        found = {k[len(prefix) :]: v for k, v in figures.items() if k.startswith(prefix) and v is not None}
+        if found and not resident:
+            resident = found
+    evicted = figures.get("amd-evicted-vram")
+    return Client(
+        pci_id=keys["drm-pdev"].strip(),
+        client_id=keys["drm-client-id"].strip(),
+        resident_bytes=tuple(sorted(resident.items())),
+        evicted_vram_bytes=evicted if evicted is not None else Unknown("no amd-evicted-vram in fdinfo"),
+    )
+
+
+def _quantity(text: str) -> int | None:
+    """`1024 KiB`, `7 MiB` or `0`, in bytes; None for anything else."""
+    words = text.split()
+    unit = words[1] if len(words) == 2 else ""
+    if not words or len(words) > 2 or not words[0].isdecimal() or unit not in FDINFO_UNITS:
+        return None
+    return int(words[0]) * FDINFO_UNITS[unit]
+
+
+def gtt_used_bytes(root: Path, pci_id: str | Unknown) -> int | Unknown:
+    """System memory mapped for the card, all processes. The spill indicator of amdgpu."""
+    return _gauge(root, pci_id, "gtt")
+
+
+def vram_used_bytes(root: Path, pci_id: str | Unknown) -> int | Unknown:
+    """VRAM in use on the card, all processes."""
+    return _gauge(root, pci_id, "vram")
+
+
+def _gauge(root: Path, pci_id: str | Unknown, region: str) -> int | Unknown:
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
+
+
+# where struct gpu_metrics_vX_Y of the kernel's kgd_pp_interface.h holds `throttle_status`, 32 bits
+THROTTLE_OFFSETS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40}
+
+
+def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
+    """Whether an AMD card throttles, by its gpu_metrics; nothing when it doesn't."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    try:
+        data = (root / "sys/bus/pci/devices" / pci_id / "gpu_metrics").read_bytes()
+    except OSError as error:
+        return Unknown(f"gpu_metrics: {error.strerror}")
+    return parse_throttle(data)
+
+
+def parse_throttle(data: bytes) -> tuple[str, ...] | Unknown:
+    """The throttle status in a gpu_metrics table; unknown for a form that isn't in our table."""
+    form = (data[2], data[3]) if len(data) >= METRICS_HEADER else (0, 0)
+    offset = THROTTLE_OFFSETS.get(form)
+    if offset is None or len(data) < offset + 4:
+        return Unknown(f"gpu_metrics of form {form[0]}.{form[1]} isn't known here")
+    status = int.from_bytes(data[offset : offset + 4], "little")
+    if status == NO_FIGURE:
+        return Unknown("the card's firmware doesn't tell its throttle status")
+    return (f"status {status:#x}",) if status else ()
+
+
+def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, ...]:
+    """Every gauge of the card and of this process that the kernel offers, with its source."""
+    found = [
+        Reading(moment, "sysfs mem_info_vram_used", vram_used_bytes(root, pci_id)),
+        Reading(moment, "sysfs mem_info_gtt_used", gtt_used_bytes(root, pci_id)),
+    ]
+    mine = [client for client in read_clients(root) if client.pci_id == pci_id]
+    for region in ("vram", "gtt"):
+        sizes = [dict(client.resident_bytes).get(region) for client in mine]
+        known = [size for size in sizes if size is not None]
+        value = sum(known) if known else Unknown(f"no fdinfo of this process has {region}")
+        found.append(Reading(moment, f"fdinfo resident {region}", value))
+    evicted = [client.evicted_vram_bytes for client in mine]
+    amounts = [amount for amount in evicted if isinstance(amount, int)]
+    lost = sum(amounts) if amounts else Unknown("no amd-evicted-vram in this process's fdinfo")
+    found.append(Reading(moment, "fdinfo evicted vram", lost))
+    return tuple(found)
+
+
+def _listed(folder: Path) -> Iterable[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return ()
+
+
+def _decimal(text: str | None) -> int:
+    return int(text) if text and text.strip().isdecimal() else 0

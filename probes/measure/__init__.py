@@ -1,0 +1,1 @@
+"""The measurements, each written against one small interface to the device."""

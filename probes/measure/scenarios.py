@@ -1,0 +1,196 @@
+"""The probe `scenarios`: one forward pass when the weights don't all fit, done in four ways.
+
+resident: weights and inputs in VRAM, the reference. The others leave some weights in pinned host memory.
+zero_copy_weights: kernels read those over the link, inputs are copied.
+zero_copy_all: the inputs are left there too.
+streamed: those are copied through two VRAM buffers while earlier layers compute; inputs are copied.
+"""
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from probes.errors import ContentMismatch, DeviceUnusable
+from probes.measure import sampling
+from probes.measure.workbench import Stack, Workbench
+from probes.placement.split import BUDGET, Shape, StackPlan, linear_shape, plan_stack
+from probes.records.schema import Gap, Pass, Record, Scenario, Settings, case_name
+
+GIB = 2**30
+QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6
+QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.15)
+FULL_EFFORT = sampling.Effort(samples=50, at_least=6, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
+QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
+QUICK_WIDTH, FULL_WIDTH = 4096, 8192
+QUICK_MODELS = ("mlp",)
+FULL_MODELS = ("mlp", "transformer", "bert-base", "gpt2-xl", "qwen2.5-1.5b")
+DTYPES = ("float16",)  # which every GPU here computes in, gfx803 included
+ROWS = (1, 256)
+TOKEN_ROWS = (1, 16)  # inputs of many tokens each
+SPLIT: tuple[Scenario, ...] = ("zero_copy_weights", "zero_copy_all", "streamed")
+SCENARIOS: tuple[Scenario, ...] = ("resident", *SPLIT)
+ROOM = 0.6  # of free VRAM for the all-resident reference; the rest is for buffers and libraries
+# Sums of thousands of products in another order differ by about a percent at most in float16, which has 11
+# bits; bfloat16 has 8 and rounds the activations after every layer.
+TOLERANCES = {"float32": 0.001, "float16": 0.02, "bfloat16": 0.1}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the models may take, bytes."""
+
+    vram_free_bytes: int
+    host_spendable_bytes: int
+
+    @property
+    def reference_bytes(self) -> int:
+        """For the weights of an all-resident model, which also have to fit the host when they are spilled."""
+        return min(int(self.vram_free_bytes * ROOM), self.host_spendable_bytes)
+
+
+def linear_width(settings: Settings, room: Room) -> int:
+    """The width of the plain linear model: few, large layers, yet enough of them to split. Pure."""
+    wanted = min(_linear_bytes(settings), room.reference_bytes)
+    if wanted >= FULL_WEIGHTS:
+        return FULL_WIDTH
+    return QUICK_WIDTH if wanted >= QUICK_WEIGHTS // 2 else QUICK_WIDTH // 4
+
+
+def _linear_bytes(settings: Settings) -> int:
+    if settings.vram_cap_bytes is not None:
+        return int(settings.vram_cap_bytes / BUDGET)
+    return QUICK_WEIGHTS if settings.quick else FULL_WEIGHTS
+
+
+def plan(settings: Settings, room: Room, shape: Shape | None = None) -> StackPlan:
+    """The split of a model (of the linear one by default) under the budget: --vram, else 3/4 of the weights.
+
+    Pure. Raises DeviceUnusable when it doesn't fit.
+    """
+    shape = shape or linear_shape(linear_width(settings, room))
+    weights = _linear_bytes(settings)
+    if shape.layers is not None:
+        weights = shape.layers * shape.layer_bytes + shape.fixed_bytes
+    cap = settings.vram_cap_bytes
+    return plan_stack(
+        shape,
+        weight_bytes=weights,
+        budget_bytes=int(weights * BUDGET) if cap is None else cap,
+        room_bytes=room.reference_bytes,
+    )
+
+
+def run(
+    bench: Workbench, settings: Settings, host_spendable_bytes: int, *, done: Collection[str] = ()
+) -> Iterator[Record]:
+    """Time all scenarios of each model that aren't `done`, the split ones in an order drawn from the seed.
+
+    Raises ContentMismatch when an output differs from the reference's. A model that can't be had is a gap;
+    when none can, what that one says is raised.
+    """
+    asked = _asked(settings)
+    for model, dtype in asked:
+        room = Room(bench.vram_free_bytes(), host_spendable_bytes)
+        try:
+            shape = bench.shape(model, dtype=dtype, width=linear_width(settings, room))
+            chosen = plan(settings, room, shape)
+            yield from _model(bench, chosen, settings=settings, done=done)
+        except DeviceUnusable as lacking:
+            if len(asked) == 1:
+                raise
+            yield Gap(f"{model} {dtype}", 0, lacking.message)
+
+
+def planned(settings: Settings, *, has_transformers: bool) -> tuple[tuple[str, float], ...]:
+    """Every case with about how many seconds it takes on an ordinary machine. Pure.
+
+    The first cases of a model also pay for drawing its weights.
+    """
+    cost = QUICK_CASE_S if settings.quick else FULL_CASE_S
+    plain = ("mlp", "transformer")
+    return tuple(
+        (case_name(model, dtype, scenario, rows), cost * (2 if scenario == "resident" else 1))
+        for model, dtype in _asked(settings)
+        if has_transformers or model in plain
+        for rows in (ROWS if model == "mlp" else TOKEN_ROWS)
+        for scenario in SCENARIOS
+    )
+
+
+def _asked(settings: Settings) -> list[tuple[str, str]]:
+    models = settings.models or (QUICK_MODELS if settings.quick else FULL_MODELS)
+    return [(model, dtype) for model in models for dtype in settings.dtypes or DTYPES]
+
+
+def rows_of(shape: Shape) -> tuple[int, ...]:
+    """The batch sizes that a model is tried with."""
+    return ROWS if shape.tokens == 1 else TOKEN_ROWS
+
+
+def _model(
+    bench: Workbench, chosen: StackPlan, *, settings: Settings, done: Collection[str]
+) -> Iterator[Record]:
+    shape = chosen.shape
+    rows = rows_of(shape)
+    left = {
+        (scenario, n)
+        for scenario in SCENARIOS
+        for n in rows
+        if case_name(shape.model, shape.dtype, scenario, n) not in done
+    }
+    if not left:
+        return
+    draw = random.Random(settings.seed)
+    with bench.stack(chosen, settings.seed) as stack:
+        for n in rows:
+            if ("resident", n) in left:
+                yield _time(bench, stack, chosen, scenario="resident", rows=n, settings=settings)
+            else:
+                _compare(stack, chosen, "resident", rows=n)  # the reference for the others
+        stack.spill()
+        split = [(scenario, n) for scenario in SPLIT for n in rows]
+        for scenario, n in draw.sample(split, len(split)):
+            if (scenario, n) in left:
+                yield _time(bench, stack, chosen, scenario=scenario, rows=n, settings=settings)
+
+
+def _time(
+    bench: Workbench, stack: Stack, chosen: StackPlan, *, scenario: Scenario, rows: int, settings: Settings
+) -> Pass:
+    before = _compare(stack, chosen, scenario, rows=rows)
+    samples = sampling.sample(
+        bench,
+        [stack.passes(scenario, rows)],
+        effort=QUICK_EFFORT if settings.quick else FULL_EFFORT,
+        queued=True,
+        leads="wall",
+    )
+    after = _compare(
+        stack, chosen, scenario, rows=rows
+    )  # behind many passes in a row, where a race would show
+    return Pass(
+        scenario=scenario,
+        rows=rows,
+        layers=chosen.layers,
+        weight_bytes=chosen.weight_bytes,
+        spilled_bytes=0 if scenario == "resident" else chosen.spilled_bytes,
+        input_bytes=stack.input_bytes(rows),
+        dtype=chosen.shape.dtype,
+        device_s=samples.device_s,
+        wall_s=samples.wall_s,
+        difference=max(before, after),
+        model=chosen.shape.model,
+        split=stack.split(scenario, rows),
+        host_bound=samples.host_bound,
+    )
+
+
+def _compare(stack: Stack, chosen: StackPlan, scenario: Scenario, *, rows: int) -> float:
+    difference = stack.difference(scenario, rows)
+    if difference <= TOLERANCES[chosen.shape.dtype]:
+        return difference
+    raise ContentMismatch(
+        f"{chosen.shape.model}, scenario {scenario}, batch {rows}: outputs differ from the resident ones by "
+        f"{difference:.1%}",
+        "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",
+    )

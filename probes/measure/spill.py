@@ -1,0 +1,249 @@
+"""The probe `spill`: ask for device memory up to and past the limit, say where the bytes went.
+
+Never uses managed memory: oversubscribing it can hang a GPU that others share.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from probes.errors import ContentMismatch, OutOfMemory, Unsupported
+from probes.measure import pressure
+from probes.measure.pattern import WORD_BYTES, Pattern
+from probes.measure.workbench import Memory, Span, Workbench
+from probes.records.schema import (
+    Asked,
+    Block,
+    Expectation,
+    Gap,
+    Reading,
+    Record,
+    Request,
+    Settings,
+    Stop,
+    Unknown,
+)
+from probes.shared.units import binary_bytes
+
+MIB, GIB = 2**20, 2**30
+BLOCK_RANGE = (64 * MIB, GIB)
+BLOCKS_PER_CAP = 16
+PAST = 1.25  # of the limit: how far to ask
+BIG_CARD = 8 * GIB  # above it, quick mode pretends that the card has QUICK_CAP
+QUICK_CAP = 4 * GIB
+OVERSIZE_MARGIN = 256 * MIB
+CONTROLS = 2  # of each kind
+QUICK_FORCED, FULL_FORCED = 6, 30  # requests around the limit, once the blocks are freed
+HOST_LIMIT = 64 * MIB  # around which host memory is asked for
+READS = 5
+LEAD_S = 200e-6  # before each read: ten times what handing over one kernel takes
+QUICK_S, FULL_S = 3.0, 20.0  # about how long the probe takes on an ordinary machine
+ALIGNMENT = 2 * MIB  # the allocator's and the driver's page; larger requests are not rounded further
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far to go and in what steps. Bytes."""
+
+    cap_bytes: int | None  # None: the card's own limit
+    limit_bytes: int
+    target_bytes: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """The outside figures that the probe watches; each is read afresh at every call."""
+
+    host_spendable_bytes: Callable[[], int]  # above the host-memory floor
+    gtt_used_bytes: Callable[[], int | Unknown]
+    readings: Callable[[str], tuple[Reading, ...]]
+
+
+def plan(settings: Settings, *, vram_total_bytes: int, vram_free_bytes: int) -> Plan:
+    """The cap, the limit that is expected to hold, and blocks that make about sixteen of it. Pure."""
+    cap = settings.vram_cap_bytes
+    if cap is None and settings.quick and vram_total_bytes > BIG_CARD:
+        cap = QUICK_CAP
+    limit = min(vram_free_bytes, cap) if cap is not None else vram_free_bytes
+    block = min(max(limit // BLOCKS_PER_CAP, BLOCK_RANGE[0]), BLOCK_RANGE[1]) // ALIGNMENT * ALIGNMENT
+    return Plan(cap, limit, int(limit * PAST), block)
+
+
+def pattern_of(index: int) -> Pattern:
+    """Each block has its own content, so that one block can't pass for another."""
+    return Pattern(start=0x600DB10C + (index << 32))
+
+
+@dataclass
+class _Held:
+    """A block in hand, before it is re-read."""
+
+    memory: Memory
+    index: int
+    asked: Asked
+    control: bool
+    vram_drop_bytes: int | Unknown
+    gtt_growth_bytes: int | Unknown
+
+
+@dataclass
+class _Run:
+    """The probe under way: what it holds, and who frees it."""
+
+    bench: Workbench
+    gauges: Gauges
+    plan: Plan
+    stack: ExitStack
+    held: list[_Held] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(held.memory.n_bytes for held in self.held if held.asked == "vram")
+
+
+def run(
+    bench: Workbench,
+    settings: Settings,
+    *,
+    vram_total_bytes: int,
+    expectation: Expectation,
+    gauges: Gauges,
+) -> Iterator[Record]:
+    """Allocate, touch, re-read, tell. Raises ContentMismatch when a block changed its content."""
+    chosen = plan(settings, vram_total_bytes=vram_total_bytes, vram_free_bytes=bench.vram_free_bytes())
+    yield expectation
+    yield from gauges.readings("before")
+    oversize = _ask_oversize(bench, gauges)
+    if oversize:
+        yield oversize
+    if chosen.cap_bytes is not None:
+        bench.cap_vram(chosen.cap_bytes)
+    with ExitStack() as stack:
+        state = _Run(bench, gauges, chosen, stack)
+        # A sum needs a little VRAM for its result, and the driver some for the kernel: had before it is full.
+        result = stack.enter_context(bench.memory("vram", WORD_BYTES))
+        word = result.span(0, WORD_BYTES)
+        warm = bench.operation("read", word, word)  # the kernel and the clock's events are there before
+        bench.device_s([warm], lead_s=LEAD_S)
+        bench.total(word)
+        yield from _host_controls(state)
+        yield from _fill_up(state)
+        yield from gauges.readings("full")
+        for held in state.held:
+            yield _reread(bench, held, word)
+    limits = pressure.Limits(chosen.limit_bytes, HOST_LIMIT, chosen.cap_bytes)
+    yield from pressure.force(
+        bench,
+        limits,
+        count=QUICK_FORCED if settings.quick else FULL_FORCED,
+        seed=settings.seed,
+        host_spendable_bytes=gauges.host_spendable_bytes,
+    )
+    yield from gauges.readings("after")
+
+
+def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
+    """One request that no free VRAM can satisfy, never touched: the driver's own answer, whatever our cap.
+
+    None when a driver that spills could break the host-memory floor by granting it.
+    """
+    free = bench.vram_free_bytes()
+    if gauges.host_spendable_bytes() < OVERSIZE_MARGIN * 2:
+        return None
+    asked = (free + OVERSIZE_MARGIN) // ALIGNMENT * ALIGNMENT
+    request = Request("oversize", asked, 0, free, None, granted=True, message="")
+    try:
+        with bench.memory("vram", asked):
+            return request
+    except OutOfMemory as refusal:
+        return Request("oversize", asked, 0, free, None, granted=False, message=refusal.message)
+
+
+def _host_controls(state: _Run) -> Iterator[Record]:
+    """Blocks known to lie in host memory; without them no block is labelled by timing, and that is told."""
+    block = state.plan.block_bytes
+    if state.gauges.host_spendable_bytes() < (CONTROLS + 1) * block:
+        yield Gap("zero_copy control", block, "it could take the host below its memory floor")
+        return
+    try:
+        for _ in range(CONTROLS):
+            _add(state, "zero_copy", control=True)
+    except Unsupported as lacking:
+        yield Gap("zero_copy control", block, lacking.message)
+
+
+def _fill_up(state: _Run) -> Iterator[Record]:
+    """Blocks until refused, the target is reached, or the host's memory nears its floor."""
+    block = state.plan.block_bytes
+    while state.held_bytes < state.plan.target_bytes:
+        if state.gauges.host_spendable_bytes() < 2 * block:
+            yield Stop("floor", state.held_bytes, "one more block could take the host below its memory floor")
+            return
+        request = _request(state)
+        yield request
+        if not request.granted:
+            yield Stop("refused", state.held_bytes, request.message)
+            return
+    note = f"the probe asks for no more than {binary_bytes(state.plan.target_bytes)}"
+    yield Stop("target", state.held_bytes, note)
+
+
+def _request(state: _Run) -> Request:
+    free, held = state.bench.vram_free_bytes(), state.held_bytes
+    control = sum(h.asked == "vram" for h in state.held) < CONTROLS  # the first lie in an empty card
+    message, granted = "", True
+    try:
+        _add(state, "vram", control=control)
+    except OutOfMemory as refusal:
+        message, granted = refusal.message, False
+    return Request("block", state.plan.block_bytes, held, free, state.plan.cap_bytes, granted, message)
+
+
+def _add(state: _Run, asked: Asked, *, control: bool) -> None:
+    """Allocate and touch one block, noting what the driver's accounts did meanwhile."""
+    bench, n_bytes = state.bench, state.plan.block_bytes
+    free, gtt = bench.vram_free_bytes(), state.gauges.gtt_used_bytes()
+    memory = state.stack.enter_context(bench.memory(asked, n_bytes))
+    index = len(state.held)
+    bench.fill(memory.span(0, n_bytes), pattern_of(index))
+    drop = free - bench.vram_free_bytes()
+    gtt_now = state.gauges.gtt_used_bytes()
+    growth = gtt if isinstance(gtt, Unknown) else gtt_now if isinstance(gtt_now, Unknown) else gtt_now - gtt
+    state.held.append(_Held(memory, index, asked, control, drop, growth))
+
+
+def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
+    """Time reads of the block, the first one apart, and compare its content with what was written."""
+    n_bytes = held.memory.n_bytes
+    span = held.memory.span(0, n_bytes)
+    read = bench.operation("read", result, span)
+    lead_s = LEAD_S
+
+    def timed() -> float:
+        found = bench.device_s([read], lead_s=lead_s)
+        return bench.wall_s([read]) if found is None else found.seconds
+
+    first = timed()
+    times = tuple(timed() for _ in range(READS))
+    if bench.words(result) != (pattern_of(held.index).total(0, n_bytes // WORD_BYTES),):
+        raise _changed(held)
+    if bench.total(span) != pattern_of(held.index).total(0, n_bytes // WORD_BYTES):
+        raise _changed(held)
+    return Block(
+        index=held.index,
+        asked=held.asked,
+        control=held.control,
+        n_bytes=n_bytes,
+        read_s=times,
+        vram_drop_bytes=held.vram_drop_bytes,
+        gtt_growth_bytes=held.gtt_growth_bytes,
+        first_read_s=first,
+    )
+
+
+def _changed(held: _Held) -> ContentMismatch:
+    return ContentMismatch(
+        f"block {held.index} of {binary_bytes(held.memory.n_bytes)} does not hold what was written into it",
+        "the memory or the driver is faulty; see the kernel's log (dmesg)",
+    )

@@ -1,0 +1,145 @@
+"""What a probe may ask of a device. Torch's answer is `probes.measure.device`; tests simulate one."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from probes.measure.pattern import Pattern
+from probes.placement.split import Shape, StackPlan
+from probes.records.schema import Scenario, Split, Unknown
+
+Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
+Action = Literal["copy", "copy_then_read", "kernel_copy", "read", "write"]
+Operation = Callable[[], object]
+
+# Between kernels the copy engine polls for its turn, on an H200 every 8 us. Where less than that is done with
+# a copy, its cost depends on how polls happen to fall; four reads of even the smallest buffer take longer.
+READS_AFTER = 4
+WRITTEN = Pattern(start=0x5DEECE66D1234567, step=0)  # what the action "write" leaves in every word
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """A reading of the device's clock.
+
+    `ahead`: the device still had work when the last operation was handed over. Where it had none, the reading
+    includes time in which the device waited for the host.
+    """
+
+    seconds: float
+    ahead: bool
+
+
+class Span(Protocol):
+    """A piece of a buffer, or several of one length at one distance; aligned to words."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length, of all pieces together."""
+
+
+class Memory(Protocol):
+    """A buffer of one kind."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length."""
+
+    def span(self, offset_bytes: int, n_bytes: int) -> Span:
+        """A piece of it; both figures are multiples of 8."""
+
+    def spans(self, n_bytes: int, *, stride_bytes: int, count: int) -> Span:
+        """The first `count` pieces of `n_bytes`, `stride_bytes` apart, from its beginning."""
+
+
+class Stack(Protocol):
+    """A model whose weights can be placed."""
+
+    def spill(self) -> None:
+        """Move the plan's spilled weights out of VRAM into pinned host memory."""
+
+    def input_bytes(self, rows: int) -> int:
+        """Bytes of one input."""
+
+    def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
+        """Where one pass spends its time, in a pass of its own."""
+
+    def passes(self, scenario: Scenario, rows: int) -> Operation:
+        """One forward pass, to be repeated. "resident" works before `spill`, the others after it."""
+
+    def difference(self, scenario: Scenario, rows: int) -> float:
+        """Run once; largest absolute difference from the resident output, over the largest output."""
+
+
+class Workbench(Protocol):
+    """Buffers, operations on them, clocks."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is memory other than the host's."""
+
+    def memory(self, kind: Kind, n_bytes: int) -> AbstractContextManager[Memory]:
+        """A buffer, freed at the end. Raises OutOfMemory."""
+
+    def fill(self, span: Span, pattern: Pattern) -> None:
+        """Write the pattern, indexed from the start of the span's buffer."""
+
+    def matches(self, span: Span, pattern: Pattern) -> bool:
+        """Compare every word with the pattern."""
+
+    def words(self, span: Span) -> tuple[int, ...]:
+        """The words as int64. For a few: they are copied one by one."""
+
+    def total(self, span: Span) -> int:
+        """The sum of the words as int64, read where the device reads."""
+
+    def operation(self, action: Action, target: Span | None, source: Span | None) -> Operation:
+        """The action, ready to be repeated.
+
+        `read` sums the source into the target, a word where the device computes. `kernel_copy` adds one to
+        each word on the way; after `copy_then_read` kernels read all of the target READS_AFTER times, as real
+        work would, and the next copy waits for them.
+        """
+
+    def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> Clocked | None:
+        """Seconds between device events around the operations, queued behind a wait of `lead_s`.
+
+        None where the device has no clock of its own.
+        """
+
+    def wall_s(self, operations: Sequence[Operation]) -> float:
+        """Seconds of the host's clock, everything finished before and after."""
+
+    def rest(self, seconds: float) -> None:
+        """Do nothing for a while."""
+
+    def queue_s(self, operation: Operation) -> float:
+        """Seconds that the host needs to hand the operation to the device, without its end."""
+
+    def numa_nodes(self) -> "tuple[int | Unknown, int | Unknown]":
+        """The NUMA nodes on which a page of pinned and one of pageable memory come to lie."""
+
+    def vram_free_bytes(self) -> int:
+        """Free VRAM by the driver's account. 0 without a GPU."""
+
+    def foreign_vram_bytes(self) -> int:
+        """VRAM in use that isn't this process's: other programs', and what its context takes."""
+
+    def pulse(self) -> tuple[float, float] | None:
+        """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each.
+
+        None without a GPU.
+        """
+
+    def cap_vram(self, n_bytes: int) -> None:
+        """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
+
+    def shape(self, model: str, *, dtype: str, width: int) -> Shape:
+        """What the plan must know of a model; `width` is that of an "mlp".
+
+        Raises Unsupported when this image can't build it.
+        """
+
+    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[Stack]:
+        """The model of the scenarios, all weights in VRAM."""

@@ -1,0 +1,1 @@
+"""Plans where a model's weights are placed, and runs a model placed that way."""

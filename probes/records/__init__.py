@@ -1,0 +1,1 @@
+"""What a report holds: records as dataclasses, their JSON form, their statistics."""

@@ -1,0 +1,74 @@
+"""The JSON Schema of a probe report, derived from the classes that write and read it. Pure.
+
+Keys that the schema lacks are allowed, as the reader passes over them; keys with a default may be missing.
+"""
+
+import dataclasses
+import inspect
+import json
+import types
+import typing
+
+from probes.records.codec import kept_fields
+from probes.records.schema import READABLE, ProbeReport
+
+Json: typing.TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+_PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}
+_UNITS = {"_bytes": "bytes", "_s": "seconds", "gb_per_s": "GB/s, 10^9 bytes per second"}
+TAG = "is"  # the key under which a class of a union writes its name
+
+
+def report_schema() -> str:
+    """The schema as its file holds it."""
+    defs: dict[str, Json] = {}
+    root = _of_hint(ProbeReport, defs)
+    version = typing.cast("dict[str, dict[str, Json]]", defs["ProbeReport"])["properties"]
+    version["schema_version"] = {"enum": list(READABLE)}
+    schema: dict[str, Json] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Weir probe report",
+        "description": "What a machine's memory placement costs: settings, machine and every raw sample. "
+        'Derived figures are not stored. A figure that may be {"is": "unknown", "reason": ...} is never 0.',
+        **typing.cast("dict[str, Json]", root),
+        "$defs": dict(sorted(defs.items())),
+    }
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _of_hint(hint: object, defs: dict[str, Json]) -> Json:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(args)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_of_hint(arg, defs) for arg in args]}
+    if origin is tuple:
+        return {"type": "array", "items": _of_hint(args[0], defs)}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if hint.__name__ not in defs:
+            defs[hint.__name__] = {}  # holds the place while its fields are looked at
+            defs[hint.__name__] = _of_class(hint, defs)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {"type": _PLAIN[typing.cast(type, hint)]}
+
+
+def _of_class(shape: type, defs: dict[str, Json]) -> Json:
+    hints = typing.get_type_hints(shape)
+    fields = kept_fields(shape)
+    properties: dict[str, Json] = {f.name: _of_field(f.name, hints[f.name], defs) for f in fields}
+    required: list[Json] = [f.name for f in fields if f.default is dataclasses.MISSING]
+    tag = getattr(shape, "tag", None)
+    if tag is not None:
+        properties = {TAG: {"const": tag}, **properties}
+        required = [TAG, *required]
+    return {
+        "type": "object",
+        "description": inspect.getdoc(shape),
+        "required": required,
+        "properties": properties,
+    }
+
+
+def _of_field(name: str, hint: object, defs: dict[str, Json]) -> Json:
+    unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), None)
+    found = _of_hint(hint, defs)
+    return {"description": unit, **found} if unit and isinstance(found, dict) else found

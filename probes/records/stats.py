@@ -1,0 +1,160 @@
+"""Statistics of repeated readings, derived from the raw samples whenever they are asked for. Pure.
+
+One figure stands for a row everywhere: the median over its processes of each process's median. Medians,
+because a slow spell spoils some samples of a process, or one process, and not the rest.
+
+Its error comes from two places. Within a process: half the distance between the quantiles at
+1/2 -+ 1/(2 sqrt(n)), which is where the median of n independent samples lies two times in three; n is cut to
+n (1 - r) / (1 + r) where successive samples correlate by r. Between processes: how far their medians lie
+apart. The larger of the two is told, as the half-width of an interval that covers two times in three.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+FEW_SAMPLES = 10
+WIDE_ERROR = 0.02  # of the figure: above it a difference of a few percent can't be told
+CORRELATED = 0.5  # lag 1: above it a process's samples are mostly one another's echo
+LONG_TAIL = 1.5  # p95 over median
+# The median of R normal values errs by SPREAD[R] s, two times in three, where s is their own standard
+# deviation: Student's t for the few values behind s, and what a median loses against a mean. By simulation;
+# tests/unit/probes/records/test_probe_stats.py holds the coverage.
+SPREAD = {2: 1.30, 3: 0.87, 4: 0.65, 5: 0.61}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is told about a row. Every figure has the unit of the samples."""
+
+    n: int  # samples of all processes
+    processes: int
+    median: float  # of the processes' medians: the figure
+    error: float | None  # its standard error; None for a single sample
+    within: float | None  # standard error of one process's median, the middle one; None for single samples
+    between: float | None  # standard deviation of the processes' medians; None for one process
+    p5: float
+    p95: float
+    least: float
+    lag1: float | None  # autocorrelation at lag 1, the middle one of the processes'; None where undefined
+
+
+def quantile(samples: Sequence[float], fraction: float) -> float:
+    """The quantile by linear interpolation between order statistics. Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("no samples")
+    return _quantile(sorted(samples), fraction)
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    place = min(max(fraction, 0.0), 1.0) * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def median(samples: Sequence[float]) -> float:
+    """The middle of the samples. Raises ValueError for no samples."""
+    return quantile(samples, 0.5)
+
+
+def lag1(samples: Sequence[float]) -> float | None:
+    """Autocorrelation of successive samples; None for fewer than 3 or for equal ones."""
+    if len(samples) < 3:
+        return None
+    mean = math.fsum(samples) / len(samples)
+    away = [sample - mean for sample in samples]
+    spread = math.fsum(a * a for a in away)
+    if spread == 0:
+        return None
+    return math.fsum(a * b for a, b in pairwise(away)) / spread
+
+
+def error_of_median(samples: Sequence[float]) -> float | None:
+    """The standard error of the median of one process's samples; None for a single one."""
+    if len(samples) < 2:
+        return None
+    r = max(lag1(samples) or 0.0, 0.0)
+    n = max(len(samples) * (1 - r) / (1 + r), 1.0)
+    ordered, half = sorted(samples), 0.5 / math.sqrt(n)
+    return (_quantile(ordered, 0.5 + half) - _quantile(ordered, 0.5 - half)) / 2
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation of values, by n - 1; None for one."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _spread_factor(processes: int) -> float:
+    """By how much the median of so many processes errs, in standard deviations of theirs."""
+    return SPREAD.get(processes, 1.2533 / math.sqrt(processes))
+
+
+def summarize(times: Sequence[Sequence[float]]) -> Summary:
+    """All figures of a row: the samples of each process, in order of measurement.
+
+    Raises ValueError where a process has no samples, or there is none.
+    """
+    medians = [median(samples) for samples in times]
+    middle = median(medians)
+    ordered = sorted(sample for samples in times for sample in samples)
+    errors = [error for error in map(error_of_median, times) if error is not None]
+    lags = [found for found in map(lag1, times) if found is not None]
+    within, between = median(errors) if errors else None, deviation(medians)
+    return Summary(
+        n=len(ordered),
+        processes=len(times),
+        median=middle,
+        error=_error(within, between, len(times)),
+        within=within,
+        between=between,
+        p5=_quantile(ordered, 0.05),
+        p95=_quantile(ordered, 0.95),
+        least=ordered[0],
+        lag1=median(lags) if lags else None,
+    )
+
+
+def _error(within: float | None, between: float | None, processes: int) -> float | None:
+    if between is None:
+        return within
+    apart = _spread_factor(processes) * between
+    return max(apart, (within or 0.0) / math.sqrt(processes))
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason not to believe a figure too much, and what would help."""
+
+    reason: str
+    remedy: str
+
+
+HOST_BOUND = Doubt(
+    "host-bound", "host-bound: the device waited for the host, so its clock includes handing the work over"
+)
+
+
+def doubts(summary: Summary, *, host_bound: bool = False) -> tuple[Doubt, ...]:
+    """Every doubt that the figures raise about themselves; `host_bound` as in a report's rows."""
+    found = [HOST_BOUND] if host_bound else []
+    if summary.n < FEW_SAMPLES:
+        found.append(Doubt(f"n={summary.n}", "few samples: run without --quick"))
+    if summary.processes == 1:
+        found.append(
+            Doubt("one process", "another process may differ by more than the error: repeat the run")
+        )
+    if summary.error is not None and summary.error > WIDE_ERROR * summary.median:
+        wide = f"error {summary.error / summary.median:.1%}"
+        found.append(Doubt(wide, "wide error: end other programs, repeat"))
+    if summary.n >= FEW_SAMPLES and summary.lag1 is not None and summary.lag1 > CORRELATED:
+        remedy = "successive samples correlate: they tell less than their number suggests"
+        found.append(Doubt(f"lag1 {summary.lag1:.2f}", remedy))
+    if summary.p95 > LONG_TAIL * summary.median:
+        remedy = "long tail: something else ran; the median stays close"
+        found.append(Doubt(f"p95 {summary.p95 / summary.median:.1f}x", remedy))
+    return tuple(found)

@@ -1,0 +1,338 @@
+"""What the figures of a report mean, in plain sentences with the figures they rest on. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from probes.placement.split import MODELS
+from probes.records.rounds import merged
+from probes.records.schema import (
+    Block,
+    Expectation,
+    Measurement,
+    Noise,
+    Pass,
+    ProbeReport,
+    Reads,
+    Record,
+    Request,
+    Scenario,
+    Stop,
+    Timed,
+    Unknown,
+)
+from probes.records.stats import summarize
+from probes.report import crossover, residency
+from probes.shared.units import binary_bytes, duration, gb_per_s
+
+R = TypeVar("R", bound=Record)
+OWN_LOAD = "throttled: power cap"
+CLEAR = 3.0  # standard errors between two figures before one is called smaller
+WORTH_TELLING = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
+
+
+def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
+    """The records of one kind, in order."""
+    return [record for record in records if isinstance(record, kind)]
+
+
+def all_records(report: ProbeReport) -> list[Record]:
+    """The records of every probe, each case once with what all of its processes measured."""
+    return [record for run in merged(report).runs for record in run.records]
+
+
+def answers(report: ProbeReport) -> tuple[str, ...]:
+    """Everything that can be said from this report."""
+    records = all_records(report)
+    return (*_link(records), *_break_even(records), *_spill(records), *_scenarios(records))
+
+
+def best_gb_per_s(records: Sequence[Record], name: str) -> float | None:
+    """The bandwidth of a path at the largest size measured, GB/s. None where it wasn't."""
+    largest = _largest(records, name)
+    return gb_per_s(largest.moved_bytes, summarize(largest.times_s).median) if largest else None
+
+
+def _largest(records: Sequence[Record], name: str) -> Measurement | None:
+    rows = [m for m in pick(records, Measurement) if m.name == name]
+    return max(rows, key=lambda m: m.payload_bytes, default=None)
+
+
+def large_break_even(records: Sequence[Record]) -> crossover.BreakEven | None:
+    """k* of a large buffer, from the bandwidths of a copy, of reads in place and of reads in VRAM.
+
+    Latencies are left out, so for small buffers (about a megabyte) the true value is higher. None where one
+    of the three wasn't measured.
+    """
+    rows = [_largest(records, name) for name in ("h2d_pinned", "zero_copy_read", "vram_read")]
+    per_byte = []
+    for row in rows:
+        if row is None:
+            return None
+        told = crossover.timed(row)
+        per_byte.append(crossover.Timed(told.seconds / row.moved_bytes, told.error_s / row.moved_bytes))
+    copy, in_place, vram = per_byte
+    return crossover.k_star(1, copy, in_place=in_place, vram=vram)
+
+
+def _link(records: Sequence[Record]) -> list[str]:
+    pinned, pageable, in_place, vram = (
+        best_gb_per_s(records, name) for name in ("h2d_pinned", "h2d_pageable", "zero_copy_read", "vram_read")
+    )
+    said = []
+    if pinned and pageable:
+        said.append(
+            f"Copying into VRAM runs at {pinned:.1f} GB/s from pinned memory and {pageable:.1f} GB/s from "
+            f"ordinary (pageable) memory: pinning once gains a factor of {pinned / pageable:.1f}."
+        )
+    if pinned and in_place and vram:
+        said.append(
+            f"A kernel reads host memory in place at {in_place:.1f} GB/s, {in_place / pinned:.0%} of a "
+            f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(large_break_even(records))}"
+        )
+    return said
+
+
+def _break_even(records: Sequence[Record]) -> list[str]:
+    """The advice by size, and how well the prediction met the measurement."""
+    advice = crossover.adviser(pick(records, Measurement))
+    reads = pick(records, Reads)
+    if isinstance(advice, Unknown):
+        return [f"Break-even can't be predicted: {advice.reason}."] if reads else []
+    sizes = [2**power for power in range(16, 29)]  # 64 KiB to 256 MiB
+    said = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
+    met = crossover.crossings(pick(records, Measurement), reads)
+    if isinstance(met, tuple) and met:
+        worst = max(met, key=lambda crossing: crossing.distance)
+        said.append(
+            f"Predicted and measured break-even differ by {worst.distance:.0%} at most over {len(met)} sizes "
+            f"(at {binary_bytes(worst.n_bytes)}: predicted {worst.predicted.reads:.2f}, "
+            f"measured {worst.measured.reads:.2f} reads)."
+        )
+    return said
+
+
+def _advice(found: Sequence[crossover.BreakEven]) -> str:
+    """For runs of neighbouring sizes with one answer: from how many reads on copying to VRAM first pays."""
+    parts = []
+    for (least, sure), run in groupby(found, key=lambda at: (least_reads(at), surely_reads(at))):
+        sizes = [at.n_bytes for at in run]
+        span = binary_bytes(sizes[0]) + (f" to {binary_bytes(sizes[-1])}" if len(sizes) > 1 else "")
+        if least is None or sure is None:
+            parts.append(f"{span}: leave it, VRAM is no faster")
+        elif sure <= 1:
+            parts.append(f"{span}: copy it to VRAM first, even for one read")
+        elif least < sure:
+            parts.append(f"{span}: copy it first from {sure} reads on ({_undecided(least, sure)})")
+        else:
+            parts.append(f"{span}: copy it first from {least} reads on")
+    return "; ".join(parts)
+
+
+def _undecided(least: int, sure: int) -> str:
+    """For which counts of reads the two ways are too close: from `least` to one below `sure`."""
+    if sure - least > 1:
+        return f"{least} to {sure - 1} are too close to tell"
+    return f"{'one read is' if least == 1 else f'{least} are'} too close to tell"
+
+
+def least_reads(at: crossover.BreakEven) -> int | None:
+    """The smallest whole number of reads for which copying first may be faster; None when it never is.
+
+    It may be for the first whole number above what lies three standard errors below break-even.
+    """
+    return None if math.isinf(at.reads) else max(math.floor(at.reads - CLEAR * at.error) + 1, 1)
+
+
+def surely_reads(at: crossover.BreakEven) -> int | None:
+    """The smallest whole number of reads that lies above break-even by three standard errors."""
+    return None if math.isinf(at.reads) else math.floor(at.reads + CLEAR * at.error) + 1
+
+
+def reads_advice(at: crossover.BreakEven, what: str) -> str:
+    """From how many reads on copying pays, as a clause; `what` is what would be copied. Not for infinity."""
+    least, sure = least_reads(at), surely_reads(at)
+    assert least is not None
+    assert sure is not None
+    if least == sure:
+        return f"{what} if they are read {sure} times or more, and else leave them"
+    return f"{what} if they are read {sure} times or more ({_undecided(least, sure)})"
+
+
+def _reads(k: crossover.BreakEven | None) -> str:
+    if k is None or math.isinf(k.reads):
+        return "VRAM is no faster, so copying never pays."
+    told = f"break-even at {k.reads:.2f} +- {k.error:.2g} reads"
+    if surely_reads(k) == 1:
+        return f"data that is read even once is better copied to VRAM ({told})."
+    return f"{reads_advice(k, 'copy data')}; {told}."
+
+
+def _spill(records: Sequence[Record]) -> list[str]:
+    stops = pick(records, Stop)
+    if not stops:
+        return []
+    requests, expected = pick(records, Request), pick(records, Expectation)
+    said = [f"Asking for more device memory: {residency.verdict(requests, pick(records, Block), stops[-1])}."]
+    first = residency.first_read_verdict(pick(records, Block))
+    if isinstance(first, str):
+        said.append(f"When the blocks were read again, {first}.")
+    forced = residency.forced_verdict(requests)
+    if isinstance(forced, str):
+        said.append(f"Around the limit: {forced}.")
+    driver = residency.driver_verdict(requests)
+    if isinstance(driver, str):
+        said.append(f"The driver itself: {driver}.")
+        oversize = next(request for request in requests if request.purpose == "oversize")
+        agrees = expected[0].agrees(granted=oversize.granted) if expected else None
+        if agrees is not None:
+            said.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
+    return said
+
+
+Way = tuple[str, str, int]  # model, element type, batch size
+NAMES: dict[Scenario, str] = {
+    "resident": "all in VRAM",
+    "streamed": "streamed",
+    "zero_copy_weights": "with weights read in place",
+    "zero_copy_all": "with weights and inputs read in place",
+}
+
+
+def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
+    """The passes by model, element type and batch size, each with its scenarios."""
+    found: dict[Way, dict[Scenario, Pass]] = {}
+    for one in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
+        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
+    return found
+
+
+def _scenarios(records: Sequence[Record]) -> list[str]:
+    """Each statement once, with the models for which it holds and those for which it doesn't."""
+    link = best_gb_per_s(records, "h2d_pinned")
+    complete = {key: times for key, times in groups(pick(records, Pass)).items() if len(times) == 4}
+    if not complete:
+        return []
+    streamed = "; ".join(f"{_named(key)}: {_streaming(times, link)}" for key, times in complete.items())
+    return [
+        _claim("all in VRAM is fastest", {key: _first_claim(times) for key, times in complete.items()}),
+        _claim(
+            "leaving the inputs in system RAM beats copying them",
+            {key: _third_claim(times) for key, times in complete.items()},
+        ),
+        f"Streaming the spilled weights through two VRAM buffers, held against the better of the two "
+        f"zero-copy ways: {streamed}.",
+        *_by_the_device(complete),
+    ]
+
+
+def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]:
+    """The device's own time, which leaves out what the host needs to hand a pass over."""
+    parts = []
+    for key, times in complete.items():
+        found = [device_time_s(times[name]) for name in ("resident", "streamed")]
+        known = [seconds for seconds in found if seconds is not None]
+        if len(known) == 2:
+            parts.append(f"{_named(key)} {duration(known[0])} all in VRAM, {duration(known[1])} streamed")
+    if not parts:
+        return []
+    return [
+        f"The times of passes above are by the wall clock. Device time alone, behind a queued wait: "
+        f"{'; '.join(parts)}."
+    ]
+
+
+def device_time_s(one: Pass) -> float | None:
+    """Seconds of a pass by the device's clock. None where it has none, or the host held it up."""
+    found = one.devices_s
+    return None if isinstance(found, Unknown) or one.host_bound else summarize(found).median
+
+
+def _named(key: Way) -> str:
+    model, dtype, rows = key
+    return f"{model} {dtype} batch {rows}"
+
+
+def _claim(statement: str, found: Mapping[Way, tuple[str, str]]) -> str:
+    """The statement with its verdicts, each followed by the cases it is passed on and their figures."""
+    verdicts = dict.fromkeys(verdict for verdict, _ in found.values())
+    parts = (
+        f"{verdict} for "
+        + ", ".join(f"{_named(key)} ({figures})" for key, (mine, figures) in found.items() if mine == verdict)
+        for verdict in verdicts
+    )
+    return f'"{statement}" {"; it ".join(parts)}.'
+
+
+def took_s(one: Pass) -> float:
+    """Seconds that a pass takes by the wall clock."""
+    return summarize(one.times_s).median
+
+
+def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
+    """The verdict, held against every other way, and the figures of the fastest of them."""
+    resident = times["resident"]
+    others = sorted((one for name, one in times.items() if name != "resident"), key=took_s)
+    best = others[0]
+    share = best.spilled_bytes / best.weight_bytes
+    figures = (
+        f"{_ms(resident)} against {_ms(best)} {NAMES[best.scenario]} with {share:.0%} of the weights left "
+        f"in system RAM, {took_s(best) / took_s(resident):.2f} x"
+    )
+    return _verdict([is_faster(resident, other) for other in others]), figures
+
+
+def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
+    """The verdict and its figures."""
+    copied, left = times["zero_copy_weights"], times["zero_copy_all"]
+    return _verdict([is_faster(left, copied)]), f"{_ms(left)} left there, {_ms(copied)} copied"
+
+
+def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
+    streamed = times["streamed"]
+    rival = min(took_s(times["zero_copy_weights"]), took_s(times["zero_copy_all"]))
+    took = took_s(streamed)
+    text = f"{_ms(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
+    if link:
+        limit = streamed.spilled_bytes / link / 1e9
+        text += f" (the link alone needs {duration(limit)}, {limit / took:.0%} of that)"
+    return text
+
+
+def _ms(passes: Pass) -> str:
+    told = summarize(passes.times_s)
+    error = f" +- {duration(told.error)}" if told.error is not None else ""
+    return f"{duration(told.median)}{error}"
+
+
+def is_faster(one: Timed, other: Timed) -> bool | None:
+    """Whether the first is the faster one; None where it can't be told.
+
+    By more than three standard errors, which include how processes differ and how successive samples
+    correlate, and by more than a percent. What else goes on only ever slows a row down: where the slower one
+    was disturbed, its fastest samples (p5) stand for it.
+    """
+    a, b = summarize(one.times_s), summarize(other.times_s)
+    gap, error = b.median - a.median, math.hypot(a.error or 0.0, b.error or 0.0)
+    slower, told = (other, b) if gap > 0 else (one, a)
+    if disturbed(slower):
+        gap = math.copysign(max(abs(gap) - (told.median - told.p5), 0.0), gap)
+    if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.median, b.median):
+        return None
+    return gap > 0
+
+
+def disturbed(row: Timed) -> bool:
+    """Whether something else was seen to go on while the row was measured.
+
+    A card that reaches its power cap under the row's own load is no disturbance: it does so in every run.
+    """
+    return isinstance(row.noise, Noise) and any(flag != OWN_LOAD for flag in row.noise.flags)
+
+
+def _verdict(faster: Sequence[bool | None]) -> str:
+    """Of a statement that something is faster than each of others."""
+    if all(faster):
+        return "holds here"
+    return "does NOT hold here" if False in faster else "can't be told from its opposite here"

@@ -1,0 +1,239 @@
+"""Two reports side by side: ratios of times with their errors, and why two may not be compared. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from buildtool.errors import DataError
+from probes.records.schema import (
+    Block,
+    Measurement,
+    Pass,
+    ProbeReport,
+    Reads,
+    Request,
+    Stop,
+    Timed,
+    TorchFacts,
+    Unknown,
+)
+from probes.records.stats import summarize
+from probes.report import residency
+from probes.report.answers import all_records, disturbed, pick
+from probes.report.quantities import figure, size, text
+from probes.report.ratio import CLEAR, WORTH_TELLING, Ratio, shared_by_kind, speed_ratio
+from probes.shared.quoting import markdown, markdown_sentence
+
+Key = tuple[str, ...]
+LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something about which two reports differ, as each tells it."""
+
+    what: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.a} / {self.b}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of both reports. `speed` is how many times faster B is; unknown where it can't be said."""
+
+    key: Key
+    a: str
+    b: str
+    speed: Ratio | Unknown
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports side by side."""
+
+    names: tuple[str, str]
+    forced: tuple[Difference, ...]  # that make the two unlike; told although --force was given
+    remarks: tuple[Difference, ...]  # that may explain a ratio
+    lines: tuple[Line, ...]
+    only_a: tuple[Key, ...]
+    only_b: tuple[Key, ...]
+    verdicts: tuple[str, str]
+
+
+def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
+    """The comparison. Raises DataError naming what is unlike, unless forced; and where no row is common."""
+    unlike = _differences(a, b, _UNLIKE)
+    if unlike and not force:
+        raise DataError(
+            f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
+            "compare like machines with the same settings, or add --force and judge for yourself",
+        )
+    rows_a, rows_b = _rows(a), _rows(b)
+    common = [key for key in rows_a if key in rows_b]
+    shared = shared_by_kind(
+        (_kind(key, rows_a[key]), rows_a[key].times_s, rows_b[key].times_s)
+        for key in common
+        if _alike(rows_a[key], rows_b[key])
+    )
+    if not common and not force:
+        raise DataError(
+            f"{names[0]} and {names[1]} have no measured row in common", "run the same probes on both"
+        )
+    return Comparison(
+        names=names,
+        forced=unlike,
+        remarks=_differences(a, b, _REMARKED),
+        lines=tuple(
+            _line(key, rows_a[key], rows_b[key], shared.get(_kind(key, rows_a[key]), 0.0)) for key in common
+        ),
+        only_a=tuple(key for key in rows_a if key not in rows_b),
+        only_b=tuple(key for key in rows_b if key not in rows_a),
+        verdicts=(_verdict(a), _verdict(b)),
+    )
+
+
+def _differences(
+    a: ProbeReport, b: ProbeReport, facts: Sequence[tuple[str, Callable[[ProbeReport], str]]]
+) -> tuple[Difference, ...]:
+    told = ((what, fact(a), fact(b)) for what, fact in facts)
+    return tuple(Difference(what, of_a, of_b) for what, of_a, of_b in told if of_a != of_b)
+
+
+def _gpu(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    if not isinstance(torch, TorchFacts) or not torch.gpus:
+        return "none"
+    return f"{torch.gpus[0].name} ({torch.gpus[0].target})"
+
+
+def _vram(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    return _gib(torch.gpus[0].vram_total_bytes) if isinstance(torch, TorchFacts) and torch.gpus else "none"
+
+
+def _gib(n_bytes: int | Unknown) -> str:
+    """Whole GiB: firmware takes a little more or less of the same memory at each start."""
+    return text(n_bytes) if isinstance(n_bytes, Unknown) else f"{n_bytes / 2**30:.0f} GiB"
+
+
+def _torch(report: ProbeReport) -> str:
+    torch = report.machine.torch
+    return f"{torch.version} {torch.api_version}".strip() if isinstance(torch, TorchFacts) else text(torch)
+
+
+_UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+    ("GPU", _gpu),
+    ("VRAM", _vram),
+    ("processors", lambda r: str(r.machine.cpus)),
+    ("system RAM", lambda r: _gib(r.machine.ram_total_bytes)),
+    ("WSL", lambda r: text(r.machine.wsl)),
+    ("torch's API", lambda r: r.machine.torch.api if isinstance(r.machine.torch, TorchFacts) else "no torch"),
+    ("mode", lambda r: "quick" if r.settings.quick else "full"),
+    ("NUMA", lambda r: r.settings.numa.replace("_", " ")),
+    ("VRAM cap", lambda r: "none" if r.settings.vram_cap_bytes is None else size(r.settings.vram_cap_bytes)),
+)
+_REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+    ("host", lambda r: r.machine.host),
+    ("kernel", lambda r: text(r.machine.kernel)),
+    ("GPU driver", lambda r: text(r.machine.gpu_driver)),
+    ("torch", _torch),
+    ("container", lambda r: text(r.machine.container)),
+    ("Weir", lambda r: r.tool_version),
+)
+
+
+def _rows(report: ProbeReport) -> dict[Key, Timed]:
+    """Every timed row by what makes it the same row in another report, in a fixed order."""
+    records = all_records(report)
+    found: dict[Key, Timed] = {}
+    for m in sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes)):
+        found["transfer", m.name, size(m.payload_bytes)] = m
+    for r in sorted(pick(records, Reads), key=lambda r: (r.way, r.payload_bytes, r.reads)):
+        found["reads", r.way, f"{size(r.payload_bytes)}, {r.reads} reads"] = r
+    for p in sorted(pick(records, Pass), key=lambda p: (p.model, p.dtype, p.rows, p.scenario)):
+        split = (
+            f"{p.model} {p.dtype} batch {p.rows}, {size(p.spilled_bytes)} of {size(p.weight_bytes)} spilled"
+        )
+        found["pass", p.scenario, split] = p
+    return found
+
+
+def _kind(key: Key, row: Timed) -> tuple[str, str, bool]:
+    """Rows that scatter alike: those of one path, small ones and large ones apart."""
+    return key[0], key[1], isinstance(row, Pass) or row.payload_bytes >= LARGE
+
+
+def _alike(a: Timed, b: Timed) -> bool:
+    return a.leading == b.leading
+
+
+def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
+    told = [_told(row) for row in (a, b)]
+    if not _alike(a, b):
+        why = Unknown(f"A is by the {a.leading} clock, B by the {b.leading} clock")
+        return Line(key, told[0], told[1], why)
+    slower = max(a, b, key=lambda row: summarize(row.times_s).median)
+    speed = speed_ratio(a.times_s, b.times_s, shared=shared, disturbed=disturbed(slower))
+    return Line(key, told[0], told[1], speed)
+
+
+def _told(row: Timed) -> str:
+    told = summarize(row.times_s)
+    return f"{figure(told)} (n={told.n}, {told.processes} process{'es' if told.processes > 1 else ''})"
+
+
+def _verdict(report: ProbeReport) -> str:
+    records = all_records(report)
+    stops = pick(records, Stop)
+    if not stops:
+        return "unknown (`spill` holds no result)"
+    return residency.verdict(pick(records, Request), pick(records, Block), stops[-1])
+
+
+def render_markdown(found: Comparison) -> str:
+    """The comparison for pasting; readable as it stands."""
+    parts = [f"# A: {markdown(found.names[0])}, B: {markdown(found.names[1])}"]
+    if found.forced:
+        parts.append(
+            "**Unlike, compared because of --force:**\n"
+            + "\n".join(f"- {markdown(str(difference))}" for difference in found.forced)
+        )
+    if found.remarks:
+        parts.append(
+            "Also different (A / B):\n" + "\n".join(f"- {markdown(str(remark))}" for remark in found.remarks)
+        )
+    parts.append(_table(found.lines))
+    parts.append(
+        "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
+        "A over that of B; its error is from how far processes scatter in rows of its kind "
+        f"in both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
+        f"{WORTH_TELLING:.1%}."
+    )
+    for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
+        if keys:
+            parts.append(f"Only in {name}:\n" + "\n".join(f"- {markdown(' '.join(key))}" for key in keys))
+    parts.append(
+        "Asking for more device memory:\n"
+        + "\n".join(
+            f"- {name}: {markdown_sentence(verdict)}"
+            for name, verdict in zip(("A", "B"), found.verdicts, strict=True)
+        )
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(lines: Sequence[Line]) -> str:
+    rows = [["", "row", "size or case", "A", "B", "B is faster by", ""]]
+    rows += [[*map(markdown, (*line.key, line.a, line.b, *_speed(line.speed)))] for line in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rule = ["-" * max(3, width) for width in widths]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(max(3, width)) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in (rows[0], rule, *rows[1:])
+    )
+
+
+def _speed(speed: Ratio | Unknown) -> tuple[str, str]:
+    return (text(speed), "") if isinstance(speed, Unknown) else (f"{speed} x", speed.verdict)

@@ -1,0 +1,100 @@
+"""A figure in the page's style, and its SVG text. With `draw` the only module that knows matplotlib."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from probes.report.page.palette import light
+from probes.report.quantities import size
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Where a plot is read. Inches are those of the drawing: the page scales it to its column."""
+
+    name: str
+    width_in: float
+    panels: int  # side by side
+
+
+DESK = Sheet("desk", 10.4, 2)
+PHONE = Sheet("phone", 4.5, 1)
+
+_STYLE = {
+    "text.parse_math": False,  # a dollar sign in a name is one
+    "svg.fonttype": "none",  # text stays text: it can be found, copied and read aloud
+    "svg.hashsalt": "weir",  # the same report gives the same page
+    "font.family": "DejaVu Sans",  # comes with matplotlib; the page sets narrower fonts into its places
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.labelsize": 10,
+    "axes.labelcolor": light("ink"),
+    "axes.titlecolor": light("ink"),
+    "axes.edgecolor": light("muted"),
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": light("grid"),
+    "grid.linewidth": 0.8,
+    "xtick.color": light("muted"),
+    "ytick.color": light("muted"),
+    "xtick.labelcolor": light("ink"),
+    "ytick.labelcolor": light("ink"),
+    "text.color": light("ink"),
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 1.6,
+    "legend.borderaxespad": 0.0,
+    "figure.facecolor": "none",
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6,
+    "errorbar.capsize": 2.5,
+}
+
+
+def svg_of(paint: Callable[[Figure], None], sheet: Sheet, height_in: float) -> str:
+    """The SVG text of what `paint` puts on an empty figure."""
+    with mpl.rc_context(_STYLE):
+        room = ConstrainedLayoutEngine(h_pad=0.13)  # inches; between a legend and the next panel's title
+        figure = Figure(figsize=(sheet.width_in, height_in), layout=room)
+        FigureCanvasSVG(figure)
+        paint(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+        return text.getvalue()
+
+
+def bytes_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis of sizes with ticks at powers of sixteen: 4 KiB, 64 KiB, 1 MiB, ..."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=16, subs=(16.0**0.0,), numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n_bytes, _at: size(round(n_bytes))))
+    axes.set_xlabel(label)
+
+
+def plain_log_y(axes: Axes, label: str) -> None:
+    """A logarithmic axis that says 0.1, 1, 10, 100 instead of powers."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(label)
+
+
+def legend_below(axes: Axes, *, columns: int, drop: float = 0.2) -> None:
+    """The legend under the axis' label, from the left."""
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -drop), ncols=columns, columnspacing=1.4)

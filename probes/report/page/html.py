@@ -1,0 +1,273 @@
+"""One HTML page from a report and its plots: answer, plots, machine, doubts, tables. Loads nothing. Pure."""
+
+import base64
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from probes.records.rounds import merged
+from probes.records.schema import (
+    Done,
+    Failed,
+    Gap,
+    Link,
+    Machine,
+    Measurement,
+    Noise,
+    Pass,
+    ProbeReport,
+    ProbeRun,
+    Reads,
+    Timed,
+    TorchFacts,
+    Unknown,
+    Waived,
+)
+from probes.records.stats import doubts, summarize
+from probes.report.answers import all_records, answers, pick
+from probes.report.headline import headline
+from probes.report.page.palette import css_variables
+from probes.report.quantities import size, text
+from probes.report.tables import Table, break_even_table, doubts_of, facts, tables
+from probes.shared.quoting import html
+
+# nothing but what is in the file; a browser holds the page to it
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot as SVG elements, one for each width that it is read at; or the reason why there is none."""
+
+    name: str
+    title: str
+    caption: str
+    drawn: tuple[tuple[str, str], ...]  # (sheet, SVG element)
+    missing: str
+
+
+def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
+    """The whole page. `raw` is the report's file, which the page carries along; `name` what to call that."""
+    body = "\n".join(
+        (
+            _header(report),
+            _answer(report),
+            *map(_figure, plots),
+            _machine(report.machine),
+            _doubts(report),
+            _all_tables(report),
+            _raw(raw, name),
+        )
+    )
+    title = html(f"{_subject(report.machine)}: memory placement, measured")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<link rel="icon" href="data:,">\n<title>{title}</title>\n<style>\n{_style()}</style>\n</head>\n'
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _style() -> str:
+    rules = resources.files("probes.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        f":root {{ {css_variables(dark=False)} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(dark=True)} }} }}\n{rules}"
+    )
+
+
+def _subject(machine: Machine) -> str:
+    if isinstance(machine.torch, TorchFacts) and machine.torch.gpus:
+        return machine.torch.gpus[0].name
+    known = "GPU unknown" if isinstance(machine.torch, Unknown) else "no GPU for torch"
+    return f"{machine.cpus} CPUs, {known}"
+
+
+def _header(report: ProbeReport) -> str:
+    asked = report.settings
+    cap = [] if asked.vram_cap_bytes is None else [f"VRAM capped to {size(asked.vram_cap_bytes)}"]
+    resumed = [f"resumed {report.resumed} times"] if report.resumed else []
+    told = [
+        report.started.replace("T", " ").replace("Z", " UTC"),
+        "quick run" if asked.quick else "full run",
+        *cap,
+        *resumed,
+        f"seed {asked.seed}",
+        f"Weir {report.tool_version}",
+    ]
+    return (
+        f'<header><p class="kicker">Memory placement, measured</p><h1>{html(_subject(report.machine))}</h1>'
+        f'<p class="meta">{html(" · ".join(told))}</p></header>'
+    )
+
+
+def _answer(report: ProbeReport) -> str:
+    sentences = "".join(f"<p>{_prose(sentence)}</p>" for sentence in headline(report))
+    more = "".join(f"<li>{_prose(said)}</li>" for said in answers(report))
+    rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
+    outcomes = "".join(
+        f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
+        for run in merged(report).runs
+    )
+    return (
+        f'<section class="answer" aria-label="The answer">{sentences}{rest if more else ""}</section>'
+        f'<ul class="outcomes">{outcomes}</ul>'
+    )
+
+
+def ended(run: ProbeRun) -> str:
+    """How a probe ended."""
+    match run.outcome:
+        case Done():
+            times = f" by {run.processes} processes" if run.processes > 1 else ""
+            return f"done in {run.seconds:.1f} s{times}, {len(run.records)} records"
+        case Waived(reason):
+            return f"waived: {reason}"
+        case Failed(reason=reason, hint=hint, wedged=wedged):
+            state = f"{'WEDGED' if wedged else 'FAILED'} after {run.seconds:.1f} s"
+            return f"{state}, {len(run.records)} records kept: {reason} {hint}".rstrip()
+
+
+def _figure(plot: Plot) -> str:
+    head = f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>'
+    if not plot.drawn:
+        inner = f'{head}<p class="missing">No plot: {_prose(plot.missing)}.</p>'
+    else:
+        sheets = "".join(f'<div class="sheet {sheet}">{svg}</div>' for sheet, svg in plot.drawn)
+        inner = f"{head}<figure>{sheets}<figcaption>{_prose(plot.caption)}</figcaption></figure>"
+    return f'<section class="plot" id="{plot.name}" aria-labelledby="{plot.name}-heading">{inner}</section>'
+
+
+def _machine(machine: Machine) -> str:
+    terms = "".join(f"<div><dt>{html(k)}</dt><dd>{html(v)}</dd></div>" for k, v in _machine_terms(machine))
+    every = "".join(
+        f"<tr><th>{html(k.replace('_', ' '))}</th><td>{html(v)}</td></tr>" for k, v in facts(machine)
+    )
+    return (
+        f'<section id="machine"><h2>The machine</h2><dl>{terms}</dl>'
+        '<details><summary>Every fact read</summary><div class="scroll" tabindex="0">'
+        f'<table class="facts">{every}</table></div></details></section>'
+    )
+
+
+def _machine_terms(machine: Machine) -> list[tuple[str, str]]:
+    terms = []
+    torch = machine.torch
+    if isinstance(torch, TorchFacts):
+        for gpu in torch.gpus:
+            told = f"{gpu.name} ({gpu.target}), PCI {text(gpu.pci_id)}"
+            free = f"{size(gpu.vram_total_bytes)}, {size(gpu.vram_free_bytes)} free; L2 {size(gpu.l2_bytes)}"
+            terms += [("GPU", told), ("VRAM", free), ("Link under load", _link(gpu.link_under_load))]
+        build = "CPU build" if torch.api == "none" else f"{torch.api.upper()} {torch.api_version}"
+        terms.append(("torch", f"{torch.version}, {build}, {torch.threads} threads"))
+        if torch.obstacle:
+            terms.append(("GPU", f"none for this torch: {torch.obstacle}"))
+    else:
+        terms.append(("torch", text(torch)))
+    return [
+        *terms,
+        ("GPU driver", text(machine.gpu_driver)),
+        (
+            "System RAM",
+            f"{size(machine.ram_total_bytes)}, {size(machine.ram_available_bytes)} available; "
+            f"container limit: {_limit(machine.cgroup_limit_bytes)}",
+        ),
+        ("Host", f"{machine.host}, {machine.cpus} CPUs, kernel {text(machine.kernel)}"),
+        ("Seen from", "WSL" if machine.wsl else "a container" if machine.container else "no container seen"),
+    ]
+
+
+def _limit(limit_bytes: int | Unknown) -> str:
+    """A limit that isn't set is known not to be."""
+    return limit_bytes.reason if isinstance(limit_bytes, Unknown) else size(limit_bytes)
+
+
+def _link(link: Link | Unknown) -> str:
+    if isinstance(link, Unknown):
+        return text(link)
+    return f"PCIe {link.generation}.0 x{link.lanes}, {link.raw_gb_per_s:.3g} GB/s each way by the standard"
+
+
+def _doubts(report: ProbeReport) -> str:
+    records = all_records(report)
+    rows: list[Timed] = [*pick(records, Measurement), *pick(records, Reads), *pick(records, Pass)]
+    doubted = [row for row in rows if doubts_of(row)]
+    remedies = dict.fromkeys(
+        d.remedy for row in rows for d in doubts(summarize(row.times_s), host_bound=row.host_bound)
+    )
+    flags = dict.fromkeys(flag for row in rows if isinstance(row.noise, Noise) for flag in row.noise.flags)
+    blind = dict.fromkeys(
+        reason for row in rows if isinstance(row.noise, Noise) for reason in row.noise.unwatched
+    )
+    gaps = dict.fromkeys(
+        f"{gap.name} at {size(gap.payload_bytes)}: {gap.reason}" for gap in pick(records, Gap)
+    )
+    items = [
+        *(f"Meant by a doubt: {remedy}." for remedy in remedies),
+        *(f"Seen beside a measurement: {flag}." for flag in flags),
+        *(f"Could not be watched: {reason}." for reason in blind),
+        *(f"Not measured: {gap}." for gap in gaps),
+    ]
+    said = "Nothing was timed, so there is nothing to doubt."
+    if rows:
+        said = f"{len(doubted)} of {len(rows)} measured rows raise a doubt; the tables say which and why."
+    return f'<section id="doubts"><h2>Doubts</h2><p>{html(said)}</p>{_list(items)}</section>'
+
+
+def _list(items: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html(item)}</li>' for item in items)}</ul>" if items else ""
+
+
+def _all_tables(report: ProbeReport) -> str:
+    records = all_records(report)
+    parts = []
+    for run in merged(report).runs:
+        found = [*tables(run)]
+        if any(isinstance(record, Reads) for record in run.records):
+            found.insert(0, break_even_table(pick(records, Measurement), pick(records, Reads)))
+        parts.append(
+            f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{''.join(map(_html_table, found))}"
+        )
+    return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th scope=col{_kind(table, name)}>{html(name)}</th>" for name in table.headers)
+    rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>" for row in table.rows)
+    note = f"<p>{_prose(table.note)}</p>" if table.note else ""
+    count = f"{len(table.rows)} row{'s' if len(table.rows) != 1 else ''}"
+    return (
+        f"<details><summary>{html(table.title)} <small>{count}</small></summary>{note}"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html(table.title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _cells(table: Table, row: Sequence[str]) -> Iterable[str]:
+    return (
+        f"<td{_kind(table, name)}>{html(cell)}</td>" for name, cell in zip(table.headers, row, strict=True)
+    )
+
+
+def _kind(table: Table, header: str) -> str:
+    return ' class="words"' if header in table.words else ""
+
+
+def _raw(raw: str, name: str) -> str:
+    data = base64.b64encode(raw.encode()).decode()
+    href = f"data:application/json;base64,{data}"
+    return (
+        '<section id="raw"><h2>Raw samples</h2><p>Every sample is in the report, which this page carries: '
+        f'<a download="{html(name)}" href="{href}">save {html(name)}</a> ({size(len(raw.encode()))}). '
+        "Times in seconds, sizes in bytes.</p></section>"
+    )
+
+
+def _prose(said: str) -> str:
+    """A sentence as markup: signs that terminals may lack, figure and unit on one line, names as code."""
+    signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
+    kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", kept)

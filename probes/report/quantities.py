@@ -1,0 +1,95 @@
+"""Figures with their errors: how they are written. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probes.records.schema import Unknown
+from probes.records.stats import Summary, summarize
+from probes.shared.units import binary_bytes
+
+ERROR_DIGITS = 2  # significant digits of an error; its value is told to the same place
+MOST_DECIMALS = 9
+
+
+def with_error(value: float, error: float | None) -> str:
+    """`4.8520 ± 0.0064`, both to the error's second digit; a value without error says why it has none."""
+    if error is None:
+        return f"{value:.4g} (one sample: no error)"
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.4g} ± {error:.2g}"
+    decimals = min(MOST_DECIMALS, max(0, ERROR_DIGITS - 1 - math.floor(math.log10(error))))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def span(seconds: float, error_s: float | None = None, *, bare: bool = False) -> str:
+    """A time with the unit that reads best; with its standard error unless `bare`."""
+    factor, unit = next(
+        ((f, name) for f, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if abs(seconds) * f >= 1.0),
+        (1e9, "ns"),
+    )
+    if bare:
+        return f"{seconds * factor:.3g} {unit}"
+    return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
+
+
+def figure(told: Summary) -> str:
+    """The figure of a row and its standard error, from samples in seconds."""
+    return span(told.median, told.error)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A bandwidth in GB/s (10^9 bytes/s), from a row's figure; `low` and `high` from its p95 and p5."""
+
+    value: float
+    error: float | None
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return with_error(self.value, self.error)
+
+
+def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
+    """The bandwidth of moving so many bytes in the times that each process measured, error to first order.
+
+    Raises ValueError for no samples.
+    """
+    told = summarize(times_s)
+    value = n_bytes / told.median / 1e9
+    return Rate(
+        value=value,
+        error=None if told.error is None else value * told.error / told.median,
+        low=n_bytes / told.p95 / 1e9,
+        high=n_bytes / told.p5 / 1e9,
+        n=told.n,
+    )
+
+
+def size(value: int | Unknown) -> str:
+    """Bytes with a binary unit, whole numbers without decimals; or why they are unknown."""
+    return unknown(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
+
+
+def text(value: object) -> str:
+    """A plain value as a cell; unknown with its reason."""
+    match value:
+        case Unknown():
+            return unknown(value)
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case None:
+            return "none"
+        case tuple():
+            return ", ".join(map(text, value)) or "none"
+        case _:
+            return str(value)
+
+
+def unknown(value: Unknown) -> str:
+    """How the page says that a figure couldn't be had."""
+    return f"unknown ({value.reason})"

@@ -1,0 +1,119 @@
+"""Whether a row of one report is faster than that of another, judged by what differs between processes. Pure.
+
+Two runs of one machine differ by more than either's samples within a process suggest. Each row is therefore
+measured by several fresh processes, and what their medians differ by is the error of the row. Three processes
+say little about how far they scatter, so that is estimated from all rows of its kind (large or small sizes of
+a path) in both reports and from the row itself, weighted by the processes behind each (empirical Bayes).
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from probes.records.stats import median, summarize
+from probes.report.quantities import with_error
+
+# Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
+# of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
+CLEAR = 2.25  # standard errors
+WORTH_TELLING = 0.025  # below it a difference may be the machine's own from one hour to the next
+PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of so many further processes
+FEWEST_PROCESSES = 2  # of each report
+# A half-width of SPREAD s covers two times in three, see records.stats; of normal values with a well known
+# deviation the median of three errs by 0.67 of it.
+MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
+
+Times = Sequence[Sequence[float]]  # of each process, seconds
+Kind = Hashable  # rows that scatter alike
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far the processes of a row differ: a variance of logarithms, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster B is. `disturbed`: something else went on while the slower one was measured."""
+
+    value: float
+    error: float | None  # standard; None where a report has a single process
+    disturbed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether B is another by more than errors and by what is worth telling."""
+        if self.error is None:
+            return "can't be judged: one process"
+        off = math.log(self.value)
+        if abs(off) <= CLEAR * self.error / self.value or abs(off) < WORTH_TELLING:
+            return "same within errors"
+        if self.disturbed:
+            return "can't be judged: disturbed"
+        return "faster" if off > 0 else "slower"
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g}" if self.error is None else with_error(self.value, self.error)
+
+
+def scatter(a: Times, b: Times) -> Scatter:
+    """Of the processes of one row in both reports, robust against one that is off.
+
+    The middle one of their distances from their report's median. Those of the median itself are left out.
+    """
+    away = []
+    for times in (a, b):
+        logs = [math.log(median(samples)) for samples in times]
+        middle = median(logs)
+        distances = sorted(abs(one - middle) for one in logs)
+        away += distances[1:]
+    freedom = len(a) + len(b) - 2
+    if freedom < 1 or not away:
+        return Scatter(0.0, 0)
+    return Scatter((median(away) / TYPICAL) ** 2, freedom)
+
+
+TYPICAL = (
+    0.83  # of a standard deviation: what `scatter` finds in three and three normal values, by simulation
+)
+
+
+def typical(rows: Sequence[Scatter]) -> float:
+    """The variance that rows of one kind share: the mean without the tenth that scatters most."""
+    known = sorted(row.variance for row in rows if row.freedom)
+    kept = known[: max(1, math.floor(0.9 * len(known)))]
+    return math.fsum(kept) / len(kept) if kept else 0.0
+
+
+def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -> Ratio:
+    """How many times faster B is; `shared` is the variance that the rows of its kind have in common.
+
+    Raises ValueError for no samples.
+    """
+    told = summarize(a), summarize(b)
+    value = told[0].median / told[1].median
+    if min(one.processes for one in told) < FEWEST_PROCESSES:
+        return Ratio(value, None, disturbed)
+    mine = scatter(a, b)
+    variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
+    parts = []
+    for one in told:
+        between = _median_error(one.processes) * math.sqrt(variance)
+        within = (one.within or 0.0) / one.median / math.sqrt(one.processes)
+        parts.append(max(between, within))
+    return Ratio(value, value * math.hypot(*parts), disturbed)
+
+
+def _median_error(processes: int) -> float:
+    return MEDIAN_ERROR.get(processes, 1.2533 / math.sqrt(processes))
+
+
+def shared_by_kind(rows: Iterable[tuple[Kind, Times, Times]]) -> dict[Kind, float]:
+    """The variance that the rows of each kind share; each row as its kind and its times in both reports."""
+    kinds: dict[Kind, list[Scatter]] = {}
+    for kind, a, b in rows:
+        kinds.setdefault(kind, []).append(scatter(a, b))
+    return {kind: typical(found) for kind, found in kinds.items()}

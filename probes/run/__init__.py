@@ -1,0 +1,1 @@
+"""Runs probes in processes of their own and keeps every record."""

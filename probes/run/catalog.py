@@ -1,0 +1,187 @@
+"""The table of probes: what each is for, when it is waived, how long it may take, what it runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.errors import UsageError
+from probes.machine import snapshot as here
+from probes.machine import sysfs
+from probes.machine.expectation import expect
+from probes.measure import breakeven, scenarios, spill, transfer
+from probes.measure.workbench import Workbench
+from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
+from probes.records.schema import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
+from probes.run.remaining import BEGINNING, Planned
+
+START_S = 2.0  # to start a process, import torch and open the card; less where one waits
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a probe is told: the settings, the machine as it was at the start, the root of its files."""
+
+    settings: Settings
+    machine: Machine
+    root: Path
+    done: frozenset[str] = frozenset()  # cases that an earlier try has measured
+
+    @property
+    def torch(self) -> TorchFacts:
+        """Torch's facts; a probe runs only where they are known."""
+        assert isinstance(self.machine.torch, TorchFacts)
+        return self.machine.torch
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is measured, torch's first."""
+        return self.torch.gpus[0]
+
+    def available_bytes(self) -> int:
+        """Host memory that can be had, read now; none where it isn't known."""
+        available = here.available_bytes(self.root)
+        return 0 if isinstance(available, Unknown) else available
+
+    def spendable_bytes(self) -> int:
+        """Host memory above the floor, read now. The floor is that of the start, so it can't sink."""
+        floor = self.machine.ram_available_bytes
+        least = here.LEAST_FLOOR if isinstance(floor, Unknown) else here.floor_bytes(floor)
+        return here.spendable_bytes(here.available_bytes(self.root), least)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One probe. The time limits of a process are for a slow machine: past them it is taken to hang."""
+
+    name: str
+    summary: str
+    needs_gpu: bool
+    quick_limit_s: float
+    full_limit_s: float
+    repeats: bool  # whether every round measures it again; what isn't a timing is looked at once
+    run: Callable[[Workbench, Context], Iterator[Record]]
+
+
+def _transfer(bench: Workbench, context: Context) -> Iterator[Record]:
+    return transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
+
+
+def _breakeven(bench: Workbench, context: Context) -> Iterator[Record]:
+    return breakeven.run(bench, context.settings, context.available_bytes(), done=context.done)
+
+
+def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
+    pci_id = here.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
+
+    def readings(moment: str) -> tuple[Reading, ...]:
+        kernel = sysfs.readings(context.root, pci_id, moment)
+        driver = Reading(moment, "driver free VRAM", bench.vram_free_bytes())
+        host = Reading(moment, "host available", here.available_bytes(context.root))
+        return (*kernel, driver, host)
+
+    return spill.run(
+        bench,
+        context.settings,
+        vram_total_bytes=context.gpu.vram_total_bytes,
+        expectation=expect(context.machine),
+        gauges=spill.Gauges(
+            host_spendable_bytes=context.spendable_bytes,
+            gtt_used_bytes=lambda: sysfs.gtt_used_bytes(context.root, pci_id),
+            readings=readings,
+        ),
+    )
+
+
+def _scenarios(bench: Workbench, context: Context) -> Iterator[Record]:
+    return scenarios.run(bench, context.settings, context.spendable_bytes(), done=context.done)
+
+
+PROBES = (
+    Probe(
+        "transfer",
+        "bandwidth and time of copies and reads, pageable, pinned, zero-copy and in VRAM, by size",
+        needs_gpu=False,
+        quick_limit_s=120,
+        full_limit_s=900,
+        repeats=True,
+        run=_transfer,
+    ),
+    Probe(
+        "breakeven",
+        "read a buffer k times, copied to VRAM first or in place: from which k on does the copy pay",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=900,
+        repeats=True,
+        run=_breakeven,
+    ),
+    Probe(
+        "spill",
+        "ask for device memory up to and past the limit; say where the bytes went",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=600,
+        repeats=False,
+        run=_spill,
+    ),
+    Probe(
+        "scenarios",
+        "a model larger than VRAM: resident, zero-copy weights, zero-copy inputs too, streamed",
+        needs_gpu=True,
+        quick_limit_s=120,
+        full_limit_s=900,
+        repeats=True,
+        run=_scenarios,
+    ),
+)
+
+
+def select(names: tuple[str, ...]) -> tuple[Probe, ...]:
+    """The probes of these names in the table's order, all for none. Raises UsageError for an unknown one."""
+    known = {probe.name for probe in PROBES}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no probe named {name!r}", f"choose from: {', '.join(sorted(known))}")
+    return tuple(probe for probe in PROBES if not names or probe.name in names)
+
+
+def waive(probe: Probe, machine: Machine) -> str | None:
+    """Why the probe can't apply to this machine; None when it can."""
+    if isinstance(machine.torch, Unknown):
+        return machine.torch.reason
+    if probe.needs_gpu and machine.torch.obstacle:
+        return f"no GPU to measure: {machine.torch.obstacle}"
+    return None
+
+
+def plan(
+    names: tuple[str, ...], settings: Settings, machine: Machine, *, has_transformers: bool
+) -> tuple[Planned, ...]:
+    """Every case of the probes of these names that can apply here, with about what it costs. Pure."""
+    has_gpu = isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle
+    cases = {
+        "transfer": transfer.planned(settings, has_gpu=has_gpu),
+        "breakeven": breakeven.planned(settings),
+        "spill": (("spill", spill.QUICK_S if settings.quick else spill.FULL_S),),
+        "scenarios": scenarios.planned(settings, has_transformers=has_transformers),
+    }
+    return tuple(
+        Planned(probe.name, case, cost_s, turn)
+        for probe, turn in schedule(select(names), settings)
+        if waive(probe, machine) is None
+        for case, cost_s in ((BEGINNING, START_S), *cases[probe.name])
+    )
+
+
+def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, int], ...]:
+    """The processes of a run in order: each probe and its round.
+
+    Round by round, so that the rounds of a case lie as far apart in time as the run allows. Pure.
+    """
+    rounds = QUICK_ROUNDS if settings.quick else FULL_ROUNDS
+    return tuple((probe, turn) for turn in range(rounds) for probe in probes if turn == 0 or probe.repeats)
+
+
+def limit_s(probe: Probe, settings: Settings) -> float:
+    """How long the probe may take with these settings."""
+    return probe.quick_limit_s if settings.quick else probe.full_limit_s

@@ -1,0 +1,151 @@
+"""The worker's side: `python -m probes.run.child FD PARENT` reads one job, a line of stdin, and does it.
+
+Records go to the descriptor FD as JSON lines, each written at once: a crash loses none before it. The answer
+to each is an empty line on stdin.
+Libraries may say what they like on stdout and stderr.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from probes.errors import DeviceUnusable, ProbeError
+from probes.machine import numa
+from probes.machine.snapshot import pci_id_of_first_gpu
+from probes.measure.noise import judge
+from probes.measure.watch import Watch
+from probes.records.codec import decode, encode
+from probes.records.schema import (
+    Done,
+    Failed,
+    Machine,
+    Measurement,
+    Pass,
+    Reads,
+    Record,
+    Settings,
+    TorchFacts,
+)
+from probes.run.catalog import PROBES, Context
+
+DESCRIBE = "describe"  # not a probe: tells TorchFacts
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+Told = Record | TorchFacts
+Message = Told | Done | Failed
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do: a probe's name, or DESCRIBE, for which there is no machine yet."""
+
+    probe: str
+    settings: Settings
+    machine: Machine | None
+    done: tuple[str, ...] = ()  # the probe's cases that need not be measured again
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the pipe."""
+
+    message: Message
+
+
+def messages(job: Job) -> Iterator[Message]:
+    """Do the job, telling what it finds; the last message is Done or Failed. Imports torch."""
+    try:
+        if job.machine is None:
+            yield _describe()
+        else:
+            yield from _probe(job, job.machine)
+        yield Done()
+    except ProbeError as error:
+        yield Failed(error.message, error.hint, int(error.exit_code), wedged=False)
+
+
+def _describe() -> TorchFacts:
+    try:
+        from probes.machine import torchfacts
+    except (ImportError, OSError) as error:  # OSError: a library that torch links against is missing
+        raise DeviceUnusable(
+            f"torch can't be imported: {error}", "run the probes in an image that holds torch"
+        ) from error
+    return torchfacts.describe()
+
+
+def _probe(job: Job, machine: Machine) -> Iterator[Record]:
+    from probes.measure import device
+
+    context = Context(job.settings, machine, Path("/"), frozenset(job.done))
+    probe = next(probe for probe in PROBES if probe.name == job.probe)
+    held = job.settings.numa == "gpu"
+    if held:
+        numa.hold_to_gpu(machine)
+    bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle)
+    pinned, pageable = bench.numa_nodes()
+    yield numa.places(machine, pinned=pinned, pageable=pageable, held=held)
+    pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
+    yield from watched(probe.run(bench, context), Watch(bench, context.root, pci_id))
+
+
+def watched(records: Iterator[Record], watch: Watch) -> Iterator[Record]:
+    """The records, each timing with what else went on while it was taken."""
+    before = watch.look()
+    for record in records:
+        if isinstance(record, Measurement | Reads | Pass):
+            after = watch.look()
+            yield replace(record, noise=judge(before, after))
+            before = after
+        else:
+            yield record
+
+
+def die_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies: nobody would read it, and it holds the GPU."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit(1)
+
+
+def _preload() -> None:
+    """Import torch before there is a job; what is wrong with it is told when there is one."""
+    with suppress(ImportError, OSError):
+        importlib.import_module("probes.measure.device")
+
+
+def write(out: TextIO, message: Message) -> None:
+    """One line, out of our hands when this returns."""
+    out.write(json.dumps(encode(Line(message)), allow_nan=False) + "\n")
+    out.flush()
+
+
+def main(argv: list[str]) -> int:
+    """Do the job on stdin; returns 0 when a last message was written, whatever it says."""
+    descriptor, parent = int(argv[0]), int(argv[1])
+    die_with(parent)
+    _preload()
+    line = sys.stdin.readline()
+    if not line:  # nobody had a job for us
+        return 0
+    job = decode(Job, json.loads(line), "job")
+    with open(descriptor, "w", encoding="utf-8") as out:
+        for message in messages(job):
+            write(out, message)
+            # Wait until it is on disk: no case is lost but the one under way, and nothing is written while
+            # something is measured. An end of file is a dead parent.
+            if not isinstance(message, Done | Failed) and not sys.stdin.readline():
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

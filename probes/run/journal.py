@@ -1,0 +1,177 @@
+"""The journal of a run: every record as soon as it is measured, beside the report, so that a run can go on.
+
+A file of JSON lines named after the report, locked while its run is alive. The first line is the report as it
+was at the start; each further one names a probe and holds a record of it. A torn last line is passed over.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.errors import DeviceBusy, ReportError
+from probes.records.codec import decode, encode
+from probes.records.schema import ProbeReport, Record
+from probes.shared.files import sweep_partials
+
+SUFFIX = ".journal"
+# Its name follows from the report's: a symbolic link that somebody put there must not lead elsewhere.
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line after the first."""
+
+    probe: str
+    record: Record
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a journal holds: the run as it was begun, and what it has measured."""
+
+    begun: ProbeReport
+    entries: tuple[Entry, ...]
+
+    def records(self, probe: str, turn: int = 0) -> tuple[Record, ...]:
+        """The records of a probe in one round, in order."""
+        return tuple(e.record for e in self.entries if (e.probe, e.round) == (probe, turn))
+
+
+def path_of(report: Path) -> Path:
+    """Where the journal of a report lies. A journal's own path is given back."""
+    return report if report.suffix == SUFFIX else report.with_name(report.name + SUFFIX)
+
+
+def report_of(journal: Path) -> Path:
+    """The report of a journal. A report's own path is given back."""
+    return journal.with_name(journal.name.removesuffix(SUFFIX))
+
+
+class Journal:
+    """An open journal. Each line is with the kernel when `add` returns: killing this process loses none."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self._path = descriptor, path
+
+    def add(self, probe: str, record: Record, turn: int = 0) -> None:
+        """Append a record of a probe in one round. Raises ReportError."""
+        self._append(json.dumps(encode(Entry(probe, record, turn)), allow_nan=False))
+
+    def begin(self, report: ProbeReport) -> None:
+        """Write the first line. Raises ReportError."""
+        self._append(json.dumps(encode(report), allow_nan=False))
+
+    def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        try:
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise ReportError(
+                f"can't write {self._path}: {error.strerror}", "make room, then go on: --resume"
+            ) from error
+
+    def remove(self) -> None:
+        """The report holds everything: the journal has done its work."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+@contextmanager
+def open_journal(report: Path) -> Iterator[Journal]:
+    """The journal of a report, made if it isn't there, held for this run alone.
+
+    A torn last line is cut off, so that the next one starts afresh. Raises DeviceBusy when the run is alive,
+    ReportError when the folder can't be written.
+    """
+    path = path_of(report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, _OPEN, 0o666)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
+        ) from error
+    try:
+        if not _lock(descriptor):
+            raise DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")
+        held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        os.ftruncate(descriptor, held.rfind(b"\n") + 1)
+        yield Journal(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read(report: Path) -> Past | None:
+    """What the journal of a report holds; None for one that had not got its first line.
+
+    Raises ReportError when there is no journal, or a line other than the last is broken.
+    """
+    path = path_of(report)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise ReportError(
+            f"{report.name} has no journal: it was finished, or begun by an older version",
+            "begin a new run: python -m probes run",
+        ) from None
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror}") from error
+    whole = lines[:-1]  # what follows the last line break is torn, or empty
+    if not whole:
+        return None
+    try:
+        begun = decode(ProbeReport, json.loads(whole[0]), "line 1")
+        entries = [decode(Entry, json.loads(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
+    except (ValueError, ReportError) as error:
+        raise ReportError(
+            f"{path} is broken: {error}", "remove it and begin a new run: python -m probes run"
+        ) from error
+    return Past(begun, tuple(entries))
+
+
+def sweep(folder: Path) -> tuple[Path, ...]:
+    """Remove what dead runs left half-written; the reports of those that can go on, oldest first.
+
+    A file is left alone while the run that it belongs to is alive, and so is what only has a journal's name.
+    """
+    sweep_partials(folder)
+    unfinished = []
+    for path in sorted(folder.glob(f"*.json{SUFFIX}")):
+        begun = _begun(path)
+        if begun:
+            unfinished.append(report_of(path))
+        elif begun is False:
+            path.unlink(missing_ok=True)
+    return tuple(unfinished)
+
+
+def _begun(journal: Path) -> bool | None:
+    """Whether a dead run got its first line. None: it is alive, or this is a link, a directory or a pipe."""
+    try:
+        descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        ours = stat.S_ISREG(found.st_mode) and _lock(descriptor)
+        return b"\n" in os.pread(descriptor, found.st_size, 0) if ours else None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,238 @@
+"""Runs a job in a fresh process and survives whatever becomes of it: crash, garbage, hang, wedge."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from probes.errors import Exit, ReportError
+from probes.records.codec import decode, encode
+from probes.records.schema import Done, Failed, Outcome
+from probes.run.child import Job, Line, Message, Told
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
+KEPT_LINES = 8  # of what the worker's libraries said, enough to hold the cause
+LONGEST_LINE = 64 * 2**20
+READ_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended and all it had told by then."""
+
+    outcome: Outcome
+    records: tuple[Told, ...]
+    seconds: float
+
+
+def command(descriptor: int) -> list[str]:
+    """The worker's command line: this Python, this package."""
+    return [sys.executable, "-m", "probes.run.child", str(descriptor), str(os.getpid())]
+
+
+def run(
+    job: Job,
+    *,
+    limit_s: float,
+    heard: Callable[[Told], None],
+    command: Callable[[int], Sequence[str]] = command,
+    grace_s: float = GRACE_S,
+    spare: "Spare | None" = None,
+) -> Ended:
+    """Run the job for at most `limit_s` in a fresh process, handing every record to `heard` as it comes.
+
+    Never raises for what the worker does. An interrupt ends the worker and is an outcome too.
+    """
+    began = time.monotonic()
+    ear = _Ear(heard)
+    chosen = spare or start(command)
+    try:
+        outcome = _watch(chosen.process, chosen.pipe, job=job, ear=ear, limit_s=limit_s, grace_s=grace_s)
+    finally:
+        os.close(chosen.pipe)
+    return Ended(outcome, tuple(ear.records), time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A worker that was started ahead and waits for its job."""
+
+    process: "subprocess.Popen[bytes]"
+    pipe: int  # where its messages are read
+
+
+def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
+    """A fresh worker. It imports torch at once, which takes seconds, and touches no GPU before its job."""
+    reading, writing = os.pipe()
+    try:
+        return Spare(_start(command(writing), writing), reading)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+
+
+@contextmanager
+def crew(count: int) -> Iterator[list[Spare]]:
+    """Workers started together, to be taken one by one; those that nobody took are ended."""
+    spares = [start() for _ in range(count)]
+    try:
+        yield spares
+    finally:
+        for spare in spares:
+            _end(spare.process, at_once=True, grace_s=GRACE_S)
+            for stream in (spare.process.stdin, spare.process.stdout):
+                if stream:
+                    stream.close()
+            os.close(spare.pipe)
+
+
+def _start(args: Sequence[str], inherited: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        args,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(inherited,),
+    )
+
+
+def _watch(
+    process: "subprocess.Popen[bytes]", reading: int, *, job: Job, ear: "_Ear", limit_s: float, grace_s: float
+) -> Outcome:
+    """Hear the worker out, or stop it."""
+    try:
+        ear.kept = partial(_acknowledge, process)
+        _hand_over(process, job)
+        in_time = _listen(process, reading, ear=ear, until=time.monotonic() + limit_s)
+        gone = _end(process, at_once=not in_time or ear.garbage is not None, grace_s=grace_s)
+    except KeyboardInterrupt:
+        _end(process, at_once=True, grace_s=grace_s)
+        return Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False)
+    except BaseException:
+        _end(process, at_once=True, grace_s=grace_s)
+        raise
+    finally:
+        if process.stdout:  # not `with process`, which would wait for a wedged one forever
+            process.stdout.close()
+        if process.stdin:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+    if not gone:
+        return _failed(f"wedged: SIGKILL did not end process {process.pid}", wedged=True)
+    if not in_time:
+        return _failed(f"no end within {limit_s:.0f} s; it was stopped", tail=ear.tail)
+    return _judge(ear, process.returncode)
+
+
+def _hand_over(process: "subprocess.Popen[bytes]", job: Job) -> None:
+    assert process.stdin
+    with suppress(BrokenPipeError):  # it died before it read; its exit code tells
+        process.stdin.write(json.dumps(encode(job)).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _acknowledge(process: "subprocess.Popen[bytes]") -> None:
+    """Let the worker go on to its next case, now that the last one is kept."""
+    assert process.stdin
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+
+@dataclass
+class _Ear:
+    """Collects what a worker says: messages from its pipe, the last lines of anything else."""
+
+    heard: Callable[[Told], None]
+    records: list[Told] = field(default_factory=list)
+    last: Done | Failed | None = None
+    garbage: str | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    rest: bytes = b""
+    kept: Callable[[], None] = lambda: None
+
+    def said(self, data: bytes) -> None:
+        """Bytes of the pipe, cut anywhere."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > LONGEST_LINE:
+            self.garbage = "a line without an end"
+        for line in lines:
+            self._line(line)
+
+    def muttered(self, data: bytes) -> None:
+        """Bytes of its output, kept only to explain a failure."""
+        self.tail.extend(line for line in data.decode(errors="replace").splitlines() if line.strip())
+
+    def _line(self, line: bytes) -> None:
+        if self.garbage is not None:
+            return
+        try:
+            message: Message = decode(Line, json.loads(line), "message").message
+        except (ValueError, ReportError) as error:
+            self.garbage = f"{line[:80]!r} ({error})"
+            return
+        if isinstance(message, Done | Failed):
+            self.last = message
+        else:
+            self.records.append(message)
+            self.heard(message)
+            self.kept()
+
+
+def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear, until: float) -> bool:
+    """Hear everything until the pipe is closed at the other end or garbage comes; False when time is up."""
+    assert process.stdout
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ, ear.said)
+        selector.register(process.stdout, selectors.EVENT_READ, ear.muttered)
+        while selector.get_map() and ear.garbage is None:
+            ready = selector.select(max(until - time.monotonic(), 0))
+            if not ready:
+                return False
+            for key, _ in ready:
+                data = os.read(key.fd, READ_BYTES)
+                if data:
+                    key.data(data)
+                else:
+                    selector.unregister(key.fileobj)
+    return True
+
+
+def _end(process: "subprocess.Popen[bytes]", *, at_once: bool, grace_s: float) -> bool:
+    """Wait for the process, asking ever less politely; False when it is still there after SIGKILL."""
+    steps = (process.terminate, process.kill)
+    for step in steps if at_once else (lambda: None, *steps):
+        step()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            continue
+        return True
+    return False
+
+
+def _judge(ear: _Ear, code: int) -> Outcome:
+    if ear.garbage is not None:
+        return _failed(f"the worker wrote something unreadable: {ear.garbage}", tail=ear.tail)
+    if ear.last is not None:
+        return ear.last
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "perhaps for memory: raise the container's limit, see dmesg" if -code == signal.SIGKILL else ""
+        return _failed(f"the worker was killed by {name}", hint=hint, tail=ear.tail)
+    return _failed(f"the worker exited with code {code} before it had finished", tail=ear.tail)
+
+
+def _failed(reason: str, *, hint: str = "", tail: Sequence[str] = (), wedged: bool = False) -> Failed:
+    words = "\n  ".join(part for part in (hint, *tail) if part)
+    return Failed(reason, words, int(Exit.BROKEN), wedged=wedged)

@@ -1,0 +1,1 @@
+"""The vocabulary of both programs: quantities, quoting, files, output. Imports nothing else of either."""

@@ -1,0 +1,57 @@
+"""Signals that ask a program to stop: the first one interrupts it, and the next ones let it clean up."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from probes.shared.output import complain_from_handler
+
+# Longer than an orderly exit takes: 3 s for programs to end (buildtool.command), 3 s for the threads that
+# wait for them (buildtool.builder.parallel).
+PATIENCE_S = 10.0
+_STOPPING = f"stopping, which takes some seconds; a signal after {PATIENCE_S:.0f} s cuts the clean-up short"
+
+
+class Interrupts:
+    """A handler that raises KeyboardInterrupt, but not twice within PATIENCE_S.
+
+    A terminal, a shell and `timeout` may each send a signal for one wish to stop, and a second
+    KeyboardInterrupt would end the clean-up that follows the first. A later signal interrupts again, since
+    the clean-up may hang.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._last_s: float | None = None
+        self._said = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle one signal."""
+        now = self._now()
+        if self._last_s is None or now - self._last_s >= PATIENCE_S:
+            self._last_s, self._said = now, False
+            raise KeyboardInterrupt
+        if not self._said:
+            self._said = True
+            complain_from_handler(_STOPPING)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP interrupt the block as `Interrupts` says, and do nothing after it.
+
+    A SIGINT or SIGHUP that is ignored (`nohup`, `&` in a script) stays so. What follows the block is an exit
+    whose code is known already.
+    """
+    handler = Interrupts()
+    handled = [signal.SIGTERM]
+    handled += [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,144 @@
+"""Standard output and error of both programs, which write through this module alone.
+
+What is told to people holds no control characters: names and messages come from images, trees and drivers.
+Lost output is an error of its own, never a traceback.
+
+A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
+verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding
+lacks are written as escapes.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from probes.shared.quoting import terminal
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_OUT, _ERR = 1, 2
+_LAYOUT = "\n\t"  # what programs lay their words out with
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class OutputLost(Exception):
+    """Standard output doesn't take what is written to it. The message is the system's reason."""
+
+
+class _Descriptor(io.RawIOBase):
+    """Writes to a file descriptor until that fails, and drops everything after that."""
+
+    def __init__(self, number: int, *, must_arrive: bool) -> None:
+        super().__init__()
+        self._number = number
+        self._must_arrive = must_arrive
+        self._dropping = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write some of the data; returns how many bytes. Raises OutputLost, once."""
+        n_bytes = memoryview(data).nbytes
+        if self._dropping:
+            return n_bytes
+        try:
+            return os.write(self._number, data)
+        except OSError as error:
+            self._dropping = True
+            if self._must_arrive and not isinstance(error, BrokenPipeError):
+                raise OutputLost(error.strerror or str(error)) from error
+            return n_bytes
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser for text that somebody else may have chosen: a shell's `*`, a script's variable.
+
+    It repeats arguments without their control characters, and refuses empty ones: `--tag "$TAG"` with an
+    unset variable asks for something, and must not pass for an argument that wasn't given.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """The usage and the message, on standard error, and exit code 2."""
+        super().error(terminal(message))
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> object:
+        """One value of an argument, which argparse asks for before it converts it."""
+        if not arg_string and action.nargs != argparse.PARSER:  # a subcommand's own parser refuses its own
+            name = action.option_strings[-1] if action.option_strings else ""
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            way_out = f"write `{name} {shown}`, or leave {name} out" if name else f"write {shown}"
+            raise argparse.ArgumentError(action, f"its value is empty; {way_out}")
+        return super()._get_value(action, arg_string)
+
+
+def tell(text: str) -> None:
+    """Lines for people, on standard output."""
+    print(terminal(text, keep=_LAYOUT), flush=True)
+
+
+def complain(text: str) -> None:
+    """Lines for people, on standard error."""
+    print(terminal(text, keep=_LAYOUT), file=sys.stderr, flush=True)
+
+
+def complain_from_handler(text: str) -> None:
+    """A line on standard error from a signal handler: the stream may be in the middle of a write."""
+    with contextlib.suppress(OSError):
+        os.write(_ERR, f"{terminal(text)}\n".encode("ascii", "backslashreplace"))
+
+
+def say(line: str) -> None:
+    """One line of progress, on standard error; a line break in a name doesn't make it two."""
+    print(terminal(line), file=sys.stderr, flush=True)
+
+
+def redraw(line: str) -> None:
+    """A line of progress in place of the one before, on a terminal; an empty one takes it away."""
+    sys.stderr.write(_CLEAR_LINE + terminal(line))
+    sys.stderr.flush()
+
+
+def can_redraw() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+def hand_over(document: str) -> None:
+    """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
+    sys.stdout.write(document)
+
+
+def harden() -> None:
+    """Replace standard output and error by streams that fail as this module says.
+
+    Call once, at the start of a process. A closed descriptor is occupied first, so that no file that is
+    opened later gets its number and with it the output.
+    """
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    while descriptor <= _ERR:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
+    sys.stdout = _stream(_OUT, sys.stdout, must_arrive=True)
+    sys.stderr = _stream(_ERR, sys.stderr, must_arrive=False)
+
+
+def _stream(number: int, old: TextIO | None, *, must_arrive: bool) -> TextIO:
+    encoding = old.encoding if old else "utf-8"
+    raw = _Descriptor(number, must_arrive=must_arrive)
+    at_once = raw.isatty() or not must_arrive
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=at_once
+    )

@@ -1,0 +1,108 @@
+"""Credentials left in an image are found wherever they are, and never told."""
+
+import json
+
+import pytest
+from image_maker import Image, archive, chunks, containerd_nested, file, tar
+from planted import FORMS, PASSWORD, Planted, planted
+
+from buildtool.audit import AuditReport, audit_image
+from buildtool.audit.inspect.secrets import kinds_in_file, kinds_in_text, redacted
+from buildtool.audit.report.render import render_markdown, render_table
+from buildtool.audit.report.schema import to_json
+
+
+class FakeEngine:
+    def __init__(self, image: Image) -> None:
+        self._content = archive(containerd_nested(image))
+
+    def save(self, ref: str):
+        return chunks(self._content)
+
+
+def audited(row: Planted) -> AuditReport:
+    layers = [tar(file(row.path, row.text.encode())), tar(file("x"))] if row.path else [tar(file("x"))]
+    image = Image(layers)
+    if row.place == "label":
+        image.labels = dict([row.text.split("=", 1)])
+    if row.place == "env":
+        image.env = [row.text]
+    if row.place == "history":
+        image.history = [{"created_by": row.text}, {"created_by": "x", "empty_layer": True}]
+    if row.place == "provenance":
+        image.provenance = json.loads(row.text)
+    return audit_image(image.ref, engine=FakeEngine(image))
+
+
+@pytest.mark.parametrize("row", planted(), ids=lambda row: row.what)
+def test_a_planted_credential_is_found_and_not_told(row: Planted) -> None:
+    report = audited(row)
+    finding = next(finding for finding in report.findings if finding.id == "secrets")
+    assert len(finding.paths) == 1
+    assert row.path in finding.paths[0]
+    for text in (to_json(report), render_table(report), render_markdown(report)):
+        assert row.secret not in text or row.secret == "x"
+
+
+def test_a_file_that_a_later_layer_removes_is_told_as_still_stored() -> None:
+    image = Image([tar(file("root/.netrc", b"machine h password abcd1234")), tar(file("root/.wh..netrc"))])
+    finding = audit_image(image.ref, engine=FakeEngine(image)).findings[0]
+    assert finding.paths == (
+        "root/.netrc (layer 0, gone from later layers but still stored): password in .netrc",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PATH=/usr/bin",
+        "GPG_KEY=E3FF2839C048B25C084DEBE9B26995E310250568",
+        "PYTHON_SHA256=" + "0a" * 32,
+        "TOKENIZERS_PARALLELISM=false",
+        "SSH_AUTH_SOCK=/run/ssh",
+        "DB_PASSWORD_FILE=/run/secrets/db",
+        "API_KEY=${API_KEY}",
+        "API_KEY=<your key>",
+        "AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE",
+        "RUN --mount=type=secret,id=token TOKEN=$(cat /run/secrets/token) make",
+        "RUN git clone https://host/x.git",
+        "RUN useradd --password '' x",
+        "max_tokens=512000",
+    ],
+)
+def test_what_is_no_credential_is_not_told(text: str) -> None:
+    assert kinds_in_text(text) == ()
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("app/x.py", 'token = os.environ["TOKEN"]\npassword = getpass("password")\n'),
+        ("app/x.py", "def login(password: str, token: str | None = None) -> None: ...\n"),
+        (
+            "app/tokenizer_config.json",
+            '{"pad_token": "[PAD]", "model_max_length": 512, "unk_token": "<unk>"}',
+        ),
+        ("etc/pam.d/common-password", "password requisite pam_deny.so\n"),
+        ("srv/x.yaml", "secret: null\npassword: ${PASSWORD}\n"),
+        ("app/notes.txt", "-----BEGIN PRIVATE KEY-----\n...\n"),
+        ("app/cert.pem", "-----BEGIN CERTIFICATE-----\n" + "A" * 300),
+    ],
+)
+def test_a_file_without_credentials_is_not_told(path: str, text: str) -> None:
+    directory, _, name = path.encode().rpartition(b"/")
+    assert kinds_in_file(directory, name, text.encode()) == ()
+
+
+def test_code_of_libraries_is_not_read_but_their_netrc_is() -> None:
+    text = f'TOKEN = "{FORMS["github"]}"\n'.encode()
+    site = "usr/lib/python3/dist-packages"
+    image = Image([tar(file(f"{site}/x.py", text), file(f"{site}/.netrc", f"password {PASSWORD}".encode()))])
+    [finding] = audit_image(image.ref, engine=FakeEngine(image)).findings
+    assert finding.paths == (f"{site}/.netrc (layer 0): password in .netrc",)
+
+
+def test_every_credential_in_a_text_is_redacted_once() -> None:
+    text = f"RUN X_TOKEN={FORMS['github']} curl -u bob:{PASSWORD} https://b:{PASSWORD}@h"
+    assert redacted(text) == "RUN X_TOKEN=[redacted] curl -u bob:[redacted] https://b:[redacted]@h"

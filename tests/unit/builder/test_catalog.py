@@ -1,0 +1,222 @@
+"""variants.yaml is read strictly, and every complaint says file, line and key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from buildtool.builder import catalog
+from buildtool.errors import ConfigError, Exit
+from buildtool.model import Bootstrap, Registry, TorchBuild, parse_size
+from buildtool.shipped import IMAGES
+
+SOUND = (IMAGES / "variants.yaml").read_text()
+MINIMAL = """\
+schema_version: 1
+source_date_epoch: 1
+variants:
+  one:
+    summary: s
+    dockerfile: slim
+    python: "3.11"
+    base: [{registry: "a:1"}]
+    torch: [{name: t, build: cpu}]
+"""
+
+
+def complaint(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "v.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        catalog.load(file)
+    assert caught.value.exit_code == Exit.USAGE
+    return str(caught.value)
+
+
+def test_the_repository_catalog_holds_the_four_variants() -> None:
+    loaded = catalog.load()
+    assert [v.name for v in loaded.variants] == ["cpu", "rocm", "rocm-upstream", "cpu-naive"]
+    cpu = loaded.variants[0]
+    assert isinstance(cpu.base[0], Registry)
+    assert isinstance(cpu.base[1], Bootstrap)
+    assert cpu.budget.unpacked_bytes == 1_000_000_000
+    assert {source.build for source in cpu.torch} == {TorchBuild.CPU}
+
+
+def test_every_cpu_source_of_torch_is_pinned_to_the_cpu_build() -> None:
+    cpu = catalog.load().select(("cpu",))[0]
+    assert all(text.endswith("+cpu") for source in cpu.torch for text in source.require)
+
+
+def test_duplicate_key_names_both_lines(tmp_path: Path) -> None:
+    said = complaint(tmp_path, MINIMAL + "    python: '3.12'\n")
+    assert "v.yaml:10: variants.one.python" in said
+    assert "first on line 7" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"3.11"', "3.10", ":7: variants.one.python: expected string, found the number 3.1"),
+        ("summary: s", "summary: no", ":5: variants.one.summary: expected string, found a truth value"),
+        ("summary: s", "sumary: s", "unknown key 'sumary'"),
+        ("dockerfile: slim", "dockerfile: fat", ":6: variants.one.dockerfile: there is no fat/Dockerfile"),
+        ("build: cpu", "build: gpu", "variants.one.torch.0.build: 'gpu' is not one of"),
+        ("schema_version: 1", "schema_version: 2", ":1: schema_version"),
+        ('registry: "a:1"', 'registry: "a:1", bootstrap: {suite: b, packages: []}', "variants.one.base.0"),
+        ("source_date_epoch: 1", "source_date_epoch: 1:30", "source_date_epoch"),
+        ("torch: [{name: t, build: cpu}]", "torch: []", "variants.one.torch"),
+        ("variants:", "variants: {", "not YAML"),
+    ],
+)  # fmt: skip
+def test_a_mutated_file_is_refused_with_its_place(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert old in MINIMAL
+    assert expected in complaint(tmp_path, MINIMAL.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'base: [{bootstrap: {suite: "--setup-hook=touch x", packages: []}}]',
+        'base: [{bootstrap: {suite: "bookworm; touch x", packages: []}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["--x"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["./evil.deb"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["a,b"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: ["perl-"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], remove: ["x; touch y"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], remove: ["x\\n"]}}]',
+        'base: [{bootstrap: {suite: bookworm, packages: [], cut: ["$(touch x)"]}}]',
+        'base: [{registry: "--x"}]',
+        'base: [{registry: "a b"}]',
+        'torch: [{name: "t\\x1b[2J", build: cpu}]',
+        'torch: [{name: t, build: cpu, require: ["--index-url=http://evil"]}]',
+        'torch: [{name: t, build: cpu, require: [torch], index: "--pre"}]',
+        'wheels: ["-r/etc/passwd"]',
+        'system_packages: ["-o=Dir::Etc=x"]',
+        'system_packages: ["*"]',
+        'dockerfile: "../../etc"',
+        'python: "3.11\\n"',
+        'gpu_targets: ["gfx906\\n"]',
+        'labels: {"a b": c}',
+    ],
+)
+def test_what_would_reach_a_shell_or_an_option_is_refused(tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    kept = [old for old in MINIMAL.splitlines() if not old.strip().startswith(f"{key}:")]
+    assert "does not match" in complaint(tmp_path, "\n".join([*kept, f"    {line}", ""]))
+
+
+def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
+    assert "did you mean `budget`?" in complaint(tmp_path, MINIMAL + "    buget: {}\n")
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    assert "`python` is a required property" in complaint(
+        tmp_path, MINIMAL.replace('    python: "3.11"\n', "")
+    )
+
+
+def test_an_unknown_default_variant_is_refused(tmp_path: Path) -> None:
+    assert "no variant 'two'" in complaint(tmp_path, MINIMAL + "default: [two]\n")
+
+
+def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:
+    levels = "".join(f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    said = complaint(tmp_path, "variants:\n  a0: &a0 [x, x]\n" + levels)
+    assert "aliased too often" in said
+
+
+@pytest.mark.parametrize("text", ["", "a: !!python/object:os.system x", "- [" * 500, "a: 1e400", "\x00"])
+def test_hostile_text_ends_in_a_message(tmp_path: Path, text: str) -> None:
+    complaint(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no .*nowhere\.yaml"):
+        catalog.load(tmp_path / "nowhere.yaml")
+
+
+def test_unknown_variant_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="no variant 'cpux'") as caught:
+        catalog.load().select(("cpux",))
+    assert "cpu, rocm" in caught.value.hint
+
+
+def test_our_reading_of_scalars_is_the_yaml_librarys(tmp_path: Path) -> None:
+    file = tmp_path / "v.yaml"
+    file.write_text(SOUND)
+    assert catalog._read(file).data == yaml.safe_load(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"), [("1.0 GB", 10**9), ("320 MB", 320_000_000), ("1 KiB", 1024), ("7B", 7)]
+)
+def test_sizes_keep_decimal_and_binary_apart(text: str, n_bytes: int) -> None:
+    assert parse_size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "1", "GB", "-1 GB", "1 gb", "1e3 MB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_size(text)
+
+
+def test_nesting_that_would_crash_the_yaml_library_is_refused(tmp_path: Path) -> None:
+    assert "nested too deep" in complaint(tmp_path, "[" * 100_000)
+
+
+def test_a_key_that_is_a_list_is_refused_and_not_unfolded(tmp_path: Path) -> None:
+    levels = "".join(f"? &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n: 1\n" for i in range(1, 9))
+    assert "a key is a list" in complaint(tmp_path, "? &a0 [x, x]\n: 1\n" + levels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("source_date_epoch: 1", "source_date_epoch: 99999999999999999999", "greater than the maximum"),
+        ("dockerfile: slim", f"dockerfile: {'a' * 300}", "too long"),
+        ("dockerfile: slim", f"dockerfile: slim\n    budget: {{unpacked: {'9' * 400} GB}}", "does not match"),
+        ("one:", f"{'a' * 300}:", "too long"),
+        ("one:", "one-:", "does not match"),
+    ],
+)
+def test_values_that_nothing_can_take_are_refused_and_no_traceback(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in MINIMAL
+    assert said in complaint(tmp_path, MINIMAL.replace(old, new))
+
+
+def test_a_whole_number_written_as_a_float_is_a_whole_number(tmp_path: Path) -> None:
+    file = tmp_path / "v.yaml"
+    file.write_text(MINIMAL.replace("source_date_epoch: 1", "source_date_epoch: 5.0"))
+    assert repr(catalog.load(file).source_date_epoch) == "5"
+
+
+def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = MINIMAL.replace(
+        "torch: [{name: t, build: cpu}]", "torch: [{name: t, build: cpu}, {name: t, build: cuda}]"
+    )
+    assert "two sources are called 't'" in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize("at", ["    base: ", "    torch: [{name: t, build: cpu, base: "])
+def test_two_bootstrap_bases_of_one_suite_do_not_lose_the_packages_of_the_second(
+    tmp_path: Path, at: str
+) -> None:
+    """The lock file names such a base by its suite, and the first of that suite would be made."""
+    bases = "[{bootstrap: {suite: trixie, packages: [a]}}, {bootstrap: {suite: trixie, packages: [b]}}]"
+    old, end = ("    base: [{registry: \"a:1\"}]", "") if "torch" not in at else (
+        "    torch: [{name: t, build: cpu}]", "}]"
+    )  # fmt: skip
+    said = complaint(tmp_path, MINIMAL.replace(old, f"{at}{bases}{end}"))
+    assert "bootstrap.suite: two bases of this list are made from 'trixie'" in said
+
+
+def test_one_suite_may_stand_in_the_lists_of_a_variant_and_of_its_torch_source(tmp_path: Path) -> None:
+    base = "[{bootstrap: {suite: trixie, packages: [a]}}]"
+    file = tmp_path / "v.yaml"
+    text = MINIMAL.replace('[{registry: "a:1"}]', base)
+    file.write_text(text.replace("build: cpu}", f"build: cpu, base: {base}}}"))
+    (variant,) = catalog.load(file).variants
+    assert variant.base == variant.torch[0].base

@@ -1,0 +1,120 @@
+"""What was seen on an image is reused for that digest, those settings and this tool alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from buildtool.audit.report.render import SummaryRow
+from buildtool.builder import catalog, fingerprint, pipeline, plan
+from buildtool.engine.client import RunResult
+from buildtool.errors import ProofFailed
+from buildtool.model import BuiltImage, TorchBuild
+
+VARIANT = catalog.load().select(("cpu",))[0]
+TARGET = plan.ImagePlan(VARIANT, plan.unresolved(VARIANT), Path("context"))
+A, B = (BuiltImage("cpu", VARIANT.ref, f"sha256:{letter * 64}") for letter in "ab")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> pipeline.Workplace:
+    return pipeline.Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _line: None)
+
+
+@pytest.fixture
+def audits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Audits that write the digest they were asked for; the list of those digests."""
+    asked: list[str] = []
+
+    def audit(ref: str, *, digest: str, **_more: object) -> str:
+        asked.append(digest)
+        return digest
+
+    def write(report: str, folder: Path, stem: str) -> tuple[Path, ...]:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = tuple(folder / f"{stem}.{end}" for end in ("json", "md", "html"))
+        for path in paths:
+            path.write_text(report)
+        return paths
+
+    row = SummaryRow(**dict.fromkeys(SummaryRow.__dataclass_fields__, None))
+    monkeypatch.setattr(pipeline, "audit_image", audit)
+    monkeypatch.setattr(pipeline, "write_reports", write)
+    monkeypatch.setattr(pipeline, "summary_row", lambda _report: row)
+    return asked
+
+
+ENGINE: Any = SimpleNamespace()
+
+
+def test_building_a_then_b_then_a_again_shows_the_report_of_a(
+    place: pipeline.Workplace, audits: list[str], tmp_path: Path
+) -> None:
+    reports = tmp_path / "reports"
+    for image in (A, B, A):
+        pipeline.audited(place, TARGET, image, ENGINE, reports)
+        assert {path.read_text() for path in reports.iterdir()} == {image.digest}
+    pipeline.audited(place, TARGET, A, ENGINE, reports)
+    assert audits == [A.digest, B.digest, A.digest]  # the last one had nothing to do
+
+
+def test_a_report_that_somebody_changed_is_written_again(
+    place: pipeline.Workplace, audits: list[str], tmp_path: Path
+) -> None:
+    pipeline.audited(place, TARGET, A, ENGINE, tmp_path / "reports")
+    (tmp_path / "reports/cpu.md").write_text("torn")
+    pipeline.audited(place, TARGET, A, ENGINE, tmp_path / "reports")
+    assert (tmp_path / "reports/cpu.md").read_text() == A.digest
+
+
+def test_other_settings_and_another_tool_look_again(
+    place: pipeline.Workplace, audits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(TARGET, variant=replace(VARIANT, gpu_targets=("gfx906",)))
+    pipeline.audited(place, TARGET, A, ENGINE, tmp_path)
+    pipeline.audited(place, other, A, ENGINE, tmp_path)
+    monkeypatch.setattr(pipeline, "tool_fingerprint", lambda: "another")
+    pipeline.audited(place, other, A, ENGINE, tmp_path)
+    assert audits == [A.digest] * 3
+
+
+def test_the_tool_is_told_apart_by_its_sources_not_by_its_version(tmp_path: Path) -> None:
+    (tmp_path / "package/__pycache__").mkdir(parents=True)
+    (tmp_path / "package/a.py").write_text("1")
+    before = fingerprint.fingerprint((tmp_path / "package",))
+    (tmp_path / "package/__pycache__/a.pyc").write_text("bytecode")
+    assert fingerprint.fingerprint((tmp_path / "package",)) == before
+    (tmp_path / "package/a.py").write_text("2")
+    assert fingerprint.fingerprint((tmp_path / "package",)) != before
+
+
+def test_an_image_is_proved_by_digest_and_for_each_promise(place: pipeline.Workplace) -> None:
+    said = (
+        'SMOKE {"python": "3.11.2", "uid": 0, "torch": {"version": "2", "hip": null, "cuda": null,'
+        ' "product_ok": true}, "service": true, "probes": true, "rocminfo": {"present": false}}'
+    )
+    ran: list[str] = []
+
+    def run(ref: str, _command: list[str]) -> RunResult:
+        ran.append(ref)
+        return RunResult(0, said, "")
+
+    engine: Any = SimpleNamespace(run=run)
+    assert pipeline.prove(place, TARGET, A, engine) == pipeline.prove(place, TARGET, A, engine)
+    assert ran == [A.digest]
+    promising = replace(TARGET, resolved=replace(TARGET.resolved, torch_build=TorchBuild.ROCM))
+    with pytest.raises(ProofFailed):
+        pipeline.prove(place, promising, A, engine)
+    assert ran == [A.digest] * 2
+
+
+def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: pipeline.Workplace) -> None:
+    left = ".weir-0123456789abcdef.partial"
+    folders = [place.state / name for name in ("rootfs", "pruned", "wheels", "context", "audited", "proved")]
+    for folder in (*folders, place.state, place.lock.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / left).write_text("half")
+    place.sweep()
+    assert not list(place.lock.parent.rglob(left))

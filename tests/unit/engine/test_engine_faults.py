@@ -1,0 +1,44 @@
+"""What the engine refuses is told as the engine's refusal, wherever in our own work it comes up."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+import requests.exceptions
+
+from buildtool.engine.client import Engine
+from buildtool.errors import BuildFailed, EngineUnavailable, ToolError
+
+
+def engine(fault: Exception) -> Engine:
+    """An engine whose containers don't start."""
+
+    def start() -> None:
+        raise fault
+
+    container = SimpleNamespace(start=start, remove=lambda **_: None)
+    made: Any = Engine.__new__(Engine)
+    made._client = SimpleNamespace(
+        api=SimpleNamespace(containers=lambda **_: []),
+        containers=SimpleNamespace(create=lambda *_, **__: container),
+        images=SimpleNamespace(get=lambda _: SimpleNamespace(attrs={"Config": None})),
+    )
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (docker.errors.APIError("500 Server Error", explanation="unable to find user x"), BuildFailed),
+        (requests.exceptions.ConnectionError("Connection aborted"), EngineUnavailable),
+    ],
+)
+def test_a_container_that_does_not_start_is_no_directory_that_cannot_be_written(
+    fault: Exception, kind: type[ToolError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))
+    with pytest.raises(kind) as caught:
+        engine(fault).run("x", ["true"])
+    assert "can't write" not in caught.value.message

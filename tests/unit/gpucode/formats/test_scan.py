@@ -1,0 +1,155 @@
+"""What is in a file, in which bytes; sums are exact and nothing is guessed."""
+
+import struct
+
+import pytest
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
+
+from buildtool.gpucode.errors import BadBundle, BadElf, GpuCodeError
+from buildtool.gpucode.formats.ccob import Method, pack
+from buildtool.gpucode.formats.elf import read_elf
+from buildtool.gpucode.formats.scan import UNKNOWN, CodeFormat, FatbinScan, scan_file
+from buildtool.gpucode.source import Source
+
+
+def scan(data: bytes) -> FatbinScan:
+    found = scan_file(len(data), Source.of_bytes(data).read_at)
+    assert found.stored_bytes + found.overhead_bytes == found.section_bytes <= len(data)
+    return found
+
+
+def elf_object(machine: int, flags: int, abi: int = 3) -> bytes:
+    return struct.pack("<4sBBBBB7xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 64, abi, 3, machine, 1, 0, 0, 0, flags, 64, 0, 0, 0, 0, 0)  # fmt: skip # noqa: E501
+
+
+def test_library_is_told_by_target_and_bundle() -> None:
+    found = scan(make_library(Spec(bundles(["gfx906", "gfx1100"], count=2, n_bytes=5000))).data)
+    assert found.stored_bytes_by_target() == {"gfx906": 10_100, "gfx1100": 10_100}
+    assert [code.bundle_index for code in found.objects] == [0, 0, 1, 1]
+    assert {code.format for code in found.objects} == {CodeFormat.BUNDLE}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_compressed_bytes_are_shared_out_without_remainder(version: int) -> None:
+    raw = raw_bundle({f"gfx{n}": bytes(range(1, 251)) * n for n in (803, 906, 1100)})
+    packed = pack([raw], len(raw), version=version, method=Method.ZSTD)
+    found = scan(packed)
+    assert found.stored_bytes == len(packed) - {1: 20, 2: 24, 3: 32}[version]
+    assert [code.unpacked_bytes for code in found.objects] == [250 * n for n in (803, 906, 1100)]
+    assert {code.format for code in found.objects} == {CodeFormat.CCOB}
+
+
+def test_cuda_fat_binaries_are_told_by_architecture() -> None:
+    section = nv_fatbin([(2, 80, 5000), (2, 90, 7000), (1, 90, 300)]) + nv_fatbin([(2, 80, 64)])
+    found = scan(section)
+    assert found.stored_bytes_by_target() == {"sm_80": 5192, "sm_90": 7064, "compute_90": 368}
+    assert [code.bundle_index for code in found.objects] == [0, 0, 0, 1]
+
+
+def test_compressed_cuda_code_tells_both_lengths() -> None:
+    (code,) = scan(nv_fatbin([(2, 90, 1000)], unpacked=9000)).objects
+    assert (code.stored_bytes, code.unpacked_bytes) == (1064, 9000)
+
+
+@pytest.mark.parametrize(
+    ("data", "target"),
+    [
+        (elf_object(224, 0xE3F), "gfx90a:sramecc+:xnack-"),
+        (elf_object(224, 0xFE), UNKNOWN),
+        (elf_object(190, 0x5A, 7), "sm_90"),
+        (elf_object(190, 0x06005A02, 8), "sm_90"),
+    ],
+)
+def test_code_object_of_its_own_is_told_by_its_elf_header(data: bytes, target: str) -> None:
+    (code,) = scan(data).objects
+    assert (code.target, code.processor) == (target, target.split(":", maxsplit=1)[0])
+    assert code.format is CodeFormat.ELF
+    assert code.stored_bytes == len(data)
+
+
+def test_offload_binary_is_recognised_and_called_unknown() -> None:
+    (code,) = scan(b"\x10\xff\x10\xad" + bytes(200)).objects
+    assert (code.target, code.format) == (UNKNOWN, CodeFormat.OFFLOAD_BINARY)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"#!/bin/sh\n" * 20, b"\x7fELF\x01\x01" + bytes(60), elf_object(62, 0)]
+)
+def test_file_without_gpu_code_gives_an_empty_scan(data: bytes) -> None:
+    assert scan(data) == FatbinScan()
+
+
+def patched(data: bytes, at: int, value: bytes) -> bytes:
+    return data[:at] + value + data[at + len(value) :]
+
+
+LIBRARY = make_library(Spec(bundles(["gfx906"]))).data
+SHOFF = struct.unpack_from("<Q", LIBRARY, 40)[0]
+HUGE = (1 << 63).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LIBRARY[:63] + b"",
+        LIBRARY[:-1],
+        LIBRARY[: SHOFF + 10],
+        patched(LIBRARY, 40, HUGE),
+        patched(LIBRARY, 32, HUGE),
+        patched(LIBRARY, 20, b"\7"),
+        patched(LIBRARY, 54, b"\1\0"),
+        patched(LIBRARY, 58, b"\1\0"),
+        patched(LIBRARY, 56, b"\xff\xff"),
+        patched(LIBRARY, 60, b"\0\0"),
+        patched(LIBRARY, 62, b"\xff\xff"),
+        patched(LIBRARY, 62, b"\xfe\0"),
+        patched(LIBRARY, SHOFF + 64 * 3 + 24, HUGE),
+        patched(LIBRARY, SHOFF + 64, b"\xff\xff\xff\x7f"),
+    ],
+)
+def test_damaged_elf_is_told(data: bytes) -> None:
+    if len(data) < 64:
+        assert scan(data) == FatbinScan()
+        return
+    with pytest.raises(GpuCodeError):
+        scan(data)
+
+
+def test_section_name_that_is_there_twice_is_ambiguous() -> None:
+    twice = patched(LIBRARY, SHOFF + 64 * 5, struct.pack("<I", 0))
+    elf = read_elf(Source.of_bytes(twice))
+    with pytest.raises(BadElf, match="sections named"):
+        elf.section("")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        nv_fatbin([(2, 90, 1000)])[:-1],
+        patched(nv_fatbin([(2, 90, 1000)]), 4, b"\2"),
+        patched(nv_fatbin([(2, 90, 1000)]), 6, b"\1"),
+        patched(nv_fatbin([(2, 90, 1000)]), 16 + 4, bytes(4)),
+        patched(nv_fatbin([(2, 90, 1000)]), 16 + 8, HUGE),
+        nv_fatbin([(2, 90, 1000)]) + b"junk" * 10,
+    ],
+)
+def test_damaged_cuda_fat_binary_is_told(data: bytes) -> None:
+    with pytest.raises(GpuCodeError):
+        scan(data)
+
+
+def test_bundle_in_the_wrong_section_is_told() -> None:
+    data = make_library(Spec([b"\x10\xff\x10\xad" + bytes(5000)])).data
+    with pytest.raises(BadBundle, match="OffloadBinary"):
+        scan(data)
+
+
+def test_sections_of_gpu_code_that_share_bytes_are_not_read_again_for_each_of_them() -> None:
+    data = make_library(Spec(bundles(["gfx906"]))).data
+    table, count = int.from_bytes(data[40:48], "little"), int.from_bytes(data[60:62], "little")
+    rows = [data[table + 64 * n :][:64] for n in range(count)]
+    largest = max(rows, key=lambda row: int.from_bytes(row[32:40], "little"))
+    many = count + 20_000
+    hostile = data[:60] + many.to_bytes(2, "little") + data[62:table] + b"".join([*rows, *[largest] * 20_000])
+    with pytest.raises(BadBundle, match="lie on one another"):
+        scan_file(len(hostile), Source.of_bytes(hostile).read_at)

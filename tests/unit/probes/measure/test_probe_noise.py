@@ -1,0 +1,136 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from probe_fakes import FakeBench
+from probe_samples import done, report
+from probe_trees import lay
+
+from probes.machine import nvml
+from probes.measure import watch
+from probes.measure.noise import Look, judge
+from probes.records.schema import Gap, Measurement, Noise, Unknown
+from probes.report import render
+from probes.run.child import watched
+
+CALM = Look(
+    at_s=0.0,
+    cpus=16,
+    busy_cpu_s=100.0,
+    own_cpu_s=10.0,
+    gpu_processes=1,
+    foreign_percent=0,
+    link_bytes_per_s=10**6,
+    foreign_vram_bytes=600 * 2**20,
+    slowdowns=(),
+    kernel_s=20e-6,
+    copy_s=30e-6,
+)
+LATER = replace(CALM, at_s=1.0, busy_cpu_s=101.0, own_cpu_s=11.0)
+
+
+def test_a_calm_machine_raises_no_flag() -> None:
+    assert judge(CALM, LATER) == Noise((), ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"gpu_processes": 2}, "foreign: 1 more process on the GPU"),
+        ({"foreign_percent": 40}, "foreign: another process used 40% of the GPU"),
+        ({"link_bytes_per_s": 64 * 10**9}, "foreign: 64.0 GB/s on the link"),
+        ({"kernel_s": 2.4e-3}, "foreign: a small kernel had to wait 2.4 ms"),
+        ({"copy_s": 1.1e-3}, "foreign: a small copy had to wait 1.1 ms"),
+        ({"foreign_vram_bytes": 8 * 2**30}, "foreign: other processes' VRAM changed by 7.41 GiB"),
+        ({"busy_cpu_s": 110.0}, "host: other programs used 9.0 of 16 CPUs"),
+        ({"slowdowns": ("power cap",)}, "throttled: power cap"),
+    ],
+)
+def test_each_disturbance_is_flagged_by_its_own_signal(changes: dict[str, object], flag: str) -> None:
+    (found,) = judge(CALM, replace(LATER, **changes)).flags  # type: ignore[arg-type]
+    assert found.startswith(flag)
+
+
+def test_a_disturbance_that_ended_during_the_row_is_flagged_too() -> None:
+    before = replace(CALM, link_bytes_per_s=64 * 10**9, kernel_s=2e-3, slowdowns=("power cap",))
+    assert len(judge(before, LATER).flags) == 3
+
+
+def test_unknown_signals_raise_no_flag_and_are_told() -> None:
+    blind = replace(
+        LATER,
+        busy_cpu_s=Unknown("no /proc/stat"),
+        gpu_processes=Unknown("no NVML"),
+        foreign_percent=Unknown("no NVML"),
+        link_bytes_per_s=Unknown("no NVML"),
+        foreign_vram_bytes=Unknown("no GPU"),
+        slowdowns=Unknown("gpu_metrics of form 9.1 isn't known here"),
+        kernel_s=Unknown("no GPU"),
+        copy_s=Unknown("no GPU"),
+    )
+    found = judge(blind, blind)
+    assert found.flags == ()
+    assert len(found.unwatched) == 7
+
+
+def test_a_row_too_short_for_the_kernels_clock_says_nothing_of_the_host() -> None:
+    assert judge(CALM, replace(LATER, at_s=0.01, busy_cpu_s=101.5)).flags == ()
+
+
+ROW = Measurement("vram_read", 4096, 4096, 1, "device", (1e-5,) * 20, (1e-5,) * 20)
+
+
+def test_every_row_gets_its_noise_and_other_records_pass() -> None:
+    looks = iter([CALM, replace(LATER, gpu_processes=3), LATER])
+
+    class Watching:
+        def look(self) -> Look:
+            return next(looks)
+
+    rows = list(watched(iter([ROW, Gap("x", 1, "y"), ROW]), Watching()))  # type: ignore[arg-type]
+    assert [getattr(row, "noise", None) and len(row.noise.flags) for row in rows] == [1, None, 1]  # type: ignore[union-attr]
+
+
+def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
+    noisy = replace(ROW, noise=Noise(("foreign: a small kernel had to wait 2 ms",), ("throttling: no NVML",)))
+    text = render.render(
+        report(done("transfer", noisy, replace(ROW, payload_bytes=8192, noise=Noise((), ()))))
+    )
+    assert "noise, 1 times in 2 rows: foreign: a small kernel" in text
+    assert "not watched: throttling: no NVML" in text
+
+
+def test_processor_time_is_read_without_idle_and_waiting(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/stat": "cpu  100 20 30 9999 888 7 3 0 0 0\ncpu0 1 2 3 4\n"})
+    assert watch.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
+    assert isinstance(watch.busy_cpu_s(tmp_path / "none"), Unknown)
+
+
+def test_without_a_gpu_only_the_host_is_watched(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/stat": "cpu  1 1 1 1 1 1 1\n"})
+    look = watch.Watch(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
+    assert isinstance(look.kernel_s, Unknown)
+    assert isinstance(look.busy_cpu_s, float)
+
+
+class NoLibrary:
+    """An NVML that knows nothing: every function is missing."""
+
+    class Words:
+        restype: object = None
+
+        def __call__(self, code: int) -> bytes:
+            return b"Not Supported"
+
+    nvmlErrorString = Words()
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, *_: object) -> int:
+        return 3
+
+
+def test_what_nvml_refuses_is_unknown_in_its_own_words() -> None:
+    found = nvml.Nvml(NoLibrary())  # type: ignore[arg-type]
+    assert found.cards() == ()
+    for reading in (found.link("x"), found.slowdowns("x"), found.processes("x"), found.uses("x", 0)):
+        assert reading == Unknown("NVML: Not Supported")
+    assert found.link_bytes_per_s("x", up=True) == Unknown("NVML: Not Supported")

@@ -1,0 +1,70 @@
+"""Pruning an image that doesn't fit on the disk, or under a bad name, ends before it begins."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from buildtool.errors import BuildFailed, ConfigError, EnvironmentMissing
+from buildtool.gpucode.target import parse_targets
+from buildtool.prune import images
+
+GFX906 = parse_targets("gfx906")
+RECORD = {"Id": "sha256:" + "a" * 64, "RepoTags": ["weir/rocm:latest"], "Size": 552, "Config": {}}
+
+
+class FakeEngine:
+    """An engine with one image, whose files take 2,200 bytes; it hears what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def inspect(self, _ref: str) -> dict[str, Any]:
+        return RECORD
+
+    def tags(self, _repository: str) -> tuple[str, ...]:
+        return ()
+
+    def unpacked_bytes(self, _ref: str) -> int:
+        return 2200
+
+    def save(self, ref: str) -> Iterator[bytes]:
+        self.asked.append(f"save {ref}")
+        raise BuildFailed("far enough")
+
+
+def prune(engine: FakeEngine, state: Path, tag: str | None = None) -> None:
+    fake: Any = engine
+    images.prune_image("weir/rocm", GFX906, tag, engine=fake, state=state, say=lambda _line: None)
+
+
+@pytest.mark.parametrize(("free", "fits"), [(4399, False), (4400, True)])
+def test_a_disk_that_cannot_hold_two_tars_of_the_files_is_said_to_be_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    monkeypatch.setattr(images, "free_bytes", lambda _path: free)
+    engine = FakeEngine()
+    with pytest.raises(BuildFailed if fits else EnvironmentMissing):
+        prune(engine, tmp_path)
+    assert bool(engine.asked) == fits
+
+
+@pytest.mark.parametrize("tag", ["weir/rocm", "docker.io/weir/rocm:latest", "A:b", ""])
+def test_the_original_keeps_its_name_and_a_bad_name_costs_nothing(tmp_path: Path, tag: str) -> None:
+    engine = FakeEngine()
+    with pytest.raises(ConfigError):
+        prune(engine, tmp_path / "state", tag)
+    assert engine.asked == []
+    assert not (tmp_path / "state").exists()
+
+
+def test_more_files_than_there_is_room_for_stop_the_export(tmp_path: Path) -> None:
+    original: Any = SimpleNamespace(ref="x", image_id="sha256:a", record={})
+    engine: Any = SimpleNamespace(export=lambda _ref: iter([bytes(600)] * 10))
+    with pytest.raises(EnvironmentMissing, match="more files than the engine says"):
+        images._prune_files(
+            original, GFX906, engine=engine, scratch=tmp_path, room=2000, say=lambda _line: None
+        )
+    assert list(tmp_path.iterdir()) == []
