@@ -2,12 +2,11 @@
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 
 from buildtool.errors import Exit, ToolError
-from probes.shared.interrupt import interruptible
-from probes.shared.output import OutputLost, Parser, complain, harden
+from probes.shared.entry import delivered, run_as_program
+from probes.shared.output import Parser, complain
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
@@ -16,7 +15,7 @@ VERBS = {
     "audit": "say where an image's bytes are and what to do about it",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
     "prune": "take GPU code for other cards out of a file, a directory tree or an image",
-    "probes": "tell a probe report: HTML page with plots, comparison of two, Prometheus metrics",
+    "probes": "run the probes, or show their reports: page with plots, comparison, Prometheus metrics",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",
 }
@@ -40,17 +39,15 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    return delivered(_until_interrupted, argv, lost=int(Exit.DATA))
+
+
+def _until_interrupted(argv: Sequence[str]) -> int:
     try:
-        try:
-            return _run_verb(argv)
-        except KeyboardInterrupt:  # also while a verb's module is still being imported
-            complain("interrupted; what is half-written is removed, by the next run at the latest")
-            return int(Exit.INTERRUPTED)
-        finally:
-            sys.stdout.flush()  # also after --help, whose SystemExit passes by here
-    except OutputLost as lost:
-        complain(f"error: can't write standard output: {lost}")
-        return int(Exit.DATA)
+        return _run_verb(argv)
+    except KeyboardInterrupt:  # also while a verb's module is still being imported
+        complain("interrupted; what is half-written is removed, by the next run at the latest")
+        return int(Exit.INTERRUPTED)
 
 
 def _run_verb(argv: Sequence[str]) -> int:
@@ -69,7 +66,4 @@ def _run_verb(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """Console entry point."""
-    harden()
-    with interruptible():
-        code = main(sys.argv[1:])
-    sys.exit(code)
+    run_as_program(main)

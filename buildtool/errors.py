@@ -6,6 +6,8 @@ Only `buildtool.cli` turns these into an exit.
 
 from enum import IntEnum
 
+from probes.shared.failure import Failure
+
 
 class Exit(IntEnum):
     """Exit codes of `python -m buildtool`."""
@@ -19,18 +21,10 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class ToolError(Exception):
+class ToolError(Failure):
     """A failure that a user can cause or meet. Never shown as a traceback."""
 
     exit_code: Exit = Exit.BUILD
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
 class ConfigError(ToolError):

@@ -1,10 +1,9 @@
-"""The command line: list, machine, run, show. Prints, turns failures into messages and exit codes."""
+"""The command line: finds the verb, runs it, prints, turns failures into messages and exit codes."""
 
 import argparse
 import json
 import secrets
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,9 +19,10 @@ from probes.report.headline import headline, next_step
 from probes.run import catalog, session
 from probes.run.child import Told
 from probes.run.remaining import BEGINNING, Planned, progress, told
-from probes.shared.interrupt import interruptible
-from probes.shared.output import OutputLost, Parser, complain, hand_over, harden, tell
+from probes.shared.entry import delivered, run_as_program
+from probes.shared.output import Parser, complain, hand_over, tell
 from probes.shared.units import parse_bytes
+from probes.verbs import VERBS, add_verbs
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -31,8 +31,8 @@ PURPOSE = (
 )
 TELL_EVERY_S = 5.0  # how long a run still takes
 EXITS = (
-    "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch or device missing or unusable, "
-    "4 a probe broke, 5 unreadable or unwritable report."
+    "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
+    "or unusable, 4 a probe broke, 5 unreadable or unwritable report."
 )
 
 
@@ -128,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("show", help="print a report", allow_abbrev=False)
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
+    add_verbs(verbs)
     return parser
 
 
@@ -185,7 +186,7 @@ def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
     tell(f"\nreport: {path}")
     file = shlex.quote(str(path))
     tell(f"tables: python -m probes show {file}")
-    tell(f"page with plots, on the host: python -m buildtool probes html {file}")
+    tell(f"page with plots, on the host: python -m probes html {file}")
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 
@@ -200,20 +201,13 @@ def _show(args: argparse.Namespace) -> Exit:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
-    try:
-        try:
-            return _run_verb(argv)
-        finally:
-            sys.stdout.flush()  # also after --help, whose SystemExit passes by here
-    except OutputLost as lost:
-        complain(f"error: can't write standard output: {lost}")
-        return int(Exit.DATA)
+    return delivered(_run_verb, argv, lost=int(Exit.DATA))
 
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     try:
-        verb = {"list": _list, "machine": _machine, "run": _run, "show": _show}[args.verb]
+        verb = {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS}[args.verb]
         return int(verb(args))
     except ProbeError as error:
         complain(f"error: {error}")
@@ -225,7 +219,4 @@ def _run_verb(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """Console entry point."""
-    harden()
-    with interruptible():
-        code = main(sys.argv[1:])
-    sys.exit(code)
+    run_as_program(main)

@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from probes.shared.failure import Failure
+
 
 class Exit(IntEnum):
     """Exit codes of `python -m probes`."""
@@ -15,18 +17,10 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class ProbeError(Exception):
+class ProbeError(Failure):
     """A failure that a user can cause or meet. Never shown as a traceback."""
 
     exit_code: Exit = Exit.BROKEN
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
 class UsageError(ProbeError):
@@ -39,6 +33,10 @@ class DeviceUnusable(ProbeError):
     """Torch or the GPU is missing, too small or not permitted."""
 
     exit_code = Exit.DEVICE
+
+
+class LibraryMissing(DeviceUnusable):
+    """A Python package that this verb needs isn't installed."""
 
 
 class DeviceBusy(DeviceUnusable):

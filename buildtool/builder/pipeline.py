@@ -28,8 +28,8 @@ from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.model import BuiltImage, Resolved, Variant
 from buildtool.prune.inputs import Inspections, PruneCache, PrunedInputs
-from probes.records.facts import Unknown
 from probes.shared.units import decimal_bytes
+from probes.shared.unknown import Unknown
 
 Say = Callable[[str], None]
 
@@ -208,6 +208,14 @@ def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
     archives = workplace.archives(image, epoch).items()
     found = {key: workplace.prunes.bring(path, key, targets, verify=verify) for key, path in archives}
     return PrunedInputs(targets, found)
+
+
+def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -> list[BuiltImage]:
+    """Build every image of the plan. Raises as `buildx.bake_plan` does."""
+    baked = plan.bake(zstd=engine.info().containerd_store)
+    digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache)
+    variants = [image.variant for image in plan.images]
+    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
 
 
 def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> proof.Proof:

@@ -1,6 +1,5 @@
 """Thinking for a build: what bake is asked for, as data. Same input, same bytes; nothing is touched."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,17 +7,11 @@ from typing import Any
 
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
-from buildtool.model import Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
-from probes.shared.quoting import bake_text
+from buildtool.model import LABEL, ZSTD_LEVEL, Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
 
 HEAVY_BYTES = 20_000_000  # wheels from here on get a layer apart from the small ones
-LABEL = "io.weir"
-# zstd 1: on the CPU image 3 times faster than BuildKit's default gzip and smaller (docs/decisions/0003)
-ZSTD_LEVEL = 1
 DISK_FLOOR = 2_000_000_000  # bytes; below that no build is begun at all
 UNPACKED_PER_STORED = 4  # wheels; a generous guess for the disk check alone
-
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -169,24 +162,6 @@ def unresolved(variant: Variant) -> Resolved:
         base=pinned,
         notes=("not resolved yet: run a build to find and lock the inputs",),
     )
-
-
-def render_plan(plan: dict[str, Any]) -> str:
-    """The plan as the JSON that bake reads, in which no text is a template."""
-    return json.dumps(_literal(plan), indent=2, sort_keys=True)
-
-
-def _literal(value: Json) -> Json:
-    """The value with all its texts, keys too, quoted against bake's interpolation."""
-    match value:
-        case dict():
-            return {bake_text(key): _literal(item) for key, item in value.items()}
-        case list():
-            return [_literal(item) for item in value]
-        case str():
-            return bake_text(value)
-        case _:
-            return value
 
 
 def disk_needed(variant: Variant, resolved: Resolved | None) -> int:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from buildtool.builder.plan import BuildPlan, render_plan
 from buildtool.command import CommandFailed, run, run_loud
 from buildtool.engine.client import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
-from buildtool.model import BuiltImage
+from probes.shared.quoting import bake_text
 
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 Say = Callable[[str], None]
 
 # BuildKit's plain progress: what a person wants to see of it
@@ -37,14 +37,6 @@ def require_buildx() -> str:
     if not match or (int(match[1]), int(match[2])) < MINIMUM:
         raise EnvironmentMissing(f"buildx is too old: {said.strip()} (0.11 or newer is needed)", hint)
     return match[0]
-
-
-def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -> list[BuiltImage]:
-    """Build every image of the plan. Raises as `bake_plan` does."""
-    baked = plan.bake(zstd=engine.info().containerd_store)
-    digests = bake_plan(baked, engine=engine, say=say, no_cache=no_cache)
-    variants = [image.variant for image in plan.images]
-    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
 
 
 def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:
@@ -106,3 +98,21 @@ def _cause(error: CommandFailed, engine: Engine) -> ToolError:
         "the build failed:\n" + "\n".join(said[-12:]),
         "run it alone to see all: python -m buildtool build VARIANT",
     )
+
+
+def render_plan(plan: dict[str, Any]) -> str:
+    """The plan as the JSON that bake reads, in which no text is a template."""
+    return json.dumps(_literal(plan), indent=2, sort_keys=True)
+
+
+def _literal(value: Json) -> Json:
+    """The value with all its texts, keys too, quoted against bake's interpolation."""
+    match value:
+        case dict():
+            return {bake_text(key): _literal(item) for key, item in value.items()}
+        case list():
+            return [_literal(item) for item in value]
+        case str():
+            return bake_text(value)
+        case _:
+            return value

@@ -35,8 +35,8 @@ from buildtool.errors import (
 )
 from buildtool.files import scratch, sweep_partials
 from buildtool.shipped import state_directory
-from probes.records.facts import Unknown
 from probes.shared.quoting import command
+from probes.shared.unknown import Unknown
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.errors import EngineUnavailable
-from probes.records.facts import Unknown
+from probes.shared.unknown import Unknown
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 

@@ -16,9 +16,9 @@ from buildtool.engine.client import Engine, EngineInfo, disk_here, endpoint_here
 from buildtool.errors import EnvironmentMissing, ToolError
 from buildtool.files import free_bytes
 from buildtool.gpucode.target import target_of_override
-from probes.machine.sysfs import gfx_target, read_kfd_nodes
-from probes.records.facts import Unknown
+from probes.shared import kfd
 from probes.shared.units import decimal_bytes
+from probes.shared.unknown import Unknown
 
 T = TypeVar("T")
 
@@ -88,11 +88,11 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     With HSA_OVERRIDE_GFX_VERSION set they are what it lets them pass for. Old kernels don't say a
     card's target. Raises BadTarget when the variable is no version.
     """
-    found = {node.target for node in read_kfd_nodes(root)} - {gfx_target(0)}
+    found = kfd.targets(root)
     override = env.get("HSA_OVERRIDE_GFX_VERSION")
     if found and override:
         return (str(target_of_override(override)),)
-    return tuple(sorted(found))
+    return found
 
 
 def diagnose(facts: Facts) -> list[Row]:

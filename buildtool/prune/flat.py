@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from buildtool.builder.plan import LABEL
 from buildtool.errors import DataError
 from buildtool.jsontext import joined, with_names
+from buildtool.model import LABEL
 
 OCI = "application/vnd.oci.image"
 _BLOBS = "blobs/sha256"

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from buildtool.audit.tar.unpack import Meter
-from buildtool.builder.plan import ZSTD_LEVEL
 from buildtool.files import replacing
+from buildtool.model import ZSTD_LEVEL
 from buildtool.prune.flat import LayerFile
 
 if sys.version_info >= (3, 14):

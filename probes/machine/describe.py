@@ -9,9 +9,9 @@ from probes.records.facts import (
     NvidiaCard,
     Surroundings,
     TorchFacts,
-    Unknown,
 )
 from probes.shared.units import binary_bytes
+from probes.shared.unknown import Unknown
 
 
 def machine_lines(machine: Machine) -> list[str]:

@@ -7,7 +7,8 @@ import ctypes
 from ctypes import Structure, byref, c_char, c_char_p, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 
-from probes.records.facts import Link, NvidiaCard, Unknown
+from probes.records.facts import Link, NvidiaCard
+from probes.shared.unknown import Unknown
 
 LIBRARY = "libnvidia-ml.so.1"
 NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t

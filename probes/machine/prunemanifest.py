@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from probes.machine.sysfs import gfx_target, read_kfd_nodes
-from probes.shared import files
+from probes.shared import files, kfd
 
 MANIFEST = Path("/opt/weir/weir-prune.json")
 MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole ROCm tree has 1 MB
@@ -16,11 +15,11 @@ def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) 
 
     With HSA_OVERRIDE_GFX_VERSION set, cards count as what it names.
     """
-    cards = sorted({node.target for node in read_kfd_nodes(root)} - {gfx_target(0)})
+    cards = list(kfd.targets(root))
     override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
     if cards and len(override) == 3 and all(part.isdecimal() for part in override):
         major, minor, step = map(int, override)
-        cards = [gfx_target(major * 10000 + minor * 100 + step)]
+        cards = [kfd.gfx_target(major * 10000 + minor * 100 + step)]
     return mismatch(held_targets(manifest), cards)
 
 

@@ -6,7 +6,8 @@ import resource
 from pathlib import Path
 
 from probes.machine.sysfs import read_text
-from probes.records.facts import DeviceFile, DeviceMemoryLimit, Surroundings, Unknown
+from probes.records.facts import DeviceFile, DeviceMemoryLimit, Surroundings
+from probes.shared.unknown import Unknown
 
 DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")
 NOT_SEEN = "none seen"

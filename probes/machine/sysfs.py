@@ -4,11 +4,12 @@ Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu sysfs (mem_info_*),
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from probes.records.schema import Card, KfdNode, Link, Reading, Unknown
+from probes.shared.kfd import decimal, gfx_target, gpu_nodes, listed, properties
 
 FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 # the newer kernels' word first; the older is an alias of it, so never both
@@ -50,7 +51,7 @@ def read_int(path: Path) -> int | Unknown:
 
 def read_cards(root: Path) -> tuple[Card, ...]:
     """The graphics and compute cards under /sys/class/drm, connectors and render nodes left out."""
-    places = [p for p in _listed(root / "sys/class/drm") if re.fullmatch(r"card\d+", p.name)]
+    places = [p for p in listed(root / "sys/class/drm") if re.fullmatch(r"card\d+", p.name)]
     nodes = read_kfd_nodes(root)
     return tuple(_card(place, nodes) for place in sorted(places, key=lambda p: int(p.name[4:])))
 
@@ -97,58 +98,45 @@ def _uevent(device: Path, key: str) -> str | None:
 
 
 def read_kfd_nodes(root: Path) -> tuple[KfdNode, ...]:
-    """The GPUs of the KFD topology; nodes without SIMD units are processors and are left out."""
+    """The GPUs of the KFD topology."""
     nodes = []
-    for place in _listed(root / "sys/class/kfd/kfd/topology/nodes"):
-        text = read_text(place / "properties")
-        if isinstance(text, Unknown) or not place.name.isdecimal():
-            continue
-        found = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
-        if _decimal(found.get("simd_count")):
-            minor = _decimal(found.get("drm_render_minor"))
-            nodes.append(
-                KfdNode(
-                    node=int(place.name),
-                    target=gfx_target(_decimal(found.get("gfx_target_version"))),
-                    render_minor=minor if minor else Unknown("no drm_render_minor in the topology"),
-                    apu=_decimal(found.get("cpu_cores_count")) > 0,
-                    pci_id=_kfd_pci_id(found),
-                    local_bytes=_local_bytes(place),
-                )
+    for place, found in gpu_nodes(root):
+        minor = decimal(found.get("drm_render_minor"))
+        nodes.append(
+            KfdNode(
+                node=int(place.name),
+                target=gfx_target(decimal(found.get("gfx_target_version"))),
+                render_minor=minor if minor else Unknown("no drm_render_minor in the topology"),
+                apu=decimal(found.get("cpu_cores_count")) > 0,
+                pci_id=_kfd_pci_id(found),
+                local_bytes=_local_bytes(place),
             )
+        )
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
-def _kfd_pci_id(found: dict[str, str]) -> str | Unknown:
+def _kfd_pci_id(found: Mapping[str, str]) -> str | Unknown:
     """KFD's location_id holds bus, device and function as PCI packs them."""
     if "location_id" not in found:
         return Unknown("no location_id in the topology")
-    domain, location = _decimal(found.get("domain")), _decimal(found["location_id"])
+    domain, location = decimal(found.get("domain")), decimal(found["location_id"])
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _local_bytes(node: Path) -> int | Unknown:
     """The node's own memory by its banks; `local_mem_size` is no help, some kernels print 0 there."""
     total = 0
-    for bank in _listed(node / "mem_banks"):
-        text = read_text(bank / "properties")
-        found = dict(line.split(maxsplit=1) for line in str(text).splitlines() if " " in line)
-        if _decimal(found.get("heap_type")) in LOCAL_HEAPS:
-            total += _decimal(found.get("size_in_bytes"))
+    for bank in listed(node / "mem_banks"):
+        found = properties(bank)
+        if decimal(found.get("heap_type")) in LOCAL_HEAPS:
+            total += decimal(found.get("size_in_bytes"))
     return total or Unknown("no local memory bank in the topology")
-
-
-def gfx_target(version: int) -> str:
-    """KFD's major*10000 + minor*100 + step as LLVM writes it: 80003 -> gfx803, 90010 -> gfx90a."""
-    if version <= 0:
-        return "unknown"
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def read_clients(root: Path, pid: str = "self") -> tuple[Client, ...]:
     """The process's DRM clients, each once: duplicated file descriptors share a client id."""
     clients: dict[tuple[str, str], Client] = {}
-    for place in _listed(root / "proc" / pid / "fdinfo"):
+    for place in listed(root / "proc" / pid / "fdinfo"):
         text = read_text(place)
         client = None if isinstance(text, Unknown) else parse_fdinfo(text)
         if client:
@@ -245,14 +233,3 @@ def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, .
     lost = sum(amounts) if amounts else Unknown("no amd-evicted-vram in this process's fdinfo")
     found.append(Reading(moment, "fdinfo evicted vram", lost))
     return tuple(found)
-
-
-def _listed(folder: Path) -> Iterable[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return ()
-
-
-def _decimal(text: str | None) -> int:
-    return int(text) if text and text.strip().isdecimal() else 0

@@ -9,11 +9,11 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from probes.measure.workbench import Operation
 from probes.placement.architectures import Built, build
 from probes.placement.split import STREAM_BUFFERS, StackPlan
 from probes.records.schema import Scenario, Split, Unknown
 
+Operation = Callable[[], object]
 ZeroCopy = Callable[[torch.Tensor], torch.Tensor]
 LEAD_MARGIN = 2.0  # the wait before a pass outlasts handing it over by this factor
 ALIGNMENT = 256  # of each parameter in a layer's flat buffer, as the caching allocator's own

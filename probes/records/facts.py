@@ -3,15 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from probes.shared.unknown import Unknown
+
 Api = Literal["cuda", "hip", "none"]
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A figure that couldn't be had, and why. Never stands for zero."""
-
-    tag: ClassVar[str] = "unknown"
-    reason: str
 
 
 UNREAD = Unknown("not read")

@@ -25,9 +25,9 @@ from probes.records.facts import (
     NvidiaCard,
     Surroundings,
     TorchFacts,
-    Unknown,
 )
 from probes.shared import files
+from probes.shared.unknown import Unknown
 
 # fmt: off
 __all__ = [
@@ -91,7 +91,7 @@ class Measurement:
 
     `host_bound`: the device ran out of work while operations were handed over, so that the device's clock
     includes the time that the host takes. `repeats` are the same case measured by later processes; they are
-    put together when a report is read (`probes.records.rounds`), a file holds them in runs of their own.
+    put together when a report is read, and a file holds them in runs of their own.
     """
 
     tag: ClassVar[str] = "measurement"

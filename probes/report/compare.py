@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from buildtool.errors import DataError
+from probes.errors import ReportError
 from probes.records.schema import (
     Block,
     Measurement,
@@ -63,10 +63,10 @@ class Comparison:
 
 
 def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
-    """The comparison. Raises DataError naming what is unlike, unless forced; and where no row is common."""
+    """The comparison. Raises ReportError naming what is unlike, unless forced; and where no row is common."""
     unlike = _differences(a, b, _UNLIKE)
     if unlike and not force:
-        raise DataError(
+        raise ReportError(
             f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
             "compare like machines with the same settings, or add --force and judge for yourself",
         )
@@ -78,7 +78,7 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         if _alike(rows_a[key], rows_b[key])
     )
     if not common and not force:
-        raise DataError(
+        raise ReportError(
             f"{names[0]} and {names[1]} have no measured row in common", "run the same probes on both"
         )
     return Comparison(

@@ -1,0 +1,90 @@
+"""The verbs that write an earlier report in another form: `html`, `compare`, `prometheus`, `schema`.
+
+Each imports what it needs when it runs: drawing takes matplotlib, which only the host has.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit, LibraryMissing, ReportError, UsageError
+from probes.records.schema import named_report
+from probes.shared import files
+from probes.shared.output import Parser, hand_over, tell
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[Parser]
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verbs and their arguments."""
+    page = verbs.add_parser(
+        "html",
+        help="write a page with plots and tables that loads nothing else",
+        allow_abbrev=False,
+    )
+    page.add_argument("report", type=Path, metavar="FILE")
+    page.add_argument("--out", type=Path, metavar="FILE.html", help="where to write it (beside FILE)")
+    two = verbs.add_parser("compare", help="compare two reports, as Markdown", allow_abbrev=False)
+    two.add_argument("a", type=Path, metavar="A")
+    two.add_argument("b", type=Path, metavar="B")
+    two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
+    metrics = verbs.add_parser(
+        "prometheus", help="print metrics in Prometheus' text format", allow_abbrev=False
+    )
+    metrics.add_argument("report", type=Path, metavar="FILE")
+    verbs.add_parser("schema", help="print the JSON Schema of reports", allow_abbrev=False)
+
+
+def _html(args: argparse.Namespace) -> Exit:
+    source: Path = args.report
+    out: Path = args.out or source.with_suffix(".html")
+    if out.resolve() == source.resolve():
+        raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
+    report, raw = named_report(source)
+    try:
+        from probes.report.page.plots import draw_plots
+    except ImportError as error:
+        raise LibraryMissing(
+            f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
+        ) from error
+    from probes.report.page.html import render_page
+
+    page = render_page(report, draw_plots(report), raw=raw, name=source.name)
+    try:
+        files.write_text(out, page)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {out}: {error.strerror or error}", "check the path, its permissions and the disk"
+        ) from error
+    tell(f"wrote {out}")
+    return Exit.OK
+
+
+def _compare(args: argparse.Namespace) -> Exit:
+    from probes.report.compare import compare, render_markdown
+
+    reports = named_report(args.a)[0], named_report(args.b)[0]
+    hand_over(render_markdown(compare(*reports, names=(str(args.a), str(args.b)), force=args.force)))
+    return Exit.OK
+
+
+def _prometheus(args: argparse.Namespace) -> Exit:
+    from probes.report.prometheus import exposition
+
+    hand_over(exposition(named_report(args.report)[0]))
+    return Exit.OK
+
+
+def _schema(_args: argparse.Namespace) -> Exit:
+    from probes.records.json_schema import report_schema
+
+    hand_over(report_schema())
+    return Exit.OK
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType(
+    {"html": _html, "compare": _compare, "prometheus": _prometheus, "schema": _schema}
+)
