@@ -2,13 +2,11 @@
 
 import argparse
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.audit.audit import Wish, audit_engine, audit_path, told_ticks
-from buildtool.audit.judge.budget import Verdict, judge
-from buildtool.audit.read.archive import Tick
+from buildtool.audit.audit import Wish
+from buildtool.audit.judge.budget import Verdict
 from buildtool.audit.read.documents import Platform
 from buildtool.audit.report.baseline import Comparison, compare, parse_tolerance
 from buildtool.audit.report.html import render_html
@@ -17,15 +15,14 @@ from buildtool.audit.report.render import render_markdown, render_table
 from buildtool.audit.report.sarif import render_sarif
 from buildtool.audit.report.saved import read_report
 from buildtool.audit.report.schema import AuditReport, to_json
+from buildtool.audit.subject import report_of
 from buildtool.audit.tar.limits import LIMITS
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import Place, place_at
-from probes.shared.output import can_redraw, hand_over, redraw, say
-from probes.shared.units import decimal_bytes
+from probes.shared.output import hand_over
 
-_REDRAW_S = 0.2
 _FORMS = {
     "json": "JSON",
     "markdown": "Markdown",
@@ -109,45 +106,6 @@ def _refuse_own_input(args: argparse.Namespace) -> None:
             raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
-def report_of(source: str, wish: Wish) -> AuditReport:
-    """The audit of an image, archive or directory, or a saved one. Raises as the audit's functions do."""
-    path = Path(source)
-    there = place_at(path)
-    if source.endswith(".json") and there is not Place.DIRECTORY:
-        return _told_again(path, wish)
-    progress = _Progress(source)
-    try:
-        if there is not Place.NOTHING or _means_file(source):
-            return audit_path(path, wish=wish, tick=progress.tick)
-        if wish.image:
-            raise ConfigError(f"--image chooses in an archive, {source} is an image", "leave --image out")
-        from buildtool.engine.client import Engine  # its client takes 0.1 s to import
-
-        return audit_engine(source, Engine(), wish=wish, tick=progress.tick)
-    finally:
-        progress.end()
-
-
-def _told_again(path: Path, wish: Wish) -> AuditReport:
-    """A saved report, judged by the budget of this command line if it sets one."""
-    if wish.targets or wish.image or wish.platform:
-        raise ConfigError(
-            f"{path} is a saved report: --targets, --image and --platform can't change it",
-            "audit the image itself",
-        )
-    report = read_report(path)
-    if wish.budget == Budget():
-        return report
-    totals = report.totals
-    judged = judge(wish.budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
-    return replace(report, budget=judged)
-
-
-def _means_file(source: str) -> bool:
-    """Can this be no image's name? Then a missing file is told as such."""
-    return source.startswith((".", "/", "~")) or source.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst"))
-
-
 def _wish(args: argparse.Namespace) -> Wish:
     limits = replace(LIMITS, index_bytes=parse_size(args.memory)) if args.memory else LIMITS
     if args.max_unpacked:
@@ -192,30 +150,3 @@ def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top
             return render_junit(report, comparison)
         case _:
             return render_table(report, top, comparison)
-
-
-class _Progress:
-    """Bytes read, on standard error: a line that is redrawn on a terminal, else one every few seconds."""
-
-    def __init__(self, label: str) -> None:
-        self._terminal = can_redraw()
-        self._lines: Tick = told_ticks(say, label)
-        self._label = label
-        self._total, self._drawn, self._begun = 0, 0.0, time.monotonic()
-
-    def tick(self, n_bytes: int) -> None:
-        """Count, and say so now and then."""
-        if not self._terminal:
-            self._lines(n_bytes)
-            return
-        self._total += n_bytes
-        now = time.monotonic()
-        if now - self._drawn >= _REDRAW_S:
-            self._drawn = now
-            rate = decimal_bytes(self._total / (now - self._begun))
-            redraw(f"reading {self._label}: {decimal_bytes(self._total)}, {rate}/s")
-
-    def end(self) -> None:
-        """Take the line away."""
-        if self._terminal:
-            redraw("")

@@ -3,13 +3,12 @@
 import argparse
 from pathlib import Path
 
-from buildtool.builder import catalog, pipeline, summary
-from buildtool.engine import buildx, host, provision
+from buildtool.builder import pipeline, summary
+from buildtool.builder.choices import add_targets, wanted, workplace
+from buildtool.engine import provision
 from buildtool.errors import Exit
-from buildtool.gpucode.target import parse_targets
-from buildtool.model import Variant
 from buildtool.progress import Progress
-from buildtool.shipped import IMAGES, lock_file, state_directory
+from buildtool.shipped import IMAGES
 from probes.shared.output import tell
 
 REPORTS = Path("reports/images")
@@ -47,7 +46,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
             place, candidates, engine=engine, epoch=epoch, update_lock=args.update_lock, asked=asked
         )
         pipeline.stage(place, plan)
-        images = buildx.bake(plan, engine=engine, say=say, no_cache=args.no_cache)
+        images = pipeline.bake(plan, engine=engine, say=say, no_cache=args.no_cache)
     both = list(zip(plan.images, images, strict=True))
     proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
     for (planned, image), proved in zip(both, proofs, strict=True):
@@ -60,41 +59,3 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     tell(f"\n{summary.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
     return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
-
-
-def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list[Variant]], int]:
-    """Whether cards were asked for by name; candidates for each image, best first; the catalog's epoch.
-
-    A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
-    Raises ConfigError for a name that the catalog doesn't have.
-    """
-    asked, cards = chosen_targets(args.targets, say)
-    catalogs = [catalog.load(args.catalog, gpu_targets=cards)]
-    if cards and not asked:
-        catalogs.append(catalog.load(args.catalog))
-    each = zip(*(found.select(tuple(args.variants)) for found in catalogs), strict=True)
-    return asked, [list(dict.fromkeys(variants)) for variants in each], catalogs[0].source_date_epoch
-
-
-def add_targets(parser: argparse.ArgumentParser) -> None:
-    """The argument that says which cards an image is for."""
-    parser.add_argument(
-        "--targets",
-        metavar="GFX[,GFX...]",
-        help="cards to keep GPU code for; not said: this machine's AMD cards, else what variants.yaml names",
-    )
-
-
-def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[str, ...]]:
-    """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
-    if asked is not None:
-        return True, tuple(map(str, parse_targets(asked)))
-    cards = host.amd_targets()
-    if cards:
-        say(f"this machine's cards: {', '.join(cards)}")
-    return False, cards
-
-
-def workplace(say: pipeline.Say) -> pipeline.Workplace:
-    """Where builds keep their caches and their lock: `buildtool.shipped` says."""
-    return pipeline.Workplace(state_directory(), lock_file(), say)

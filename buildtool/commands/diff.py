@@ -6,7 +6,7 @@ from pathlib import Path
 from buildtool.audit.audit import Wish
 from buildtool.audit.report.diff import diff
 from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
-from buildtool.commands.audit import report_of
+from buildtool.audit.subject import report_of
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from probes.shared.output import hand_over

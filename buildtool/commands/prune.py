@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildtool.audit.audit import audit_image
 from buildtool.audit.count.claims import FOREIGN_CODE, FOREIGN_FILES
-from buildtool.commands.build import workplace
+from buildtool.builder.choices import workplace
 from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.cut.library import PrunePlan

@@ -1,0 +1,47 @@
+"""What the command line's verbs share about builds: which cards an image is for, where caches are kept."""
+
+import argparse
+
+from buildtool.builder import catalog, pipeline
+from buildtool.engine import host
+from buildtool.gpucode.target import parse_targets
+from buildtool.model import Variant
+from buildtool.shipped import lock_file, state_directory
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which cards an image is for."""
+    parser.add_argument(
+        "--targets",
+        metavar="GFX[,GFX...]",
+        help="cards to keep GPU code for; not said: this machine's AMD cards, else what variants.yaml names",
+    )
+
+
+def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[str, ...]]:
+    """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
+    if asked is not None:
+        return True, tuple(map(str, parse_targets(asked)))
+    cards = host.amd_targets()
+    if cards:
+        say(f"this machine's cards: {', '.join(cards)}")
+    return False, cards
+
+
+def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list[Variant]], int]:
+    """Whether cards were asked for by name; candidates for each image, best first; the catalog's epoch.
+
+    A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
+    Raises ConfigError for a name that the catalog doesn't have.
+    """
+    asked, cards = chosen_targets(args.targets, say)
+    catalogs = [catalog.load(args.catalog, gpu_targets=cards)]
+    if cards and not asked:
+        catalogs.append(catalog.load(args.catalog))
+    each = zip(*(found.select(tuple(args.variants)) for found in catalogs), strict=True)
+    return asked, [list(dict.fromkeys(variants)) for variants in each], catalogs[0].source_date_epoch
+
+
+def workplace(say: pipeline.Say) -> pipeline.Workplace:
+    """Where builds keep their caches and their lock: `buildtool.shipped` says."""
+    return pipeline.Workplace(state_directory(), lock_file(), say)

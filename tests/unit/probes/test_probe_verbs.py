@@ -1,0 +1,51 @@
+"""The verbs that write a report in another form: what they need, what they leave alone, and by which name."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from probe_samples import done, report
+
+from buildtool.cli import main as buildtool_main
+from probes.cli import main
+from probes.errors import Exit
+from probes.records.schema import to_json
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    path = tmp_path / "kept.json"
+    path.write_text(to_json(report(done("transfer"))))
+    return path
+
+
+def test_both_command_lines_print_the_same_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    printed = capsys.readouterr().out
+    assert buildtool_main(["probes", "schema"]) == 0
+    assert capsys.readouterr().out == printed
+    assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
+
+
+def test_a_page_without_the_library_that_draws_it_names_what_to_install(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "probes.report.page.plots", None)
+    assert main(["html", str(kept)]) == Exit.DEVICE
+    assert "pip install 'gpu-weir[report]'" in capsys.readouterr().err
+    assert main(["prometheus", str(kept)]) == 0
+    assert not kept.with_suffix(".html").exists()
+
+
+def test_a_page_that_can_not_be_written_is_named(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kept.parent / "taken").write_text("")
+    out = kept.parent / "taken" / "page.html"
+    assert main(["html", str(kept), "--out", str(out)]) == Exit.DATA
+    assert f"can't write {out}" in capsys.readouterr().err
+
+
+def test_a_page_is_written_beside_its_report(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["html", str(kept)]) == 0
+    assert capsys.readouterr().out == f"wrote {kept.with_suffix('.html')}\n"
+    assert kept.with_suffix(".html").read_text().startswith("<!doctype html>")
