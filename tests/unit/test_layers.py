@@ -1,14 +1,15 @@
 """The architecture, held: who may import whom, and where the outside world may be touched."""
 
 import ast
+import graphlib
 import re
-from functools import cache
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import architecture
 import pytest
-
-ROOT = Path(__file__).parents[2]
-MODULES = sorted(p for top in ("buildtool", "probes") for p in (ROOT / top).rglob("*.py"))
+from architecture import MODULES, ROOT, imports, name_of, nodes
 
 # package -> the one set of modules that may import it ("dir/" means every module below)
 GATES = {
@@ -30,127 +31,82 @@ GATES = {
         "probes/placement/stack.py",
         "probes/machine/torchfacts.py",
     },
-    "matplotlib": {"probes/report/page/canvas.py", "probes/report/page/draw.py"},
+    "matplotlib": {"probes/report/page/"},
     "transformers": {"probes/placement/architectures.py"},
 }
-# program -> what of the other program it may import
-ACROSS = {
-    "buildtool": {
-        "probes.report.answers",
-        "probes.report.crossover",
-        "probes.records.codec",
-        "probes.errors",
-        "probes.records.facts",
-        "probes.shared.files",
-        "probes.report.fit",
-        "probes.report.headline",
-        "probes.shared.interrupt",
-        "probes.shared.output",
-        "probes.machine.sysfs",
-        "probes.shared.quoting",
-        "probes.records.schema",
-        "probes.report.residency",
-        "probes.records.rounds",
-        "probes.records.stats",
-        "probes.shared.units",
-    },
-    "probes": set(),
-}
-# thought: values in, values out; may not import any of the modules that act
+# program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
+SHARED = "probes.shared"
+ACROSS: dict[str, set[str]] = {"buildtool": {SHARED}, "probes": set()}
+FORWARDING = {"buildtool/commands/probes.py": {"probes.cli"}}  # `buildtool probes ...`
+# thought: values in, values out; may not import any of the modules that act ("dir/": every module below)
 THOUGHT = {
-    "buildtool/builder/plan.py",
-    "buildtool/model.py",
-    "buildtool/engine/proof.py",
-    "buildtool/prune/flat.py",
     "buildtool/errors.py",
-    "probes/shared/quoting.py",
-    "buildtool/gpucode/names.py",
-    "buildtool/gpucode/cut/library.py",
-    "buildtool/gpucode/formats/scan.py",
-    "buildtool/gpucode/cut/verify.py",
-    "buildtool/audit/judge/budget.py",
-    "buildtool/audit/read/documents.py",
-    "buildtool/audit/read/choice.py",
-    "buildtool/audit/count/claims.py",
-    "buildtool/audit/read/contents.py",
-    "buildtool/audit/count/copies.py",
-    "buildtool/audit/count/exposure.py",
-    "buildtool/audit/judge/finding.py",
-    "buildtool/audit/judge/mismatches.py",
-    "buildtool/audit/inspect/secrets.py",
-    "buildtool/audit/read/unindexed.py",
-    "buildtool/audit/count/counts.py",
-    "buildtool/audit/tar/faults.py",
-    "buildtool/audit/judge/findings.py",
-    "buildtool/audit/read/image.py",
-    "buildtool/audit/count/kinds.py",
-    "buildtool/audit/read/layer.py",
-    "buildtool/audit/tar/limits.py",
-    "buildtool/audit/read/merge.py",
-    "buildtool/audit/count/packages.py",
-    "buildtool/audit/report/render.py",
-    "buildtool/audit/report/schema.py",
-    "buildtool/audit/tar/tarfields.py",
-    "buildtool/audit/tar/tarwalk.py",
-    "buildtool/audit/tar/unpack.py",
-    "buildtool/audit/count/treemap.py",
-    "buildtool/audit/report/sarif.py",
-    "buildtool/audit/report/junit.py",
-    "buildtool/audit/report/html.py",
-    "buildtool/audit/report/diff_text.py",
-    "buildtool/audit/report/diff.py",
-    "buildtool/audit/report/baseline.py",
-    "probes/report/page/charts.py",
-    "probes/report/compare.py",
-    "probes/report/prometheus.py",
-    "probes/report/page/html.py",
-    "probes/report/page/palette.py",
-    "probes/report/quantities.py",
-    "probes/report/ratio.py",
-    "probes/records/json_schema.py",
-    "probes/report/page/svg.py",
-    "probes/report/tables.py",
-    "probes/records/stats.py",
-    "probes/records/facts.py",
-    "probes/report/fit.py",
-    "probes/report/crossover.py",
-    "probes/measure/noise.py",
-    "probes/measure/breakeven.py",
+    "buildtool/model.py",
+    "buildtool/jsontext.py",
+    "buildtool/audit/count/",
+    "buildtool/audit/inspect/",
+    "buildtool/audit/judge/",
+    "buildtool/audit/read/",
+    "buildtool/audit/report/",
+    "buildtool/audit/tar/",
+    "buildtool/builder/plan.py",
+    "buildtool/engine/proof.py",
+    "buildtool/engine/reference.py",
+    "buildtool/gpucode/",
+    "buildtool/prune/flat.py",
+    "buildtool/prune/imageconfig.py",
     "probes/machine/describe.py",
-    "probes/records/codec.py",
-    "probes/records/schema.py",
-    "probes/measure/pattern.py",
-    "probes/placement/split.py",
-    "probes/measure/workbench.py",
-    "probes/measure/sampling.py",
-    "probes/measure/transfer.py",
-    "probes/measure/spill.py",
-    "probes/measure/scenarios.py",
-    "probes/report/residency.py",
-    "probes/records/rounds.py",
     "probes/machine/expectation.py",
-    "probes/report/answers.py",
-    "probes/report/headline.py",
+    "probes/measure/breakeven.py",
+    "probes/measure/noise.py",
+    "probes/measure/pattern.py",
+    "probes/measure/pressure.py",
+    "probes/measure/sampling.py",
+    "probes/measure/scenarios.py",
+    "probes/measure/spill.py",
+    "probes/measure/transfer.py",
+    "probes/measure/workbench.py",
+    "probes/placement/split.py",
+    "probes/records/",
+    "probes/report/",
     "probes/run/remaining.py",
-    "probes/report/render.py",
+    "probes/shared/quoting.py",
+    "probes/shared/units.py",
 }
 ACTING = {
-    "buildtool.engine.client",
     "buildtool.command",
-    "buildtool.engine.buildx",
+    "buildtool.builder.context",
+    "buildtool.builder.rootfs",
     "buildtool.builder.sources",
-    "probes.measure.device",
-    "probes.machine.torchfacts",
-    "probes.placement.architectures",
+    "buildtool.builder.wheels",
+    "buildtool.engine.buildx",
+    "buildtool.engine.client",
+    "buildtool.engine.host",
+    "buildtool.engine.provision",
     "probes.machine.numa",
     "probes.machine.nvml",
-    "probes.measure.watch",
-    "probes.machine.surroundings",
-    "probes.run.journal",
-    "probes.placement.stack",
-    "probes.machine.sysfs",
     "probes.machine.snapshot",
+    "probes.machine.surroundings",
+    "probes.machine.sysfs",
+    "probes.machine.torchfacts",
+    "probes.measure.device",
+    "probes.measure.watch",
+    "probes.placement.architectures",
+    "probes.placement.stack",
+    "probes.run.journal",
     "probes.run.supervisor",
+}
+MOST_MODULES = 12  # of a folder, for a reader to see at once
+LONGEST_CHAIN = 7  # of imports within a folder
+# one name for one thing in several places; any other name says one thing
+SAME_MEANING = {
+    "catalog": "what there is to choose from: variants, probes",
+    "cli": "a program's command line",
+    "errors": "what can go wrong",
+    "files": "how files are written; buildtool's has its own errors",
+    "html": "a report as a page",
+    "render": "a report as text and Markdown",
+    "schema": "what a report holds",
 }
 
 
@@ -179,25 +135,8 @@ WRITES = re.compile(
 IS_OURS = re.compile(r"\bfiles\.write_text\(")
 
 
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file, which several tests look through."""
-    return tuple(ast.walk(ast.parse(path.read_text())))
-
-
-def imports(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
-    found: set[str] = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
 SPEAKING = {"probes/shared/output.py", "buildtool/progress.py"}  # these alone write for people, and quote it
-FLUSHING = {"buildtool/cli.py", "probes/cli.py"}
+FLUSHING = {"probes/shared/entry.py"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -226,15 +165,77 @@ def allowed(relative: str, places: set[str]) -> bool:
 def test_module_keeps_to_its_layer(path: Path) -> None:
     relative = path.relative_to(ROOT).as_posix()
     program = relative.split("/")[0]
+    across = ACROSS[program] | FORWARDING.get(relative, set())
     for name in imports(path):
         top = name.split(".")[0]
         if top in GATES:
             assert allowed(relative, GATES[top]), f"{relative} imports {name}: only {GATES[top]} may"
         if top in ACROSS and top != program and name != top:
-            ok = any(name == a or name.startswith(a + ".") for a in ACROSS[program])
+            ok = any(name == a or name.startswith(a + ".") for a in across)
             assert ok, f"{relative} imports {name} of the other program"
-        if relative in THOUGHT:
+        if allowed(relative, THOUGHT):
             assert name not in ACTING, f"{relative} thinks, {name} acts"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_the_container_has_what_the_probes_import(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    tops = {name.split(".")[0] for name in imports(path)}
+    if relative.startswith("probes/"):
+        assert tops <= {"probes", *GATES, *sys.stdlib_module_names, "_typeshed"}, relative
+    if relative.startswith("probes/shared/"):
+        beside = {name for name in imports(path) if name.split(".")[0] in ACROSS}
+        assert all(name.startswith(SHARED) for name in beside | {SHARED}), f"{relative} imports {beside}"
+
+
+def test_only_the_verb_that_draws_a_page_imports_what_draws_it() -> None:
+    page = "probes.report.page"
+    users = {
+        name_of(path)
+        for path in MODULES
+        if any(name.startswith(page) for name in imports(path)) and not name_of(path).startswith(page)
+    }
+    assert users == {"probes.verbs"}
+
+
+def test_a_command_imports_no_other_command() -> None:
+    commands = "buildtool.commands."
+    for path in MODULES:
+        if name_of(path).startswith(commands):
+            assert not [name for name in imports(path) if name.startswith(commands)], path
+
+
+def test_packages_do_not_import_each_other_in_a_circle() -> None:
+    list(graphlib.TopologicalSorter(architecture.package_graph()).static_order())
+
+
+def test_folders_are_small_and_shallow() -> None:
+    folders: dict[str, list[str]] = defaultdict(list)
+    for name in architecture.module_graph():
+        folders[name.rpartition(".")[0]].append(name)
+    for folder, names in folders.items():
+        modules = [name for name in names if not name.endswith(".__main__")]
+        assert len(modules) <= MOST_MODULES, f"{folder} has {len(modules)} modules"
+        chain = architecture.longest_chain(names)
+        assert len(chain) <= LONGEST_CHAIN, f"{folder}: {' -> '.join(chain)}"
+
+
+def test_a_module_name_says_one_thing() -> None:
+    verbs = "buildtool.commands."
+    names = [name for name in architecture.module_graph() if not name.startswith(verbs)]
+    leaves = Counter(name.rpartition(".")[2] for name in names if not name.endswith("__main__"))
+    assert {leaf for leaf, times in leaves.items() if times > 1} <= set(SAME_MEANING)
+
+
+def test_the_diagram_shows_the_imports_as_they_are() -> None:
+    assert architecture.drawn()[1] == architecture.diagram(), "run: python tests/unit/architecture.py"
+
+
+def test_the_page_names_every_package() -> None:
+    page = architecture.PAGE.read_text()
+    packages = {path.parent.relative_to(ROOT).as_posix() for path in MODULES}
+    rows = set(re.findall(r"^\| `((?:buildtool|probes)[a-z/]*)/` \|", page, re.MULTILINE))
+    assert rows == packages
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())

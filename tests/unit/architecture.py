@@ -1,0 +1,112 @@
+"""Who imports whom, by the sources. Run as a program, it writes the diagram of docs/architecture.md."""
+
+import ast
+import graphlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "architecture.md"
+MODULES = sorted(p for top in ("buildtool", "probes") for p in (ROOT / top).rglob("*.py"))
+BEGIN, END = "```mermaid\n", "```\n"
+# the command lines stand in the programs' own folders, above everything else
+COMMAND_LINES = {"buildtool.cli", "probes.cli", "probes.verbs", "buildtool.__main__", "probes.__main__"}
+
+Graph = Mapping[str, set[str]]
+
+
+def name_of(path: Path) -> str:
+    """A file's dotted name."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which several tests look through."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
+    found: set[str] = set()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(found)
+
+
+@cache
+def module_graph() -> Graph:
+    """Module -> modules of ours that it imports; packages' own `__init__` are left out."""
+    names = {name_of(path): path for path in MODULES if path.name != "__init__.py"}
+    return {name: set(imports(path) & names.keys()) - {name} for name, path in names.items()}
+
+
+def package_of(module: str) -> str:
+    """The folder of a module; the command lines are a package of their own for each program."""
+    return f"{module.split('.', maxsplit=1)[0]}.cli" if module in COMMAND_LINES else module.rpartition(".")[0]
+
+
+@cache
+def package_graph() -> Graph:
+    """Package -> packages that its modules import."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, others in module_graph().items():
+        package = package_of(module)
+        found[package] |= {package_of(other) for other in others} - {package}
+    return dict(found)
+
+
+def longest_chain(modules: Iterable[str]) -> tuple[str, ...]:
+    """The longest path of imports that stays within these modules. Raises CycleError for a circle."""
+    inside = set(modules)
+    graph = {name: module_graph()[name] & inside for name in inside}
+    chains: dict[str, tuple[str, ...]] = {}
+    for name in graphlib.TopologicalSorter(graph).static_order():
+        below = max((chains[other] for other in graph[name]), key=len, default=())
+        chains[name] = (name, *below)
+    return max(chains.values(), key=len)
+
+
+def diagram() -> str:
+    """The packages as a Mermaid flowchart. An import that a longer path implies isn't drawn."""
+    graph = package_graph()
+    above: dict[str, set[str]] = {}
+    for package in graphlib.TopologicalSorter(graph).static_order():
+        above[package] = set().union(*(above[other] | {other} for other in graph.get(package, ())))
+    lines = ["flowchart TD"]
+    for program in ("buildtool", "probes"):
+        inside = sorted(package for package in graph if package.split(".")[0] == program)
+        lines += [f"  subgraph {program}_program[{program}]"]
+        lines += [f"    {_id(package)}[{_shown(package)}]" for package in inside] + ["  end"]
+    for package, others in sorted(graph.items()):
+        direct = {other for other in others if not any(other in above[third] for third in others)}
+        lines += [f"  {_id(package)} --> {_id(other)}" for other in sorted(direct)]
+    return "\n".join(lines) + "\n"
+
+
+def _id(package: str) -> str:
+    return package.replace(".", "_")
+
+
+def _shown(package: str) -> str:
+    return package.partition(".")[2].replace(".", "/") or "words and gates"
+
+
+def drawn() -> tuple[str, str, str]:
+    """The page in three parts, the diagram in the middle. Raises ValueError for a page without one."""
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    shown, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} has no diagram")
+    return before + begin, shown, end + after
+
+
+if __name__ == "__main__":
+    before, _, after = drawn()
+    PAGE.write_text(before + diagram() + after)
