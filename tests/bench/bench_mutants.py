@@ -40,23 +40,35 @@ import pytest
 from mutate import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("audit", "buildtool", "gpucode", "probereport", "probes", "test_files.py", "test_terminal.py")
+TESTS = (
+    "audit", "builder", "buildtool", "engine", "gpucode", "probes", "prune",
+    "test_exports.py", "test_files.py", "test_terminal.py",
+)  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
 # Decisions about users' files, about what is read from outside, and statistics. Pages, tables and command
 # lines, and whatever talks to engines and GPUs, are judged by tests of other kinds.
-SHOWN = {"diff_text.py", "html_page.py", "render.py"}
-BUILD = "errors files flat lock model places plan proof quoting"
-PROBES = """answers breakeven codec expectation facts files fit headline held journal noise pattern pressure
-    readable rereads report residency sampling spill stats transfer units"""
+SHOWN = {"diff_text.py", "html.py", "render.py", "subject.py"}
+WHOLE = ("buildtool/audit", "buildtool/gpucode")
+CHOSEN = {
+    "buildtool": "errors files model places",
+    "buildtool/builder": "lockfile plan",
+    "buildtool/engine": "proof",
+    "buildtool/prune": "archives flat manifest rewrite trees",
+    "probes/machine": "expectation prunemanifest",
+    "probes/measure": "breakeven noise pattern pressure sampling spill transfer",
+    "probes/records": "codec facts schema stats",
+    "probes/report": "answers crossover fit headline residency",
+    "probes/run": "journal",
+    "probes/shared": "failure files quoting units",
+}
 MODULES = (
     *(
         path.relative_to(ROOT).as_posix()
-        for folder in ("gpucode", "audit")
-        for path in sorted((ROOT / "buildtool" / folder).glob("*.py"))
+        for folder in WHOLE
+        for path in sorted((ROOT / folder).rglob("*.py"))
         if path.name not in SHOWN
     ),
-    *(f"buildtool/{name}.py" for name in BUILD.split()),
-    *(f"probes/{name}.py" for name in PROBES.split()),
+    *(f"{folder}/{name}.py" for folder, names in CHOSEN.items() for name in names.split()),
 )
 SAMPLE = 1500
 ENOUGH = 2000  # lines that a function repeats in a test
