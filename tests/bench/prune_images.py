@@ -24,7 +24,6 @@ from buildtool.audit.report.schema import AuditReport
 from buildtool.builder import catalog, pipeline
 from buildtool.builder.lockfile import Lock, spec_sha256
 from buildtool.builder.plan import BuildPlan, ImagePlan
-from buildtool.engine import buildx
 from buildtool.engine.client import Engine
 from buildtool.model import BuiltImage, Variant
 
@@ -204,7 +203,7 @@ def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iter
     with _cache_given_back():
         try:
             plan = BuildPlan((staged,), epoch)
-            yield buildx.bake(plan, engine=engine, say=tell, no_cache=no_cache)[0]
+            yield pipeline.bake(plan, engine=engine, say=tell, no_cache=no_cache)[0]
         finally:
             engine.forget(ref)
 

@@ -40,7 +40,7 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
     monkeypatch.setattr("buildtool.progress.Progress.say", said)
     monkeypatch.setattr("buildtool.builder.pipeline.make_plan", make_plan)
     monkeypatch.setattr("buildtool.builder.pipeline.stage", stage)
-    monkeypatch.setattr("buildtool.engine.buildx.bake", build)
+    monkeypatch.setattr("buildtool.builder.pipeline.bake", build)
     builds = [threading.Thread(target=main, args=(["build", "cpu"],)) for _ in range(2)]
     builds[0].start()
     assert baking.wait(30)
