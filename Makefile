@@ -4,10 +4,11 @@ PY := .venv/bin/python
 PROBE ?= probe
 # named after what it was installed from: a change of branch or of times neither skips nor repeats the install
 READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
+DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: help images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,6 +27,14 @@ engine: $(READY) ## install and start a Docker engine if none answers (Debian, U
 probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
 	docker compose run --rm $(PROBE)
 	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
+
+$(DOCS_READY): $(READY)
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
+	@echo "site: .weir/site/index.html"
 
 check: $(READY) ## lint, types and unit tests, in seconds
 	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q .
@@ -48,7 +57,7 @@ unit-first: $(READY)
 unit-second: $(READY)
 	@$(PY) -m pytest -q tests/unit $(addprefix --ignore=,$(FIRST))
 
-test: check images ## everything that needs no GPU; makes the images first
+test: check images docs ## everything that needs no GPU; makes the images and the site first
 	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk

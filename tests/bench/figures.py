@@ -102,18 +102,13 @@ def quoted(paragraphs: Sequence[str]) -> str:
 
 
 def images_block(results: Results) -> str:
-    """What a fresh `make images` printed, as a fenced block with the commands that go with it."""
+    """What a fresh `make images` printed, as a fenced block with the command."""
     took = minutes(results.value("images from nothing"))
     tables = [line[:WIDTH].rstrip() for line in results.value("printed").splitlines()]
     begun = (
         f"$ make images        # inputs, two images, proved, audited: {took} from nothing on {cores(results)}"
     )
-    rest = (
-        "$ make test          # lint, types, unit tests, and tests against the engine",
-        "$ docker compose up  # the inference service on http://127.0.0.1:8000",
-        "$ make probe         # what memory placement costs on this machine",
-    )
-    return block(["```", begun, *tables, "", *rest, "```"])
+    return block(["```console", begun, *tables, "```"])
 
 
 def build_block(results: Results) -> str:

@@ -141,7 +141,7 @@ def test_a_bench_beside_other_work_says_so(sample: Results) -> None:
 
 def test_what_make_images_printed_stands_in_a_fence_of_its_own(sample: Results) -> None:
     told = figures.images_block(sample).split("\n")
-    assert told[1:4] == ["", "```", told[3]]
+    assert told[1:4] == ["", "```console", told[3]]
     assert "3:56 from nothing on 2 cores" in told[3]
     assert "weir/cpu:latest  sha256:0" in told
 

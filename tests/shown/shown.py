@@ -1,0 +1,210 @@
+"""Every command that README and the site show, and how each is tested: run for real, or parsed with a reason.
+
+A command stands in a fenced block of the kind `console`, after `$ `. `tests/docker/test_docs_run.py` runs all
+but those in NOT_RUN, page by page. `tests/unit/docs` gives every one to the parser of its program.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs" / "tools"))
+
+from parsers import Refused, parse, programs  # noqa: E402
+
+# Verbs of `weir` that don't exist yet, and what to type until then. Whoever adds them deletes this table and
+# `today`.
+PENDING = {
+    "weir probe html": "python -m buildtool probes html",
+    "weir probe compare": "python -m buildtool probes compare",
+    "weir probe show": "python -m probes show",
+    "weir probe run": "python -m probes run",
+}
+
+AMD, NVIDIA, WSL = "needs an AMD card", "needs an NVIDIA card", "needs Windows with WSL"
+TORCH = "needs torch on the host; tests/docker runs the same program in the image"
+BEFORE = "`make test` has just run it"
+INSIDE = "runs these tests"
+MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
+NOT_RUN = {
+    "make images": BEFORE,
+    "make docs": BEFORE,
+    "make check": BEFORE,
+    "make test": INSIDE,
+    "make mutants": "takes minutes, and is judged by a person",
+    "make probe": MINUTES,
+    "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
+    "weir build --update-lock": "fetches every input again",
+    "weir prune weir/rocm:latest --targets gfx906": MINUTES,
+    "weir probe run --quick": TORCH,
+    "weir probe run spill scenarios --vram 4GiB": TORCH,
+    "docker compose up -d --wait api-cuda": NVIDIA,
+    "docker compose up -d --wait api-wsl": WSL,
+    "RENDER_GID=$(stat -c %g /dev/dri/renderD128) docker compose up -d --wait api-rocm": AMD,
+    "RENDER_GID=$(stat -c %g /dev/dri/renderD128) make probe PROBE=probe-rocm": AMD,
+    "make probe PROBE=probe-cuda": NVIDIA,
+    "make probe PROBE=probe-wsl": WSL,
+}
+
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
+)
+INLINE = re.compile(r"(?<!`)`(?P<text>(?:weir|make|python3? -m (?:buildtool|probes)) [^`\n]+)`(?!`)")
+SETTINGS = re.compile(r"^(?:\w+=(?:\$\([^)]*\)|'[^']*'|\S+)\s+)+")
+ORDER = ("README.md", "docs/tutorial", "docs/howto", "CONTRIBUTING.md", "docs")
+NOT_SHOWN = {"docs/prototypes", "docs/tools"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One shown command, as it is typed, without prompt and comment."""
+
+    page: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the program, without settings in front."""
+        return shlex.split(SETTINGS.sub("", self.text))
+
+    @property
+    def settings(self) -> list[str]:
+        """The names of the variables that are set in front."""
+        found = SETTINGS.match(self.text)
+        return re.findall(r"(?:^|\s)(\w+)=", found[0]) if found else []
+
+
+class Unaccounted(Exception):
+    """A command that nothing tests."""
+
+
+def pages() -> list[Path]:
+    """README and the site's pages that are files, in the order in which they are read."""
+    found: list[Path] = []
+    for place in ORDER:
+        path = ROOT / place
+        found += [path] if path.is_file() else sorted(path.rglob("*.md"))
+    return [path for path in dict.fromkeys(found) if not _inside(path, NOT_SHOWN)]
+
+
+def _inside(path: Path, folders: set[str]) -> bool:
+    return any(path.is_relative_to(ROOT / folder) for folder in folders)
+
+
+def commands(page: Path) -> list[Command]:
+    """The commands of one page, in order."""
+    return [
+        Command(page.relative_to(ROOT).as_posix(), text) for text in typed(page.read_text(encoding="utf-8"))
+    ]
+
+
+def typed(markdown: str) -> Iterator[str]:
+    """What stands after the prompts of console blocks; a line that ends with a backslash goes on."""
+    for block in FENCE.finditer(markdown):
+        if block["kind"] == "console":
+            for line in block["body"].replace("\\\n", " ").splitlines():
+                if line.strip().startswith("$ "):
+                    yield " ".join(uncommented(line.strip()[2:]).split())
+
+
+def uncommented(line: str) -> str:
+    """The line without its comment."""
+    return re.sub(r"\s#\s.*", "", line)
+
+
+def today(words: Sequence[str]) -> list[str]:
+    """The words to type as long as `weir` doesn't have the verb."""
+    line = " ".join(words[:3])
+    return [*PENDING[line].split(), *words[3:]] if line in PENDING else list(words)
+
+
+def check(command: Command) -> None:
+    """Parse a command by its program's own means. Raises Refused, and Unaccounted where there are none."""
+    words = today(command.words)
+    mains = programs()
+    if words[0] == "weir":
+        parse(mains["weir"], words[1:])
+    elif words[:2] in (["python", "-m"], ["python3", "-m"]) and f"python -m {words[2]}" in mains:
+        parse(mains[f"python -m {words[2]}"], words[3:])
+    elif words[0] == "make":
+        check_make(words[1:], command.settings)
+    elif words[:2] == ["docker", "compose"]:
+        check_compose(words[2:], command.settings)
+    elif command.text in NOT_RUN:
+        raise Unaccounted(f"{command.page}: `{command.text}` is neither run nor parsed: tests/shown/shown.py")
+
+
+def check_make(words: Sequence[str], settings: Sequence[str]) -> None:
+    """Does the Makefile have these targets and variables? Raises Refused."""
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+    assigned = [word.split("=")[0] for word in words if "=" in word]
+    for name in assigned:
+        if f"$({name})" not in text:
+            raise Refused(f"the Makefile doesn't use {name}")
+    for word in words:
+        if "=" not in word and word not in targets:
+            raise Refused(f"the Makefile has no target {word}")
+    check_settings(settings)
+
+
+def check_compose(words: Sequence[str], settings: Sequence[str]) -> None:
+    """Are these services of ours and verbs of compose? Raises Refused."""
+    services: set[str] = set()
+    for path in (ROOT / "compose.yaml", *(ROOT / "compose").glob("*.yaml")):
+        services |= set(yaml.safe_load(path.read_text())["services"])
+    named = [word for word in words if re.fullmatch(r"(api|probe)[\w-]*", word)]
+    verbs = [word for word in words if word in {"up", "down", "run", "logs", "ps", "config"}]
+    if len(verbs) != 1 or set(named) - services:
+        raise Refused(f"compose.yaml: no services {set(named) - services}, or not one verb in {list(words)}")
+    check_settings(settings)
+
+
+def check_settings(names: Sequence[str]) -> None:
+    """Does any compose file read these variables? Raises Refused."""
+    texts = [path.read_text() for path in (ROOT / "compose.yaml", *(ROOT / "compose").glob("*.yaml"))]
+    for name in names:
+        if not any(f"${{{name}" in text or f"{name}:" in text for text in texts):
+            raise Refused(f"no compose file reads {name}")
+
+
+def mentions(page: Path) -> Iterator[str]:
+    """Commands within a sentence, in backticks."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for span in INLINE.finditer(text):
+        yield span["text"]
+
+
+def check_mention(text: str) -> None:
+    """Do the verbs, targets and options of a mention exist? It may be incomplete. Raises Refused."""
+    words = today(re.sub(r"[()|]", " ", text).replace("python3", "python").split())
+    if words[0] == "make":
+        check_make([word for word in words[1:] if re.fullmatch(r"[a-z-]+|[A-Z_]+=\S*", word)], ())
+        return
+    program, rest = ("weir", words[1:]) if words[0] == "weir" else (" ".join(words[:3]), words[3:])
+    verb = [word for word in rest[:2] if re.fullmatch(r"[a-z]+", word)]
+    known = usage(program, verb)
+    for option in (word.split("=")[0] for word in rest if word.startswith("--")):
+        if option not in known:
+            raise Refused(f"`{text}`: {program} {' '.join(verb)} has no option {option}")
+
+
+def usage(program: str, verb: Sequence[str]) -> set[str]:
+    """The options of a verb. Raises Refused where there is no such verb."""
+    from parsers import parser_of, subparsers
+
+    main = programs()[program]
+    parser = parser_of(main, [*verb, "--help"])
+    for word in verb:
+        below = subparsers(parser)
+        if word in below:
+            parser = below[word]
+        elif below:
+            raise Refused(f"{program} has no verb {word}")
+    return {name for action in parser._actions for name in action.option_strings}
