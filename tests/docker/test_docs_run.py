@@ -73,8 +73,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     yield reader
     down = ["docker", "compose", "--profile", "*", "down", "-v"]
     subprocess.run(down, cwd=folder, env=reader.environment, capture_output=True, check=False)
-    slowest = sorted(reader.seconds.items(), key=lambda item: -item[1])[:5]
-    print(f"\n{len(reader.seconds)} commands in {sum(reader.seconds.values()):.1f} s; slowest: {slowest}")
+    print(f"\n{len(reader.seconds)} commands in {sum(reader.seconds.values()):.1f} s; the slowest:")
+    for command, seconds in sorted(reader.seconds.items(), key=lambda item: -item[1])[:8]:
+        print(f"{seconds:6.1f} s  {command}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
