@@ -156,17 +156,17 @@ def object_tables(schema: Mapping[str, Any], *, title: str) -> list[str]:
     if not properties:
         return [kind(schema), ""] if "$ref" in schema and not title else []
     required = set(schema.get("required", ()))
-    lines = ["| Key | Type | Meaning |", "|---|---|---|"]
+    lines, below = ["| Key | Type | Meaning |", "|---|---|---|"], []
     for key, one in properties.items():
-        optional = "" if key in required else " (optional)"
-        lines.append(f"| `{key}`{optional} | {kind(one)} | {cell(sentence(one.get('description', '')))} |")
-    lines.append("")
-    for key, one in properties.items():
-        path = f"{title}.{key}" if title else key
         inner, form = inner_object(one)
+        path = f"{title}.{key}{form}" if title else f"{key}{form}"
+        shown = kind(one)
         if inner.get("properties"):
-            lines += [f"### `{path}{form}`", "", *object_tables(inner, title=f"{path}{form}")]
-    return lines
+            below += [f"### `{path}` {{: #{anchor(path)} }}", "", *object_tables(inner, title=path)]
+            shown = shown.replace("object", f"[object](#{anchor(path)})")
+        optional = "" if key in required else " (optional)"
+        lines.append(f"| `{key}`{optional} | {shown} | {cell(sentence(one.get('description', '')))} |")
+    return [*lines, "", *below]
 
 
 def inner_object(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -180,7 +180,7 @@ def inner_object(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 def kind(schema: Mapping[str, Any]) -> str:
     """A schema's type in a few words, with a link where it is a definition's."""
-    match schema | {"enum": [schema["const"]]} if "const" in schema else schema:
+    match {**schema, "enum": [schema["const"]]} if "const" in schema else schema:
         case {"$ref": str(ref)}:
             name = ref.rsplit("/", 1)[-1]
             return f"[{name}](#{anchor(name)})"
@@ -203,8 +203,8 @@ def simple_kind(schema: Mapping[str, Any]) -> str:
 
 
 def anchor(name: str) -> str:
-    """A definition's anchor."""
-    return f"def-{name.lower()}"
+    """The anchor of a definition, or of an object by its path."""
+    return "def-" + re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
 
 
 # ---- modules -----------------------------------------------------------------------------------------

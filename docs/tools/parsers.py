@@ -37,8 +37,8 @@ def parse(main: Main, words: Sequence[str]) -> None:
     """Let a program parse a command line, and nothing more. Raises Refused with the program's message."""
     original = argparse.ArgumentParser.parse_args
 
-    def parse_only(parser: argparse.ArgumentParser, *args: object, **options: object) -> argparse.Namespace:
-        parsed: argparse.Namespace = original(parser, *args, **options)  # type: ignore[call-overload]
+    def parse_only(parser: argparse.ArgumentParser, args: Sequence[str] | None = None) -> argparse.Namespace:
+        parsed = original(parser, args)
         if delegates(parser, words):
             return parsed  # the verb passes its words on, to a parser that is caught in its turn
         raise _Caught(parser)

@@ -42,3 +42,16 @@ def test_the_search_finds_pages_without_a_server(browser: Browser) -> None:
     assert isinstance(found, list)
     assert any("howto/unsupported-card.html" in link for link in found), found
     assert [url for url in page.requests() if not url.startswith("file:")] == []
+
+
+def test_a_copied_block_is_what_one_types(browser: Browser) -> None:
+    page = opened(browser, "index.html")
+    copied = page.evaluate(
+        """(() => {
+            const blocks = [...document.querySelectorAll("pre code")];
+            const block = blocks.find(each => each.innerText.includes("make probe"));
+            block.setAttribute("data-md-copying", "");
+            return block.innerText.trim().split("\\n").map(line => line.split("#")[0].trim());
+        })()"""
+    )
+    assert copied == ["make images", "docker compose up -d --wait", "make probe"]

@@ -15,6 +15,7 @@ from parsers import Refused, parse, programs  # noqa: E402
 PAGES = shown.pages()
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in shown.commands(page)))
 PROMPTS = re.compile(r"^\s*(\$ |weir |make |docker |python3? -m )", re.MULTILINE)
+TOUCHING = re.compile(r"^(?![-\s|>]).+\n- .*", re.MULTILINE)
 DIAGRAM = re.compile(r"[\u2500-\u257f]")  # lines and corners of boxes
 
 
@@ -41,6 +42,12 @@ def test_no_command_hides_in_a_block_that_is_not_tested(page: Path) -> None:
         if block["kind"] != "console" and not DIAGRAM.search(block["body"]):
             assert not PROMPTS.search(block["body"]), f"{page}: commands belong into a console block"
     assert text.count("```") == 2 * len(shown.FENCE.findall(text)), f"{page}: a fence that isn't closed"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_list_touches_the_paragraph_before_it(page: Path) -> None:
+    text = shown.FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not TOUCHING.findall(text), "GitHub shows a list here, the site a paragraph: leave a line empty"
 
 
 def test_no_reason_is_kept_for_a_command_that_is_not_shown() -> None:
