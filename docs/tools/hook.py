@@ -4,10 +4,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import diagram
 import pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from pymdownx.superfences import SuperFencesException
 
 ROOT = Path(__file__).parents[2]
 # pages of the site that are kept where a visitor of the repository looks for them
@@ -22,11 +24,21 @@ LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "lin
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the pages of modules and decisions in the navigation."""
+    """List the pages of modules and decisions in the navigation, and have diagrams drawn."""
+    drawn = {"name": "mermaid", "class": "diagram", "format": drawing}
+    config["mdx_configs"]["pymdownx.superfences"] = {"custom_fences": [drawn]}
     modules = sorted(pages.module_pages())
     decisions = ["decisions/index.md", *(f"decisions/{path.name}" for path in decision_files())]
     config["nav"] = filled(config.nav, {"reference/modules": modules, "decisions": decisions})
     return config
+
+
+def drawing(source: str, *_: object, **__: object) -> str:
+    """A diagram's block as SVG; what can't be drawn fails the build, which passes over other exceptions."""
+    try:
+        return diagram.svg(source)
+    except diagram.NotDrawn as error:
+        raise SuperFencesException(str(error)) from error
 
 
 def filled(nav: object, folders: dict[str, list[str]]) -> object:
