@@ -42,6 +42,7 @@ NOT_RUN = {
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "weir build --update-lock": "fetches every input again",
     "weir prune weir/rocm:latest --targets gfx906": MINUTES,
+    "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
     "docker compose up -d --wait api-cuda": NVIDIA,
@@ -58,6 +59,7 @@ FENCE = re.compile(
 INLINE = re.compile(r"(?<!`)`(?P<text>(?:weir|make|python3? -m (?:buildtool|probes)) [^`\n]+)`(?!`)")
 SETTINGS = re.compile(r"^(?:\w+=(?:\$\([^)]*\)|'[^']*'|\S+)\s+)+")
 ORDER = ("README.md", "docs/tutorial", "docs/howto", "CONTRIBUTING.md", "docs")
+COMPOSE_VERBS = {"up", "down", "run", "logs", "ps", "config"}
 NOT_SHOWN = {"docs/prototypes", "docs/tools"}
 
 
@@ -155,14 +157,20 @@ def check_make(words: Sequence[str], settings: Sequence[str]) -> None:
 
 
 def check_compose(words: Sequence[str], settings: Sequence[str]) -> None:
-    """Are these services of ours and verbs of compose? Raises Refused."""
+    """Are these services of ours and verbs of compose, and do we have what runs in one? Raises Refused."""
     services: set[str] = set()
     for path in (ROOT / "compose.yaml", *(ROOT / "compose").glob("*.yaml")):
         services |= set(yaml.safe_load(path.read_text())["services"])
-    named = [word for word in words if re.fullmatch(r"(api|probe)[\w-]*", word)]
-    verbs = [word for word in words if word in {"up", "down", "run", "logs", "ps", "config"}]
-    if len(verbs) != 1 or set(named) - services:
-        raise Refused(f"compose.yaml: no services {set(named) - services}, or not one verb in {list(words)}")
+    verb = next((word for word in words if word in COMPOSE_VERBS), None)
+    if verb is None:
+        raise Refused(f"no verb of compose in {list(words)}")
+    named = [word for word in words[words.index(verb) + 1 :] if not word.startswith("-")]
+    inside = named[1:] and list(words[words.index(named[0]) + 1 :]) if verb == "run" else []
+    unknown = set(named[:1] if verb == "run" else named) - services
+    if unknown:
+        raise Refused(f"compose.yaml has no service {', '.join(sorted(unknown))}")
+    if inside:
+        check(Command("compose", shlex.join(inside)))
     check_settings(settings)
 
 

@@ -72,6 +72,8 @@ def test_the_table_of_pending_commands_goes_when_they_come() -> None:
         "make images NO_SUCH_VARIABLE=1",
         "docker compose up api-no-such",
         "NO_SUCH_SETTING=1 docker compose up",
+        "docker compose run --rm no-such-service",
+        "docker compose run --rm probe python3 -m probes run --no-such-option",
     ],
 )
 def test_a_mistyped_command_is_noticed(text: str) -> None:
