@@ -146,7 +146,9 @@ def schema_page(title: str, path: Path) -> str:
     for name, definition in sorted(schema.get("$defs", {}).items()):
         about = sentence(escaped(definition.get("description", "")))
         lines += [f"## {name} {{: #{anchor(name)} }}", "", about, ""]
-        lines += object_tables(definition, title=name) or [kind(definition), ""]
+        inner, form = inner_object(definition)
+        shown = [] if inner is definition and "properties" in definition else [kind(definition), ""]
+        lines += shown + object_tables(inner, title=f"{name}{form}")
     return "\n".join(lines)
 
 
@@ -199,7 +201,8 @@ def simple_kind(schema: Mapping[str, Any]) -> str:
     """A type that holds no other; of text, also what it must match."""
     found = schema.get("type", "anything")
     name = " or ".join(found) if isinstance(found, list) else str(found)
-    return f"{name}, matching {code(schema['pattern'])}" if "pattern" in schema else name
+    pattern = schema.get("pattern", "").replace("\n", "\\n")
+    return f"{name}, matching {code(pattern)}" if pattern else name
 
 
 def anchor(name: str) -> str:
@@ -223,7 +226,7 @@ def module_pages() -> dict[str, str]:
 def package_page(name: str, folder: Path) -> str:
     """The modules of one package."""
     about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    lines = [f"# {name}", "", *prose(about), ""]
+    lines = ["---", "search: {boost: 0.2}", "---", f"# {name}", "", *prose(about), ""]
     for path in sorted(folder.glob("*.py")):
         if not path.name.startswith("__"):
             lines += module_section(f"{name}.{path.stem}", ast.parse(path.read_text(encoding="utf-8")))
