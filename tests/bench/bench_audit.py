@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests" / "unit"
-sys.path[:0] = [str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
+# the root first: tests/unit has a folder called `probes` as well
+sys.path[:0] = [str(ROOT), str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
 
 import audit_heavy  # noqa: E402
 import audit_inputs  # noqa: E402

@@ -571,6 +571,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     os.chdir(ROOT)
+    sys.path.append(str(ROOT))  # else `probes` would be the folder of that name below tests/unit
     hypothesis.settings.register_profile(
         "mutants",
         derandomize=True,

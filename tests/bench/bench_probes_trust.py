@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "machine"))
 import test_probe_trees
 from board import Board, tell
 
