@@ -8,7 +8,7 @@ DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: help thorough images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,12 +52,16 @@ FIRST := tests/unit/audit tests/unit/gpucode tests/unit/prune
 unit-first unit-second: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-first: $(READY)
-	@$(PY) -m pytest -q $(FIRST)
+	@$(PY) -m pytest -q -m "not thorough" $(FIRST)
 
 unit-second: $(READY)
-	@$(PY) -m pytest -q tests/unit $(addprefix --ignore=,$(FIRST))
+	@$(PY) -m pytest -q -m "not thorough" tests/unit $(addprefix --ignore=,$(FIRST))
 
-test: check images docs ## everything that needs no GPU; makes the images and the site first
+# simulations, fuzzing and limits at full size, which `check` leaves out
+thorough: $(READY)
+	@$(PY) -m pytest -q -m thorough tests/unit
+
+test: check thorough images docs ## everything that needs no GPU; makes the images and the site first
 	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk

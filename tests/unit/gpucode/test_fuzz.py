@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from buildtool.gpucode.formats.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from gpucode.mangle import mangled, seeds, structured, survives
+
+pytestmark = pytest.mark.thorough
 
 SEEDS = seeds()
 

@@ -14,6 +14,8 @@ from long_texts import READERS, Reader, pairs, runs, screening
 from buildtool.audit.count.databases import LINE_BYTES, DebPackage, conda_package, deb_packages, lines
 from buildtool.audit.read.layer import LayerIndex
 
+pytestmark = pytest.mark.thorough
+
 SHORT, LONG = 1 << 10, 8 << 10
 QUICK_S = 0.05  # linear readers take a tenth of it for LONG, quadratic ones several times as much
 

@@ -22,6 +22,8 @@ from buildtool.audit.tar.tarwalk import TarReader
 from buildtool.audit.tar.unpack import Allowance, Form, decompressed
 from buildtool.commands import audit as command
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 SMALL = Limits(unpacked_free_bytes=8 * MIB, unpacked_ratio=20)
 

@@ -18,6 +18,8 @@ from buildtool.audit.tar.limits import Limits
 from buildtool.errors import ToolError
 from buildtool.model import Budget
 
+pytestmark = pytest.mark.thorough
+
 CASES = list(corpus())
 LIMITS = Limits(unpacked_bytes=4 << 20, index_bytes=8 << 20)
 

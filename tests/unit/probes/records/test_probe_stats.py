@@ -59,6 +59,7 @@ def coverage(draw: random.Random, processes: int, *, correlated: float = 0.0, be
     return inside / 500
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("correlated", [0.0, 0.4])
 def test_error_within_a_process_covers_two_times_in_three_also_where_samples_correlate(
     correlated: float,
@@ -66,6 +67,7 @@ def test_error_within_a_process_covers_two_times_in_three_also_where_samples_cor
     assert 0.58 <= coverage(random.Random(1), 1, correlated=correlated) <= 0.75
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, 3, 6])
 def test_error_between_processes_covers_two_times_in_three(processes: int) -> None:
     """Processes that differ by more than their samples do: what one process alone doesn't see."""

@@ -66,6 +66,7 @@ def test_a_break_is_found_where_the_way_changes(alpha: float, beta: float, place
         assert all(a.last_bytes == b.first_bytes for a, b in pairwise(found.pieces))
 
 
+@pytest.mark.thorough
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=10))
 def test_whatever_the_times_the_fit_is_good_enough_or_refused(times: list[float]) -> None:
     points = [Point(n, t) for n, t in zip(SIZES, times, strict=False)]
@@ -185,6 +186,7 @@ def test_whole_reads_from_which_copying_pays_take_the_error_into_account(
     assert (least_reads(at), surely_reads(at)) == (least, sure)
 
 
+@pytest.mark.thorough
 def test_the_error_of_a_measured_break_even_is_that_of_repeated_runs() -> None:
     """Lines through noisy times, again and again: their crossings scatter as the error says."""
     draw = random.Random(4)

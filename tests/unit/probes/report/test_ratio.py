@@ -18,6 +18,8 @@ from probes.records.schema import Measurement, Noise, ProbeReport, ProbeRun, Rea
 from probes.report.compare import compare
 from probes.report.ratio import Ratio, Scatter, scatter, shared_by_kind, speed_ratio, typical
 
+pytestmark = pytest.mark.thorough
+
 RECORDED = (  # kind, rows, of 1 MiB or more, standard deviation between processes
     ("link, large", 30, True, 0.0020),
     ("link, small", 20, False, 0.0090),
