@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from buildtool.errors import Exit, ToolError
 from probes.shared.entry import delivered, run_as_program
+from probes.shared.invocation import host_command, tool_version
 from probes.shared.output import Parser, complain
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
@@ -15,7 +16,7 @@ VERBS = {
     "audit": "say where an image's bytes are and what to do about it",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
     "prune": "take GPU code for other cards out of a file, a directory tree or an image",
-    "probes": "run the probes, or show their reports: page with plots, comparison, Prometheus metrics",
+    "probe": "measure memory placement on this machine; show, compare and draw the reports",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",
 }
@@ -24,11 +25,12 @@ VERBS = {
 def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with every verb, the arguments of `verb` alone filled in (imports stay lazy)."""
     parser = Parser(
-        prog="python -m buildtool",
+        prog=host_command(),
         description="Build, audit and prune container images of PyTorch services.",
         epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
         sub = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
@@ -51,6 +53,8 @@ def _until_interrupted(argv: Sequence[str]) -> int:
 
 
 def _run_verb(argv: Sequence[str]) -> int:
+    if list(argv[:1]) == ["probe"]:  # its words, --help too, are for the other program
+        return int(importlib.import_module("buildtool.commands.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = build_parser(verb).parse_args(argv)
     try:

@@ -10,7 +10,7 @@ from probes.shared.failure import Failure
 
 
 class Exit(IntEnum):
-    """Exit codes of `python -m buildtool`."""
+    """Exit codes of `weir`."""
 
     OK = 0
     FINDINGS = 1  # done, but a budget or a check failed; the report is written

@@ -20,6 +20,7 @@ from probes.run import catalog, session
 from probes.run.child import Told
 from probes.run.remaining import BEGINNING, Planned, progress, told
 from probes.shared.entry import delivered, run_as_program
+from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, complain, hand_over, tell
 from probes.shared.units import parse_bytes
 from probes.verbs import VERBS, add_verbs
@@ -94,11 +95,12 @@ class Teller(session.Listener):
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = Parser(
-        prog="python -m probes",
+        prog=probe_command(),
         description=PURPOSE,
         epilog=EXITS,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", help="name the probes", allow_abbrev=False)
     here = verbs.add_parser("machine", help="say what is here, in one snapshot", allow_abbrev=False)
@@ -185,8 +187,8 @@ def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
         tell(f"- {text}")
     tell(f"\nreport: {path}")
     file = shlex.quote(str(path))
-    tell(f"tables: python -m probes show {file}")
-    tell(f"page with plots, on the host: python -m probes html {file}")
+    tell(f"tables: {probe_command()} show {file}")
+    tell(f"page with plots, on the host: weir probe html {file}")
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 

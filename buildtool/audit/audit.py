@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.files import write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.model import Budget
+from probes.shared.invocation import tool_version
 from probes.shared.units import decimal_bytes
 
 TOLD_EVERY_S = 5.0
@@ -113,11 +113,4 @@ def told_ticks(say: Callable[[str], None], label: str) -> Tick:
 
 def _audited(contents: ImageContents, wish: Wish) -> AuditReport:
     facts = gather(contents, targets=wish.targets, top=wish.top)
-    return make_report(contents, facts, wish.budget, _tool_version())
-
-
-def _tool_version() -> str:
-    try:
-        return version("gpu-weir")
-    except PackageNotFoundError:
-        return "unknown"
+    return make_report(contents, facts, wish.budget, tool_version())

@@ -1,4 +1,4 @@
-"""`python -m buildtool audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
+"""`weir audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
 
 import argparse
 import os

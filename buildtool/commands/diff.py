@@ -1,4 +1,4 @@
-"""`python -m buildtool diff A B`: two images side by side, and what differs between them."""
+"""`weir diff A B`: two images side by side, and what differs between them."""
 
 import argparse
 from pathlib import Path

@@ -10,6 +10,7 @@ from buildtool.command import CommandFailed, run, run_loud
 from buildtool.engine.client import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
+from probes.shared.invocation import host_command
 from probes.shared.quoting import bake_text
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -96,7 +97,7 @@ def _cause(error: CommandFailed, engine: Engine) -> ToolError:
     said = [line for line in error.tail.splitlines() if line.strip()]
     return BuildFailed(
         "the build failed:\n" + "\n".join(said[-12:]),
-        "run it alone to see all: python -m buildtool build VARIANT",
+        f"run it alone to see all: {host_command()} build VARIANT",
     )
 
 

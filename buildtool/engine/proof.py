@@ -7,6 +7,7 @@ from typing import Any
 
 from buildtool.errors import ProofFailed
 from buildtool.model import Resolved, TorchBuild, Variant
+from probes.shared.invocation import host_command
 from probes.shared.quoting import command, terminal
 
 COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
@@ -64,7 +65,7 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
         raise ProofFailed(
             f"{variant.ref} holds torch {version}, a {found.value} build; "
             f"source {resolved.torch_source} promises a {resolved.torch_build.value} build",
-            "a requirement replaced torch: pin it in `wheels`, or look at the plan: python -m buildtool plan",
+            f"a requirement replaced torch: pin it in `wheels`, or look at the plan: {host_command()} plan",
         )
     if not facts.product_ok:
         raise ProofFailed(f"{variant.ref}: torch {version} computes a wrong matrix product")

@@ -27,6 +27,7 @@ from probes.records.facts import (
     TorchFacts,
 )
 from probes.shared import files
+from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
 # fmt: off
@@ -428,10 +429,10 @@ def named_report(path: Path) -> tuple[ProbeReport, str]:
         return from_json(text), text
     except OSError as error:
         raise ReportError(
-            f"can't read {path}: {error.strerror or error}", "make one: python -m probes run"
+            f"can't read {path}: {error.strerror or error}", f"make one: {probe_command()} run"
         ) from error
     except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {path}: not UTF-8 text", "make one: python -m probes run") from error
+        raise ReportError(f"can't read {path}: not UTF-8 text", f"make one: {probe_command()} run") from error
     except ReportError as error:
         raise ReportError(f"{path} is not a probe report: {error.message}", error.hint) from error
 

@@ -18,6 +18,7 @@ from probes.errors import DeviceBusy, ReportError
 from probes.records.codec import decode, encode
 from probes.records.schema import ProbeReport, Record
 from probes.shared.files import sweep_partials
+from probes.shared.invocation import probe_command
 
 SUFFIX = ".journal"
 # Its name follows from the report's: a symbolic link that somebody put there must not lead elsewhere.
@@ -130,7 +131,7 @@ def read(report: Path) -> Past | None:
     except FileNotFoundError:
         raise ReportError(
             f"{report.name} has no journal: it was finished, or begun by an older version",
-            "begin a new run: python -m probes run",
+            f"begin a new run: {probe_command()} run",
         ) from None
     except OSError as error:
         raise ReportError(f"can't read {path}: {error.strerror}") from error
@@ -142,7 +143,7 @@ def read(report: Path) -> Past | None:
         entries = [decode(Entry, json.loads(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
     except (ValueError, ReportError) as error:
         raise ReportError(
-            f"{path} is broken: {error}", "remove it and begin a new run: python -m probes run"
+            f"{path} is broken: {error}", f"remove it and begin a new run: {probe_command()} run"
         ) from error
     return Past(begun, tuple(entries))
 

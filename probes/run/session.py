@@ -1,6 +1,5 @@
 """One run: look at the machine, run each probe in its own process, keep every record, save after each."""
 
-import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -38,6 +37,7 @@ from probes.run.journal import Journal, Past
 from probes.run.lock import gpu_lock
 from probes.run.remaining import Planned
 from probes.run.supervisor import Spare
+from probes.shared.invocation import probe_command, tool_version
 
 DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute
 ROOT = Path("/")
@@ -109,11 +109,11 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     past = journal.read(path)
     if past is None:
         raise ReportError(
-            f"{path.name} was cut short before it had begun", "begin anew: python -m probes run"
+            f"{path.name} was cut short before it had begun", f"begin anew: {probe_command()} run"
         )
     if past.begun.schema_version != SCHEMA_VERSION:
         raise ReportError(
-            f"{path.name} was begun by another version of Weir", "begin anew: python -m probes run"
+            f"{path.name} was begun by another version of Weir", f"begin anew: {probe_command()} run"
         )
     found = look(past.begun.settings)
     listener.machine(found)
@@ -146,7 +146,7 @@ def refuse_other_machine(then: Machine, now: Machine) -> None:
     ):
         if a != b:
             raise ReportError(
-                f"the run was begun with {what} {a}, here it is {b}", "begin anew: python -m probes run"
+                f"the run was begun with {what} {a}, here it is {b}", f"begin anew: {probe_command()} run"
             )
 
 
@@ -233,20 +233,13 @@ def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
 def _empty(probes: tuple[Probe, ...], settings: Settings, found: Machine) -> ProbeReport:
     return ProbeReport(
         schema_version=SCHEMA_VERSION,
-        tool_version=_version(),
+        tool_version=tool_version(),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         settings=settings,
         machine=found,
         runs=(),
         asked=tuple(probe.name for probe in probes),
     )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("gpu-weir")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree, as in the images
-        return "source"
 
 
 def file_name(report: ProbeReport) -> str:

@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("pages")
     for name, report in REPORTS.items():
         (place / f"{name}.json").write_text(to_json(report))
-        command = [sys.executable, "-m", "buildtool", "probes", "html", str(place / f"{name}.json")]
+        command = [sys.executable, "-m", "buildtool", "probe", "html", str(place / f"{name}.json")]
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     return {name: place / f"{name}.html" for name in REPORTS}
 

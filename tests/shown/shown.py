@@ -18,15 +18,6 @@ sys.path.append(str(ROOT / "docs" / "tools"))
 
 from parsers import Refused, parse, programs  # noqa: E402
 
-# Verbs of `weir` that don't exist yet, and what to type until then. Whoever adds them deletes this table and
-# `today`.
-PENDING = {
-    "weir probe html": "python -m buildtool probes html",
-    "weir probe compare": "python -m buildtool probes compare",
-    "weir probe show": "python -m probes show",
-    "weir probe run": "python -m probes run",
-}
-
 AMD, NVIDIA, WSL = "needs an AMD card", "needs an NVIDIA card", "needs Windows with WSL"
 TORCH = "needs torch on the host; tests/docker runs the same program in the image"
 BEFORE = "`make test` has just run it"
@@ -120,15 +111,14 @@ def uncommented(line: str) -> str:
     return re.sub(r"\s#\s.*", "", line)
 
 
-def today(words: Sequence[str]) -> list[str]:
-    """The words to type as long as `weir` doesn't have the verb."""
-    line = " ".join(words[:3])
-    return [*PENDING[line].split(), *words[3:]] if line in PENDING else list(words)
+def forwarded(words: Sequence[str]) -> list[str]:
+    """`weir probe ...` as the command line that its words are passed on to; others as they are."""
+    return ["python", "-m", "probes", *words[2:]] if list(words[:2]) == ["weir", "probe"] else list(words)
 
 
 def check(command: Command) -> None:
     """Parse a command by its program's own means. Raises Refused, and Unaccounted where there are none."""
-    words = today(command.words)
+    words = forwarded(command.words)
     mains = programs()
     if words[0] == "weir":
         parse(mains["weir"], words[1:])
@@ -191,7 +181,7 @@ def mentions(page: Path) -> Iterator[str]:
 
 def check_mention(text: str) -> None:
     """Do the verbs, targets and options of a mention exist? It may be incomplete. Raises Refused."""
-    words = today(re.sub(r"[()|]", " ", text).replace("python3", "python").split())
+    words = forwarded(re.sub(r"[()|]", " ", text).replace("python3", "python").split())
     if words[0] == "make":
         check_make([word for word in words[1:] if re.fullmatch(r"[a-z-]+|[A-Z_]+=\S*", word)], ())
         return

@@ -37,7 +37,7 @@ GATES = {
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
 SHARED = "probes.shared"
 ACROSS: dict[str, set[str]] = {"buildtool": {SHARED}, "probes": set()}
-FORWARDING = {"buildtool/commands/probes.py": {"probes.cli"}}  # `buildtool probes ...`
+FORWARDING = {"buildtool/commands/probe.py": {"probes.cli"}}  # `weir probe ...`
 # thought: values in, values out; may not import any of the modules that act ("dir/": every module below)
 THOUGHT = {
     "buildtool/errors.py",

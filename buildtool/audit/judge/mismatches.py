@@ -56,7 +56,7 @@ def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
         0,
         (),
         "# make a GPU build of torch reachable: see this variant's `torch:` in images/variants.yaml; then\n"
-        + command("python", "-m", "buildtool", "build", "--", variant),
+        + command("weir", "build", "--", variant),
     )
 
 
@@ -75,7 +75,7 @@ def _prune(facts: Facts) -> str:
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
     targets = ",".join(map(str, parse_targets(facts.wanted_targets)))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
-    prune = "python", "-m", "buildtool", "prune", "--targets", targets
+    prune = "weir", "prune", "--targets", targets
     return (
         f"{command(*prune, '--', facts.ref)}\n"
         f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 from buildtool.audit.report.schema import SCHEMA_VERSION, AuditReport
 from buildtool.errors import DataError
 from probes.shared import files
+from probes.shared.invocation import host_command
 from probes.shared.quoting import terminal
 
 MAX_REPORT_BYTES = 64 << 20
@@ -124,5 +125,5 @@ def _list(value: Json, where: str) -> list[Json]:
 def _not_a_report(where: str, why: str) -> DataError:
     return DataError(
         terminal(f"{where}: {why}: this is no audit report"),
-        "write one with: python -m buildtool audit IMAGE --json FILE",
+        f"write one with: {host_command()} audit IMAGE --json FILE",
     )

@@ -19,7 +19,7 @@ Entry = Callable[[], None]
 LONG = "a" * 300
 PROGRAMS: list[tuple[Entry, list[str]]] = [
     (cli.entry, ["weir", "prune", "--help"]),
-    (probes_cli.entry, ["weir-probes", "list"]),
+    (probes_cli.entry, ["probes", "list"]),
 ]
 programs = pytest.mark.parametrize(("entry", "words"), PROGRAMS, ids=["buildtool", "probes"])
 

@@ -54,12 +54,6 @@ def test_no_reason_is_kept_for_a_command_that_is_not_shown() -> None:
     assert set(shown.NOT_RUN) <= {command.text for command in COMMANDS}
 
 
-def test_the_table_of_pending_commands_goes_when_they_come() -> None:
-    for text in shown.PENDING:
-        with pytest.raises(Refused):
-            parse(programs()["weir"], [*text.split()[1:], "--help"])
-
-
 @pytest.mark.parametrize(
     "text",
     [

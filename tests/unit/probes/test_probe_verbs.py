@@ -23,7 +23,7 @@ def kept(tmp_path: Path) -> Path:
 def test_both_command_lines_print_the_same_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     printed = capsys.readouterr().out
-    assert buildtool_main(["probes", "schema"]) == 0
+    assert buildtool_main(["probe", "schema"]) == 0
     assert capsys.readouterr().out == printed
     assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
 

@@ -287,7 +287,7 @@ def test_a_cpu_build_of_torch_is_told_in_variants_for_gpus(
     ] * found
     if found:
         assert f"variant {variant} " in rows[0].title
-        assert rows[0].remedy.endswith(f"\npython -m buildtool build -- {variant}")
+        assert rows[0].remedy.endswith(f"\nweir build -- {variant}")
 
 
 FILES = {f"d{n}/k_gfx906.co": 1000 + n for n in range(25)}
@@ -309,10 +309,10 @@ def test_foreign_code_in_files_and_libraries_is_a_finding_each_with_one_remedy()
     assert named.predicted_unpacked_bytes == total - 25_301
     assert libraries.predicted_unpacked_bytes == total - 2800
     first, second, third = named.remedy.split("\n")
-    assert first == "python -m buildtool prune --targets gfx1100 -- weir/x:1"
+    assert first == "weir prune --targets gfx1100 -- weir/x:1"
     assert "28.10 kB" in second
     assert f"{(total - 28_101) / 1000:.2f} kB" in second
-    assert third.endswith("python -m buildtool prune --targets gfx1100 DIRECTORY")
+    assert third.endswith("weir prune --targets gfx1100 DIRECTORY")
 
 
 @pytest.mark.parametrize("targets", [("gfx906", "gfx90a"), ()])

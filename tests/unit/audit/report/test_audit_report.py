@@ -242,7 +242,7 @@ def test_gpu_code_is_counted_by_target_and_foreign_targets_are_named() -> None:
     assert report.gpu_code == {"gfx1100": 2 * MB, "gfx90a": 3 * MB}
     finding = found(report, "foreign-gfx")
     assert finding.unpacked_bytes == 3 * MB
-    assert "python -m buildtool prune --targets gfx906,gfx1100 -- weir/tiny:1\n" in finding.remedy
+    assert "weir prune --targets gfx906,gfx1100 -- weir/tiny:1\n" in finding.remedy
     assert "takes 3.00 MB out of files and libraries, leaves 3.00 MB" in finding.remedy
 
 

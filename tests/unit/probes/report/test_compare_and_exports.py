@@ -245,9 +245,9 @@ def kept(tmp_path: Path) -> dict[str, str]:
 
 
 def test_unlike_reports_end_the_program_with_exit_code_5(kept, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probes", "compare", kept["full"], kept["cpu"]]) == 5
+    assert main(["probe", "compare", kept["full"], kept["cpu"]]) == 5
     assert "can't be compared: GPU: Some GPU (gfx1100) / none" in capsys.readouterr().err
-    assert main(["probes", "compare", kept["full"], kept["cpu"], "--force"]) == 0
+    assert main(["probe", "compare", kept["full"], kept["cpu"], "--force"]) == 0
     assert capsys.readouterr().out.startswith("# A: ")
 
 
@@ -256,7 +256,7 @@ def test_unlike_reports_end_the_program_with_exit_code_5(kept, capsys: pytest.Ca
 def test_file_that_is_no_report_is_named(
     way: str, which: str, kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["probes", way, kept[which]]) == 5
+    assert main(["probe", way, kept[which]]) == 5
     said = capsys.readouterr().err
     assert kept[which] in said
     assert "Traceback" not in said
@@ -264,11 +264,11 @@ def test_file_that_is_no_report_is_named(
 
 def test_page_never_takes_the_place_of_its_report(kept, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path(kept["full"]).read_text()
-    assert main(["probes", "html", kept["full"], "--out", kept["full"]]) == 2
+    assert main(["probe", "html", kept["full"], "--out", kept["full"]]) == 2
     assert "--out FILE.html" in capsys.readouterr().err
     assert Path(kept["full"]).read_text() == before
 
 
 def test_metrics_go_to_standard_output(kept, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["probes", "prometheus", kept["full"]]) == 0
+    assert main(["probe", "prometheus", kept["full"]]) == 0
     parse_exposition(capsys.readouterr().out)

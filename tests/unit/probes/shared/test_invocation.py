@@ -1,0 +1,47 @@
+"""Hints name the command that the reader has: `weir` on a host, `python -m probes` in an image."""
+
+import sys
+
+import pytest
+
+from buildtool.cli import main as weir
+from buildtool.errors import Exit
+from probes import cli as probes
+from probes.shared.invocation import host_command, probe_command
+
+
+@pytest.mark.parametrize(
+    ("started", "host", "probe"),
+    [
+        ("/usr/local/bin/weir", "weir", "weir probe"),
+        ("C:\\weir.exe" if sys.platform == "win32" else "weir.exe", "weir", "weir probe"),
+        ("/opt/weir/app/probes/__main__.py", "python -m buildtool", "python -m probes"),
+        ("", "python -m buildtool", "python -m probes"),
+    ],
+)
+def test_a_hint_names_the_program_as_it_was_started(
+    started: str, host: str, probe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    assert (host_command(), probe_command()) == (host, probe)
+
+
+def test_help_of_weir_probe_is_that_of_the_probes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["weir"])
+    for words in (["probe", "--help"], ["probe", "run", "--help"]):
+        with pytest.raises(SystemExit):
+            weir(words)
+    told = capsys.readouterr().out
+    assert told.startswith("usage: weir probe ")
+    assert "--numa" in told
+
+
+@pytest.mark.parametrize("program", [weir, probes.main])
+def test_version_names_the_package(
+    program: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program(["--version"])  # type: ignore[operator]
+    assert (ended.value.code, capsys.readouterr().out.split()[0]) == (Exit.OK, "gpu-weir")
