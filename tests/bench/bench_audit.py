@@ -297,6 +297,7 @@ def dialects(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 def secrets(board: Board, work: Path, args: argparse.Namespace) -> None:
     """Planted credentials."""
+    sys.path.append(str(UNIT / "audit" / "inspect"))
     import test_audit_secrets as planting
 
     found = told = 0
