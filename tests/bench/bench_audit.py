@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,7 @@ from buildtool.errors import ToolError  # noqa: E402
 AUDIT = [sys.executable, "-m", "buildtool", "audit"]
 REAL = ("weir/cpu:latest", "weir/rocm:latest")
 ROUNDS = 5  # of timing
+MOST_MIB = 256  # of memory for any archive
 EXITS = {"0", "1", "2", "5"}
 
 
@@ -199,6 +201,8 @@ def hostile_archives(board: Board, work: Path, args: argparse.Namespace) -> None
         file = scratch / "evil.tar"
         audit_heavy.write(made, file)
         outcome = audit_inputs.watched(lambda file=file: cli.main(["audit", str(file)]), scratch)
+        if outcome.peak_mib > MOST_MIB:  # with this process' own memory; without it, in a process of its own
+            outcome = replace(outcome, peak_mib=audit_inputs.audited_with_peak(file)[1])
         outcomes[name] = outcome
         if outcome.said not in EXITS or outcome.written or list(scratch.iterdir()) != [file]:
             board.line({"hostile": name, "said": outcome.said, "wrote": outcome.written})
@@ -212,7 +216,7 @@ def hostile_archives(board: Board, work: Path, args: argparse.Namespace) -> None
     largest = max(outcomes, key=lambda name: outcomes[name].peak_mib)
     cpu_s = round(outcomes[slowest].cpu_seconds, 2)
     board.bar("hostile archives: slowest", outcomes[slowest].seconds, 5, "s", which=slowest, cpu_s=cpu_s)
-    board.bar("hostile archives: peak memory", outcomes[largest].peak_mib, 256, "MiB", which=largest)
+    board.bar("hostile archives: peak memory", outcomes[largest].peak_mib, MOST_MIB, "MiB", which=largest)
 
 
 def corpora(board: Board, work: Path, args: argparse.Namespace) -> None:
