@@ -29,7 +29,7 @@ from board import Board, tell
 from prune_fuzz import fuzz_bars
 from prune_images import image_bars
 
-from buildtool.builder.rootfs import host_mirror, mmdebstrap_command
+from buildtool.builder.rootfs import environment, host_mirror, mmdebstrap_command
 from buildtool.command import run_loud
 from buildtool.errors import ToolError
 from buildtool.gpucode.formats.elf import read_elf
@@ -183,7 +183,8 @@ def bring_tree(bootstrap: Bootstrap) -> Path:
             shutil.rmtree(partial, ignore_errors=True)
             command = mmdebstrap_command(bootstrap, partial, host_mirror())
             command[1:1] = ["--format=directory", *OPTIONS]
-            run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None)
+            surroundings = environment(bootstrap, os.environ, 0)
+            run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings)
             partial.rename(tree)
     return tree
 
