@@ -24,7 +24,6 @@ GATES = {
         "buildtool/builder/summary.py",
         "probes/report/render.py",
     },
-    "elftools": {"buildtool/gpucode/"},
     "torch": {
         "probes/placement/architectures.py",
         "probes/measure/device.py",
