@@ -4,6 +4,7 @@ What would be done is decided first, as a value (`plan_install`), and said befor
 """
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -116,17 +117,20 @@ def _install_on(host: Host, plan: InstallPlan, say: Say) -> None:
         raise
 
 
-def describe_host(root: Path = Path("/")) -> Host:
+def describe_host() -> Host:
     """This host, from its files and its package manager."""
-    release = _os_release(root / "etc/os-release")
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:  # no distribution says its name here
+        release = {}
     return Host(
         distribution=release.get("ID", "unknown"),
         codename=release.get("VERSION_CODENAME", "unknown"),
         is_root=os.geteuid() == 0,
         buildx_in_suite=_has_candidate("docker-buildx"),
         has_engine=find("dockerd") is not None,
-        has_settings=(root / DAEMON_JSON.relative_to("/")).exists(),
-        has_images=(root / "var/lib/docker").exists(),
+        has_settings=DAEMON_JSON.exists(),
+        has_images=Path("/var/lib/docker").exists(),
     )
 
 
@@ -221,10 +225,3 @@ def _has_candidate(package: str) -> bool:
         return False
     said = run(["apt-cache", "policy", package]).stdout
     return "Candidate:" in said and "Candidate: (none)" not in said
-
-
-def _os_release(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    pairs = (line.partition("=") for line in path.read_text().splitlines() if "=" in line)
-    return {key: value.strip('"') for key, _, value in pairs}

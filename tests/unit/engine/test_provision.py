@@ -157,3 +157,22 @@ def test_ctrl_d_at_the_question_is_a_no(
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", answer)
     assert provision._agreed() is agreed
+
+
+@pytest.mark.parametrize("said", [{"ID": "debian", "VERSION_CODENAME": "trixie"}, {"ID": "arch"}, None])
+def test_a_host_without_a_distributions_name_is_described_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str] | None
+) -> None:
+    def release() -> dict[str, str]:
+        if said is None:
+            raise OSError("no os-release")
+        return said
+
+    monkeypatch.setattr(provision.platform, "freedesktop_os_release", release)
+    monkeypatch.setattr(provision, "_has_candidate", lambda _package: False)
+    found = provision.describe_host()
+    known = said or {}
+    assert (found.distribution, found.codename) == (
+        known.get("ID", "unknown"),
+        known.get("VERSION_CODENAME", "unknown"),
+    )
