@@ -4,7 +4,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from buildtool.errors import Exit, ToolError
+from buildtool.errors import Exit
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import host_command, tool_version
 from probes.shared.output import Parser, complain
@@ -41,15 +41,9 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
-    return delivered(_until_interrupted, argv, lost=int(Exit.DATA))
-
-
-def _until_interrupted(argv: Sequence[str]) -> int:
-    try:
-        return _run_verb(argv)
-    except KeyboardInterrupt:  # also while a verb's module is still being imported
-        complain("interrupted; what is half-written is removed, by the next run at the latest")
-        return int(Exit.INTERRUPTED)
+    return delivered(
+        _run_verb, argv, interrupted="what is half-written is removed, by the next run at the latest"
+    )
 
 
 def _run_verb(argv: Sequence[str]) -> int:
@@ -59,9 +53,6 @@ def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser(verb).parse_args(argv)
     try:
         return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
-    except ToolError as error:
-        complain(f"error: {error}")
-        return int(error.exit_code)
     except OSError as error:  # of a file in our way that no module expects there
         where = f" {error.filename}" if error.filename else ""
         complain(f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions")

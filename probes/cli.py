@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes.errors import Exit, ProbeError, UsageError
+from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
 from probes.placement.split import DTYPES, MODELS
@@ -21,7 +21,7 @@ from probes.run.child import Told
 from probes.run.remaining import BEGINNING, Planned, progress, told
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
-from probes.shared.output import Parser, complain, hand_over, tell
+from probes.shared.output import Parser, hand_over, tell
 from probes.shared.units import parse_bytes
 from probes.verbs import VERBS, add_verbs
 
@@ -203,20 +203,14 @@ def _show(args: argparse.Namespace) -> Exit:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
-    return delivered(_run_verb, argv, lost=int(Exit.DATA))
+    return delivered(
+        _run_verb, argv, interrupted="the report holds what was measured by then, --resume goes on"
+    )
 
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
-    try:
-        verb = {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS}[args.verb]
-        return int(verb(args))
-    except ProbeError as error:
-        complain(f"error: {error}")
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        complain("interrupted; the report holds what was measured by then, --resume goes on")
-        return int(Exit.INTERRUPTED)
+    return {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS}[args.verb](args)
 
 
 def entry() -> None:

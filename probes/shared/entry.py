@@ -1,22 +1,32 @@
-"""What both programs do around their command lines: signals, output that is lost, the exit code."""
+"""What both programs do around their command lines: signals, failures, output that is lost, the exit code."""
 
 import sys
 from collections.abc import Callable, Sequence
 
+from probes.shared.failure import Failure
 from probes.shared.interrupt import interruptible
 from probes.shared.output import OutputLost, complain, harden
 
+DATA = 5  # of both programs' exit codes
+INTERRUPTED = 130
 
-def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, lost: int) -> int:
-    """The exit code of `run`, or `lost` where standard output doesn't take what it prints."""
+
+def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
+    """The exit code of `run`, or of the failure that it ends in, which is told; `interrupted` is for Ctrl-C."""
     try:
         try:
-            return run(argv)
+            return int(run(argv))
+        except Failure as error:
+            complain(f"error: {error}")
+            return int(error.exit_code)
+        except KeyboardInterrupt:
+            complain(f"interrupted; {interrupted}")
+            return INTERRUPTED
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
     except OutputLost as error:
         complain(f"error: can't write standard output: {error}")
-        return lost
+        return DATA
 
 
 def run_as_program(main: Callable[[Sequence[str]], int]) -> None:
