@@ -1,4 +1,3 @@
-import builtins
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,24 +53,8 @@ def full() -> ProbeReport:
     return report(*runs, torch=CUDA_TORCH)
 
 
-def without_tabulate(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def fake(name: str, *rest: object) -> object:
-        if name == "tabulate":
-            raise ImportError(name)
-        return real(name, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", fake)
-
-
-@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("markdown", [True, False])
-def test_a_report_reads_well_with_and_without_tabulate(
-    full: ProbeReport, monkeypatch: pytest.MonkeyPatch, plain: bool, markdown: bool
-) -> None:
-    if plain:
-        without_tabulate(monkeypatch)
+def test_a_report_reads_well_as_text_and_as_markdown(full: ProbeReport, markdown: bool) -> None:
     text = render.render(full, markdown=markdown)
     for part in (
         "The answer",
