@@ -12,13 +12,13 @@ from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
 from probes.placement.split import DTYPES, MODELS
-from probes.records.codec import encode
 from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
 from probes.report import render
 from probes.report.headline import headline, next_step
 from probes.run import catalog, session
 from probes.run.child import Told
 from probes.run.remaining import BEGINNING, Planned, progress, told
+from probes.shared.codec import encode
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, hand_over, tell

@@ -9,8 +9,8 @@ import json
 import types
 import typing
 
-from probes.records.codec import kept_fields
 from probes.records.schema import READABLE, ProbeReport
+from probes.shared.codec import kept_fields
 
 Json: typing.TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from probes.errors import ReportError
-from probes.records.codec import DERIVED, Json, decode, encode
 from probes.records.facts import (
     Api,
     Card,
@@ -27,6 +26,7 @@ from probes.records.facts import (
     TorchFacts,
 )
 from probes.shared import files
+from probes.shared.codec import DERIVED, Json, Misfit, decode, encode
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
@@ -414,7 +414,10 @@ def from_json(text: str) -> ProbeReport:
             f"schema_version is {version!r}, this program reads {known}",
             "read it with the Weir that wrote it",
         )
-    return decode(ProbeReport, value)
+    try:
+        return decode(ProbeReport, value)
+    except Misfit as error:
+        raise ReportError(str(error)) from error
 
 
 def read_report(path: Path) -> ProbeReport:

@@ -22,7 +22,6 @@ from probes.machine import numa
 from probes.machine.snapshot import pci_id_of_first_gpu
 from probes.measure.noise import judge
 from probes.measure.watch import Watch
-from probes.records.codec import decode, encode
 from probes.records.schema import (
     Done,
     Failed,
@@ -35,6 +34,7 @@ from probes.records.schema import (
     TorchFacts,
 )
 from probes.run.catalog import PROBES, Context
+from probes.shared.codec import decode, encode
 
 DESCRIBE = "describe"  # not a probe: tells TorchFacts
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

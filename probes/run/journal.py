@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
-from probes.records.codec import decode, encode
 from probes.records.schema import ProbeReport, Record
+from probes.shared.codec import decode, encode
 from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
 
@@ -141,7 +141,7 @@ def read(report: Path) -> Past | None:
     try:
         begun = decode(ProbeReport, json.loads(whole[0]), "line 1")
         entries = [decode(Entry, json.loads(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
-    except (ValueError, ReportError) as error:
+    except ValueError as error:
         raise ReportError(
             f"{path} is broken: {error}", f"remove it and begin a new run: {probe_command()} run"
         ) from error

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from probes.errors import Exit, ReportError
-from probes.records.codec import decode, encode
+from probes.errors import Exit
 from probes.records.schema import Done, Failed, Outcome
 from probes.run.child import Job, Line, Message, Told
+from probes.shared.codec import decode, encode
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
 KEPT_LINES = 8  # of what the worker's libraries said, enough to hold the cause
@@ -178,7 +178,7 @@ class _Ear:
             return
         try:
             message: Message = decode(Line, json.loads(line), "message").message
-        except (ValueError, ReportError) as error:
+        except ValueError as error:
             self.garbage = f"{line[:80]!r} ({error})"
             return
         if isinstance(message, Done | Failed):

@@ -56,10 +56,10 @@ CHOSEN = {
     "buildtool/prune": "archives flat manifest rewrite trees",
     "probes/machine": "expectation prunemanifest",
     "probes/measure": "breakeven noise pattern pressure sampling spill transfer",
-    "probes/records": "codec facts schema stats",
+    "probes/records": "facts schema stats",
     "probes/report": "answers crossover fit headline residency",
     "probes/run": "journal",
-    "probes/shared": "failure files quoting units",
+    "probes/shared": "codec failure files grid quoting units",
 }
 MODULES = (
     *(

@@ -22,7 +22,6 @@ import test_probe_trees
 from board import Board, tell
 
 from probes.errors import ReportError
-from probes.records.codec import encode
 from probes.records.schema import (
     Done,
     Failed,
@@ -36,6 +35,7 @@ from probes.records.schema import (
 )
 from probes.run import catalog, journal, session, supervisor
 from probes.run.child import Job, Line
+from probes.shared.codec import encode
 
 KILLS = 1000
 HANGS, CRASHES = 50, 100

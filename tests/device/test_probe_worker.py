@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from probes.records.codec import encode
 from probes.records.schema import Done, Failed, Gap, Settings
 from probes.run import supervisor
 from probes.run.child import Job, Line
+from probes.shared.codec import encode
 
 JOB = Job("transfer", Settings(quick=True, seed=1, vram_cap_bytes=None), None)
 GAP = Gap("h2d_pinned", 4096, "a test")

@@ -57,35 +57,47 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "an object belongs here"),
+        ("[]", "expected an object"),
         ("{}", "schema_version is None"),
         (broken(lambda d: d.update(schema_version=99)), "schema_version is 99"),
-        (broken(lambda d: d.pop("totals")), "totals is missing"),
-        (broken(lambda d: d["totals"].update(unpacked_bytes="1")), r"totals.unpacked_bytes: '1' where int"),
-        (broken(lambda d: d["totals"].update(unpacked_bytes=-1)), r"'-1' where int"),
-        (broken(lambda d: d["totals"].update(unpacked_bytes=True)), r"'True' where int"),
-        (broken(lambda d: d["totals"].update(unpacked_bytes=float("nan"))), r"'nan' where int"),
+        (broken(lambda d: d.pop("totals")), "the key `totals` is missing"),
+        (
+            broken(lambda d: d["totals"].update(unpacked_bytes="1")),
+            r"unpacked_bytes: expected int, found '1'",
+        ),
+        (
+            broken(lambda d: d["totals"].update(unpacked_bytes=-1)),
+            r"expected a count, found '-1'",
+        ),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=True)), r"expected int, found 'True'"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=float("nan"))), r"not JSON \(NaN is no JSON\)"),
         (
             broken(lambda d: d["findings"][0].update(severity="dire")),
-            r"findings\[0\].severity: 'dire' is none of",
+            r"findings\[0\].severity: expected one of error, warning, info, found 'dire'",
         ),
         (broken(lambda d: d["findings"][0].pop("bytes")), r"findings\[0\].unpacked_bytes"),
-        (broken(lambda d: d.update(layers={})), "layers: a list belongs here"),
-        (broken(lambda d: d.update(gpu_code=[])), "gpu_code: an object belongs here"),
-        (broken(lambda d: d.update(top_directories=[1])), "top_directories: an object belongs here"),
-        (broken(lambda d: d.update(top_directories={})), "top_directories: a list belongs here"),
-        (broken(lambda d: d.update(findings=[1])), "findings: an object belongs here"),
-        (broken(lambda d: d.update(findings={})), "findings: a list belongs here"),
-        (broken(lambda d: d.update(image=[])), r"r\.json\.image: an object belongs here"),
-        (broken(lambda d: d.update(owners=[])), r"r\.json\.owners: an object belongs here"),
-        (broken(lambda d: d["gpu_code"].pop("by_target")), r"r\.json\.gpu_code: an object belongs here"),
+        (broken(lambda d: d.update(layers={})), "layers: expected a list"),
+        (broken(lambda d: d.update(gpu_code=[])), "gpu_code: expected an object"),
+        (broken(lambda d: d.update(top_directories=[1])), r"top_directories\[0\]: expected an object"),
+        (broken(lambda d: d.update(top_directories={})), "top_directories: expected a list"),
+        (broken(lambda d: d.update(findings=[1])), r"findings\[0\]: expected an object"),
+        (broken(lambda d: d.update(findings={})), "findings: expected a list"),
+        (broken(lambda d: d.update(image=[])), r"r\.json\.image: expected an object"),
+        (broken(lambda d: d.update(owners=[])), r"r\.json\.owners: expected an object"),
+        (broken(lambda d: d["gpu_code"].pop("by_target")), r"r\.json\.gpu_code: expected an object"),
         (
             broken(lambda d: d["top_directories"][0].pop("path")),
-            r"top_directories\[0\]\[0\]: 'None' where str",
+            r"top_directories\[0\]\[0\]: expected str, found 'None'",
         ),
-        (broken(lambda d: d["layers"][1].update(command=7)), r"layers\[1\]\.command: '7' where str"),
-        (broken(lambda d: d["findings"][0].update(paths=[7])), r"findings\[0\]\.paths\[0\]: '7' where str"),
-        (broken(lambda d: d["budget"].update(unpacked=None)), r"budget\.unpacked: an object belongs here"),
+        (
+            broken(lambda d: d["layers"][1].update(command=7)),
+            r"layers\[1\]\.command: expected str or NoneType, found '7'",
+        ),
+        (
+            broken(lambda d: d["findings"][0].update(paths=[7])),
+            r"findings\[0\]\.paths\[0\]: expected str",
+        ),
+        (broken(lambda d: d["budget"].update(unpacked=None)), r"budget\.unpacked: expected an object"),
     ],
 )
 def test_what_is_no_report_is_refused_with_its_place(text: str, told: str) -> None:
@@ -138,13 +150,16 @@ def test_counts_reach_from_nothing_to_63_bits() -> None:
     for count in (0, (1 << 63) - 1):
         report = replace(small_report(), owners={"deb": count})
         assert parse_report(to_json(report), "r.json").owners == {"deb": count}
-    with pytest.raises(DataError, match=r"r\.json\.owners\.deb: '9223372036854775808' where int"):
+    with pytest.raises(
+        DataError,
+        match=r"r\.json\.owners\.deb: expected a count, found '9223372036854775808'",
+    ):
         parse_report(to_json(replace(small_report(), owners={"deb": 1 << 63})), "r.json")
 
 
 def test_a_wrong_value_is_shown_by_its_first_60_characters() -> None:
     text = broken(lambda d: d["totals"].update(n_files="7" * 100))
-    with pytest.raises(DataError, match=f": '{'7' * 60}' where int belongs"):
+    with pytest.raises(DataError, match=f": expected int, found '{'7' * 60}':"):
         parse_report(text, "r.json")
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from probe_samples import done, failed, report, waived
 
 from probes.errors import Exit, ReportError
-from probes.records.codec import decode, encode
 from probes.records.schema import (
     Block,
     Gap,
@@ -25,6 +24,7 @@ from probes.records.schema import (
     write_report,
 )
 from probes.run.child import Job, Line
+from probes.shared.codec import Misfit, decode, encode
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 seconds = st.lists(finite, min_size=1, max_size=5).map(tuple)
@@ -182,5 +182,5 @@ class Tagged:
 
 def test_an_untagged_alternative_is_tried_before_giving_up() -> None:
     assert decode(Tagged, {"is": "tagged", "word": "a"}) == Tagged("a")
-    with pytest.raises(ReportError, match="one of a"):
+    with pytest.raises(Misfit, match="one of a"):
         decode(Tagged, {"is": "tagged", "word": "b"})

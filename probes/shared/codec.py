@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, guided by their type hints.
+"""Frozen dataclasses to JSON and back, guided by their type hints: the one way of both programs.
 
 A class with a `tag` can stand in a union: the tag is written under the key "is".
 """
@@ -6,9 +6,10 @@ A class with a `tag` can stand in a union: the tag is written under the key "is"
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
 from typing import TypeAlias, TypeVar
-
-from probes.errors import ReportError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 T = TypeVar("T")
@@ -17,10 +18,16 @@ TAG = "is"
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
 
 
+class Misfit(ValueError):
+    """A JSON value that isn't of the shape asked for; the message names its place."""
+
+
 def encode(value: object) -> Json:
-    """The JSON form of a dataclass, tuple or plain value. Raises TypeError for anything else."""
+    """The JSON form of a dataclass, enum, tuple or plain value. Raises TypeError for anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Enum):
+        return encode(value.value)
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -35,38 +42,50 @@ def kept_fields(shape: type) -> tuple[dataclasses.Field[typing.Any], ...]:
     return tuple(f for f in dataclasses.fields(shape) if f.metadata != DERIVED)
 
 
-def decode(shape: type[T], value: Json, where: str = "report") -> T:
+def decode(shape: type[T], value: object, where: str = "report") -> T:
     """The value of type `shape` that `encode` had written. Keys that the shape lacks are ignored.
     A field with a default may be missing: files written before it was added can still be read.
 
-    Raises ReportError naming the place (`report.runs[2].records[0].wall_s`), what was expected and found.
+    Raises Misfit naming the place (`report.runs[2].records[0].wall_s`), what was expected and found.
     """
     return typing.cast(T, _decode(shape, value, where))
 
 
-def _decode(hint: object, value: Json, where: str) -> object:
+def _decode(hint: object, value: object, where: str) -> object:
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return _one_of(typing.get_args(hint), value, where)
     if origin in (typing.Union, types.UnionType):
         return _union(typing.get_args(hint), value, where)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _mismatch("a list", value, where)
-        item = typing.get_args(hint)[0]
-        return tuple(_decode(item, each, f"{where}[{i}]") for i, each in enumerate(value))
+        return _tuple(typing.get_args(hint), value, where)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _mismatch("an object", value, where)
+        item = typing.get_args(hint)[1]
+        return {key: _decode(item, each, f"{where}.{key}") for key, each in value.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _dataclass(hint, value, where)
     return _plain(hint, value, where)
 
 
-def _one_of(allowed: tuple[object, ...], value: Json, where: str) -> object:
+def _tuple(items: tuple[object, ...], value: object, where: str) -> tuple[object, ...]:
+    """Of any length for a hint with an ellipsis, else of the hint's own."""
+    if not isinstance(value, list):
+        raise _mismatch("a list", value, where)
+    hints = items[:1] * len(value) if Ellipsis in items else items
+    if len(hints) != len(value):
+        raise _mismatch(f"{len(hints)} items", value, where)
+    return tuple(_decode(hint, value[i], f"{where}[{i}]") for i, hint in enumerate(hints))
+
+
+def _one_of(allowed: tuple[object, ...], value: object, where: str) -> object:
     if value not in allowed:
         raise _mismatch(f"one of {', '.join(map(str, allowed))}", value, where)
     return value
 
 
-def _union(members: tuple[object, ...], value: Json, where: str) -> object:
+def _union(members: tuple[object, ...], value: object, where: str) -> object:
     if isinstance(value, dict):
         for member in members:
             if dataclasses.is_dataclass(member) and getattr(member, "tag", None) == value.get(TAG):
@@ -77,19 +96,23 @@ def _union(members: tuple[object, ...], value: Json, where: str) -> object:
         if not hasattr(member, "tag"):
             try:
                 return _decode(member, value, where)
-            except ReportError:
+            except Misfit:
                 continue
     raise _mismatch(" or ".join(getattr(m, "__name__", str(m)) for m in members), value, where)
 
 
-def _dataclass(shape: type, value: Json, where: str) -> object:
+def _dataclass(shape: type, value: object, where: str) -> object:
     if not isinstance(value, dict):
         raise _mismatch("an object", value, where)
-    hints = typing.get_type_hints(shape)
+    hints = _hints(shape)
     fields = kept_fields(shape)
-    missing = [f.name for f in fields if f.name not in value and f.default is dataclasses.MISSING]
+    missing = [
+        f.name
+        for f in fields
+        if f.name not in value and f.default is f.default_factory is dataclasses.MISSING
+    ]
     if missing:
-        raise ReportError(f"{where}: the key `{missing[0]}` is missing")
+        raise Misfit(f"{where}: the key `{missing[0]}` is missing")
     return shape(
         **{
             f.name: _decode(hints[f.name], value[f.name], f"{where}.{f.name}")
@@ -99,9 +122,14 @@ def _dataclass(shape: type, value: Json, where: str) -> object:
     )
 
 
-def _plain(hint: object, value: Json, where: str) -> object:
+_hints = cache(typing.get_type_hints)
+
+
+def _plain(hint: object, value: object, where: str) -> object:
     if hint is float and type(value) in (int, float):
         return float(typing.cast(float, value))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(_one_of(tuple(member.value for member in hint), value, where))
     if hint is types.NoneType and value is None:
         return None
     if hint in (int, str, bool) and type(value) is hint:
@@ -109,5 +137,5 @@ def _plain(hint: object, value: Json, where: str) -> object:
     raise _mismatch(getattr(hint, "__name__", str(hint)), value, where)
 
 
-def _mismatch(expected: str, found: Json, where: str) -> ReportError:
-    return ReportError(f"{where}: expected {expected}, found {str(found)[:60]!r}")
+def _mismatch(expected: str, found: object, where: str) -> Misfit:
+    return Misfit(f"{where}: expected {expected}, found {str(found)[:60]!r}")

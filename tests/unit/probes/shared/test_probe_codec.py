@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from probes.errors import ReportError
-from probes.records.codec import DERIVED, Json, decode, encode
+from probes.shared.codec import DERIVED, Json, Misfit, decode, encode
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,14 @@ def test_each_alternative_of_a_field_is_read(key: str, value: Json, read: object
     ],
 )
 def test_a_value_that_does_not_fit_is_named(key: str, value: Json, message: str) -> None:
-    with pytest.raises(ReportError) as caught:
+    with pytest.raises(Misfit) as caught:
         decode(Box, TEXT | {key: value}, "box")
-    assert message in caught.value.message
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 5])
 def test_what_is_no_object_is_refused(value: Json) -> None:
-    with pytest.raises(ReportError, match="report: expected an object"):
+    with pytest.raises(Misfit, match="report: expected an object"):
         decode(Box, value)
 
 
@@ -111,7 +110,7 @@ def test_fields_with_a_default_may_be_missing_and_others_are_named_in_order() ->
     kept = {key: TEXT[key] for key in TEXT if key != "later"}
     assert decode(Box, kept) == BOX
     assert decode(Red, {}) == Red(3)
-    with pytest.raises(ReportError, match="the key `name` is missing"):
+    with pytest.raises(Misfit, match="the key `name` is missing"):
         decode(Box, {"later": "x"})
 
 
