@@ -1,12 +1,13 @@
 """Judges what a fresh container said of itself (images/smoke.py). Pure: the running is the engine's."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from buildtool.errors import ProofFailed
+from buildtool.jsontext import load
 from buildtool.model import Resolved, TorchBuild, Variant
+from probes.shared.codec import decode, encode
 from probes.shared.invocation import host_command
 from probes.shared.quoting import command, terminal
 
@@ -20,6 +21,13 @@ _MAX_TEXT = 1000  # characters of one fact; rocminfo's are the longest, 200
 
 class MalformedFacts(ProofFailed):
     """What a container said isn't of the form that images/smoke.py writes."""
+
+
+@dataclass(frozen=True)
+class _Rocminfo:
+    present: bool
+    exit_code: int = 0
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,22 +98,15 @@ def facts_of(stdout: str) -> Facts | None:
     if len(line) > MAX_FACTS:
         raise MalformedFacts(f"its smoke test answers with {len(line):,} characters")
     try:
-        top = json.loads(line.removeprefix(MARK))
-        torch, rocminfo = top["torch"], top["rocminfo"]
-        return Facts(
-            python=_text(top, "python"),
-            uid=_number(top, "uid"),
-            torch_version=_text(torch, "version"),
-            hip=None if torch["hip"] is None else _text(torch, "hip"),
-            cuda=None if torch["cuda"] is None else _text(torch, "cuda"),
-            product_ok=_flag(torch, "product_ok"),
-            service=_flag(top, "service"),
-            probes=_flag(top, "probes"),
-            rocminfo=_rocminfo(rocminfo),
-        )
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        top: Any = load(line.removeprefix(MARK))
+        said = {"torch_version": top["torch"]["version"], "rocminfo": _rocminfo(top["rocminfo"])}
+        facts = decode(Facts, {**top, **top["torch"], **said}, "answer")
+        if any(isinstance(fact, str) and len(fact) > _MAX_TEXT for fact in astuple(facts)):
+            raise ValueError("a fact of more characters than any has")
+    except (ValueError, TypeError, LookupError) as error:
         shown = terminal(line[:SHOWN_CHARACTERS])
         raise MalformedFacts(f"its smoke test doesn't answer as images/smoke.py does: {shown}") from error
+    return facts
 
 
 def told(facts: Facts) -> str:
@@ -121,18 +122,12 @@ def last_words(output: str) -> str:
 
 def to_seal(proof: Proof) -> str:
     """A proof as text, kept under the image's digest: what was proved once needn't be run again."""
-    return json.dumps(asdict(proof) | {"torch_build": proof.torch_build.value})
+    return json.dumps(encode(proof))
 
 
 def from_seal(text: str) -> Proof:
-    """The proof that `to_seal` wrote. Raises ValueError, LookupError or TypeError for a damaged text."""
-    data = json.loads(text)
-    return Proof(
-        python=_text(data, "python"),
-        torch_version=_text(data, "torch_version"),
-        torch_build=TorchBuild(data["torch_build"]),
-        rocminfo=_text(data, "rocminfo"),
-    )
+    """The proof that `to_seal` wrote. Raises ValueError for a damaged text."""
+    return decode(Proof, load(text), "proof")
 
 
 def build_of(hip: str | None, cuda: str | None) -> TorchBuild:
@@ -142,32 +137,11 @@ def build_of(hip: str | None, cuda: str | None) -> TorchBuild:
     return TorchBuild.CUDA if cuda else TorchBuild.CPU
 
 
-def _rocminfo(facts: Mapping[str, Any]) -> str:
-    if not _flag(facts, "present"):
+def _rocminfo(said: object) -> str:
+    found = decode(_Rocminfo, said, "rocminfo")
+    if not found.present:
         return "not installed"
-    said = _text(facts, "said").splitlines()
-    return f"runs (exit {_number(facts, 'exit_code')}: {said[0] if said else 'silent'})"
-
-
-def _text(facts: Mapping[str, Any], key: str) -> str:
-    value = facts[key]
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise TypeError(key)
-    return value
-
-
-def _number(facts: Mapping[str, Any], key: str) -> int:
-    value = facts[key]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(key)
-    return value
-
-
-def _flag(facts: Mapping[str, Any], key: str) -> bool:
-    value = facts[key]
-    if not isinstance(value, bool):
-        raise TypeError(key)
-    return value
+    return f"runs (exit {found.exit_code}: {found.said.splitlines()[0] if found.said else 'silent'})"
 
 
 def _look_inside(ref: str) -> str:
