@@ -8,13 +8,15 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
-from buildtool.model import PinnedBase, Resolved, TorchBuild, Variant, Wheel
+from buildtool.jsontext import load
+from buildtool.model import Resolved, Variant, Wheel
+from probes.shared.codec import decode
 from probes.shared.quoting import command
 
 SCHEMA_VERSION = 1
@@ -48,18 +50,18 @@ class Lock:
         Raises ConfigError when it isn't ours, DataError when it can't be read.
         """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data: Any = load(path.read_text(encoding="utf-8"))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
             entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
-            return cls(path, entries, tuple(map(_wheel, data["tools"])))
+            return cls(path, entries, tuple(_checked(decode(Wheel, raw, "tools")) for raw in data["tools"]))
         except FileNotFoundError:
             return cls(path)
         except OSError as error:
             raise DataError(
                 f"can't read {path}: {error.strerror}", "name another lock file: WEIR_LOCK=FILE"
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
             raise ConfigError(
                 f"{path}: not a lock file of ours ({type(error).__name__}: {error})", hint
@@ -111,23 +113,16 @@ def _to_json(entry: Resolved) -> dict[str, Any]:
     return data
 
 
-def _wheel(raw: dict[str, Any]) -> Wheel:
-    """A wheel whose name and digest make a path inside the cache. Raises ValueError or TypeError."""
-    wheel = Wheel(**raw)
+def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
+    always = {"wheels": None, "notes": None}  # not to be left out, though new values have defaults
+    entry = decode(Resolved, {**always, **raw, "variant": name}, name)
+    for wheel in entry.wheels:
+        _checked(wheel)
+    return entry
+
+
+def _checked(wheel: Wheel) -> Wheel:
+    """A wheel whose name and digest make a path inside the cache. Raises ValueError."""
     if not (_WHEEL.fullmatch(wheel.filename) and _SHA256.fullmatch(wheel.sha256)):
         raise ValueError(f"{wheel.filename!r} with SHA-256 {wheel.sha256!r} is no wheel")
-    return replace(wheel, stored_bytes=int(wheel.stored_bytes))
-
-
-def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
-    return Resolved(
-        variant=name,
-        spec_sha256=raw["spec_sha256"],
-        torch_source=raw["torch_source"],
-        torch_build=TorchBuild(raw["torch_build"]),
-        python=raw["python"],
-        base=PinnedBase(**raw["base"]),
-        wheels=tuple(map(_wheel, raw["wheels"])),
-        notes=tuple(raw["notes"]),
-        gpu_target=str(raw.get("gpu_target", "")),  # earlier versions locked no wheels by card
-    )
+    return wheel

@@ -194,10 +194,35 @@ def test_a_wheel_of_the_lock_has_a_wheels_name_and_a_whole_digest(
     tmp_path: Path, filename: str, sha256: str
 ) -> None:
     path = tmp_path / "lock.json"
-    wheels = [{"filename": "a-1.whl", "sha256": "ab" * 32, "stored_bytes": 5.0}]
+    wheels = [{"filename": "a-1.whl", "sha256": "ab" * 32, "stored_bytes": 5}]
     path.write_text(json.dumps({"schema_version": 1, "tools": wheels, "variants": {}}))
     assert repr(Lock.load(path).tools) == repr((Wheel("a-1.whl", "ab" * 32, 5),))
     wheels[0] |= {"filename": filename, "sha256": sha256}
     path.write_text(json.dumps({"schema_version": 1, "tools": wheels, "variants": {}}))
     with pytest.raises(ConfigError, match="no wheel"):
+        Lock.load(path)
+
+
+@pytest.mark.parametrize("missing", ["wheels", "notes", "base", "python", "torch_build"])
+def test_an_entry_without_its_wheels_is_not_taken_for_one_of_none(tmp_path: Path, missing: str) -> None:
+    path = tmp_path / "lock.json"
+    Lock(path).put(ENTRY)
+    data = json.loads(path.read_text())
+    del data["variants"]["cpu"][missing]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=missing):
+        Lock.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"wheels": [{"filename": "../x-1.whl", "sha256": "ab" * 32, "stored_bytes": 1}]}, {"python": 3.11}],
+)
+def test_an_entry_with_a_value_of_another_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "lock.json"
+    Lock(path).put(ENTRY)
+    data = json.loads(path.read_text())
+    data["variants"]["cpu"] |= change
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="not a lock file"):
         Lock.load(path)
