@@ -19,6 +19,7 @@ from buildtool.files import sync_directory, write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.jsontext import load
 from buildtool.prune.trees import Change, Deleted, Pruned, TreeResult
+from probes.shared.codec import decode
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
@@ -287,24 +288,13 @@ def _kind(change: Change) -> str:
 
 def _change(row: dict[str, Any]) -> Change:
     [(kind, fields)] = row.items()
-    path = _path(fields["path"])
-    if kind == "deleted":
-        return Deleted(path, _count(fields["freed_bytes"]), tuple(map(str, fields["targets"])))
-    kept, removed = (
-        {name: _count(n_bytes) for name, n_bytes in fields[key].items()}
-        for key in ("kept_bytes", "removed_bytes")
-    )
-    return Pruned(path, _count(fields["bytes_before"]), _count(fields["bytes_after"]), kept, removed)
+    change: Change = decode(Deleted, fields) if kind == "deleted" else decode(Pruned, fields)
+    _path(change.path)
+    return change
 
 
 def _path(value: object) -> str:
     """A path as a file system can have it. Raises ValueError."""
     if not isinstance(value, str) or b"\0" in os.fsencode(value):
         raise ValueError("a path that no file has")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError("a number of bytes that is none")
     return value

@@ -59,7 +59,7 @@ def _decode(hint: object, value: object, where: str) -> object:
         return _union(typing.get_args(hint), value, where)
     if origin is tuple:
         return _tuple(typing.get_args(hint), value, where)
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         if not isinstance(value, dict):
             raise _mismatch("an object", value, where)
         item = typing.get_args(hint)[1]
