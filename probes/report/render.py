@@ -111,10 +111,9 @@ def ended_line(run: ProbeRun) -> str:
             return f"done in {run.seconds:.1f} s{times}, {len(run.records)} records"
         case Waived(reason):
             return f"waived: {reason}"
-        case Failed(reason=reason, hint=hint):
-            return f"FAILED after {run.seconds:.1f} s, {len(run.records)} records kept: {reason}" + (
-                f"\n  {hint}" if hint else ""
-            )
+        case Failed(reason=reason, hint=hint, wedged=wedged):
+            state = f"{'WEDGED' if wedged else 'FAILED'} after {run.seconds:.1f} s"
+            return f"{state}, {len(run.records)} records kept: {reason}" + (f"\n  {hint}" if hint else "")
 
 
 def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buildtool.audit.report.diff import Change, ImageDiff
-from buildtool.audit.report.render import capped
+from buildtool.audit.report.render import capped, told_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.grid import markdown_table, text_table
 from probes.shared.quoting import markdown, terminal
@@ -66,7 +66,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
     for name, of in figures:
         a, b = of(before), of(after)
         delta = "unknown" if a is None or b is None else _signed(b - a)
-        rows.append((name, _bytes(a), _bytes(b), delta))
+        rows.append((name, told_bytes(a), told_bytes(b), delta))
     for name, a_text, b_text in (
         ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
         ("layers", str(len(before.layers)), str(len(after.layers))),
@@ -82,7 +82,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
 def _row(change: Change) -> tuple[str, ...]:
     """A side without bytes of its own, as a finding that isn't about size, is told to be there."""
     sides = [
-        "there" if side == 0 else _bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+        "there" if side == 0 else told_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
     ]
     return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
 
@@ -106,7 +106,3 @@ def _notes(found: ImageDiff) -> list[str]:
 
 def _signed(n_bytes: int) -> str:
     return f"{'+' if n_bytes > 0 else ''}{decimal_bytes(n_bytes)}"
-
-
-def _bytes(n_bytes: int | None, missing: str = "unknown") -> str:
-    return missing if n_bytes is None else decimal_bytes(n_bytes)

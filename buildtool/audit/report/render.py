@@ -49,7 +49,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
         torch=report.torch_build,
         layers=str(len(report.layers)),
         unpacked=decimal_bytes(report.totals.unpacked_bytes),
-        stored=_bytes(report.totals.stored_bytes),
+        stored=told_bytes(report.totals.stored_bytes),
         verdict=report.budget.verdict.value,
         biggest_finding=told,
     )
@@ -106,7 +106,7 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
 
 def _headline(report: AuditReport) -> list[str]:
     totals, image = report.totals, report.image
-    stored = f"{_bytes(totals.stored_bytes)} stored (compressed layers)"
+    stored = f"{told_bytes(totals.stored_bytes)} stored (compressed layers)"
     lines = [
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
@@ -142,7 +142,7 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                 (
                     str(n),
                     decimal_bytes(row.unpacked_bytes),
-                    _bytes(row.stored_bytes),
+                    told_bytes(row.stored_bytes),
                     f"{row.n_entries:,}",
                     _short(row.command or "unknown"),
                 )
@@ -215,11 +215,12 @@ def _judgement(judged: Judgement) -> str:
     if judged.verdict is Verdict.NONE:
         return "no limit"
     sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
-    return f"{_bytes(judged.actual_bytes)} {sign} {_bytes(judged.limit_bytes)}"
+    return f"{told_bytes(judged.actual_bytes)} {sign} {told_bytes(judged.limit_bytes)}"
 
 
-def _bytes(n_bytes: int | None) -> str:
-    return "unknown" if n_bytes is None else decimal_bytes(n_bytes)
+def told_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
+    """A size, or a word in its place."""
+    return missing if n_bytes is None else decimal_bytes(n_bytes)
 
 
 def _short(text: str) -> str:

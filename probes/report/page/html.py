@@ -8,8 +8,6 @@ from importlib import resources
 
 from probes.records.rounds import merged
 from probes.records.schema import (
-    Done,
-    Failed,
     Gap,
     Link,
     Machine,
@@ -22,13 +20,13 @@ from probes.records.schema import (
     Timed,
     TorchFacts,
     Unknown,
-    Waived,
 )
 from probes.records.stats import doubts, summarize
 from probes.report.answers import all_records, answers, pick
 from probes.report.headline import headline
 from probes.report.page.palette import css_variables
 from probes.report.quantities import size, text
+from probes.report.render import ended_line
 from probes.report.tables import Table, break_even_table, doubts_of, facts, tables
 from probes.shared.quoting import html
 
@@ -119,16 +117,8 @@ def _answer(report: ProbeReport) -> str:
 
 
 def ended(run: ProbeRun) -> str:
-    """How a probe ended."""
-    match run.outcome:
-        case Done():
-            times = f" by {run.processes} processes" if run.processes > 1 else ""
-            return f"done in {run.seconds:.1f} s{times}, {len(run.records)} records"
-        case Waived(reason):
-            return f"waived: {reason}"
-        case Failed(reason=reason, hint=hint, wedged=wedged):
-            state = f"{'WEDGED' if wedged else 'FAILED'} after {run.seconds:.1f} s"
-            return f"{state}, {len(run.records)} records kept: {reason} {hint}".rstrip()
+    """How a probe ended, in one line."""
+    return " ".join(ended_line(run).split("\n  "))
 
 
 def _figure(plot: Plot) -> str:

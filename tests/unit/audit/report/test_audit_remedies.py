@@ -52,14 +52,14 @@ def test_a_command_in_a_path_is_not_run_by_the_remedy_against_it() -> None:
 def test_a_command_in_a_label_is_not_run_by_the_remedy_against_it() -> None:
     labels = {"io.weir.variant": "rocm; touch x", "io.weir.torch.build": "cpu"}
     remedy = found(audited(tar(file("x", b"x")), labels=labels), "torch-without-gpu-kernels").remedy
-    assert commands(remedy) == [["python", "-m", "buildtool", "build", "--", "rocm; touch x"]]
+    assert commands(remedy) == [["weir", "build", "--", "rocm; touch x"]]
 
 
 @pytest.mark.parametrize("label", ["gfx906;touch x", "gfx906 $(touch x)", "gfx906\n"])
 def test_targets_named_by_a_label_are_targets_or_nothing(label: str) -> None:
     report = audited(KERNELS, labels={"io.weir.gpu-targets": label}, ref="$(touch x)")
     if "foreign-gfx" in ids(report):
-        words = ["python", "-m", "buildtool", "prune", "--targets", "gfx906", "--", "$(touch x)"]
+        words = ["weir", "prune", "--targets", "gfx906", "--", "$(touch x)"]
         assert commands(found(report, "foreign-gfx").remedy) == [words]
 
 

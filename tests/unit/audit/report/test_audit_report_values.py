@@ -34,6 +34,7 @@ from buildtool.audit.report.schema import (
 )
 from buildtool.gpucode.errors import BadTarget
 from buildtool.model import Budget
+from probes.shared import invocation
 
 HISTORY = [
     {"created_by": "# debian.sh x"},
@@ -297,9 +298,9 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(auditing, "version", missing)
-    assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "unknown"
-    monkeypatch.setattr(auditing, "version", lambda name: f"{name} 7")
+    monkeypatch.setattr(invocation, "version", missing)
+    assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "source"
+    monkeypatch.setattr(invocation, "version", lambda name: f"{name} 7")
     assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "gpu-weir 7"
 
 
