@@ -63,6 +63,8 @@ THOUGHT = {
     "probes/records/",
     "probes/report/",
     "probes/run/remaining.py",
+    "probes/shared/codec.py",
+    "probes/shared/grid.py",
     "probes/shared/quoting.py",
     "probes/shared/units.py",
 }

@@ -1,6 +1,9 @@
 """JSON and back, by type hints: whatever doesn't fit is named with its place, what was expected and found."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar, Literal
 
 import pytest
@@ -122,3 +125,42 @@ def test_a_derived_field_is_not_read_from_a_file_either() -> None:
 def test_what_has_no_json_form_is_a_programming_error(value: object) -> None:
     with pytest.raises(TypeError, match="has no JSON form"):
         encode(value)
+
+
+class Shade(Enum):
+    """One of two."""
+
+    LIGHT = "light"
+    DARK = "dark"
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """What the host's files need beside what reports need."""
+
+    shade: Shade
+    counts: Mapping[str, int]
+    pair: tuple[str, int]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shade": "grey"}, "report.shade: expected one of light, dark, found 'grey'"),
+        ({"shade": ["light"]}, "report.shade: expected one of"),
+        ({"counts": {"a": "1"}}, "report.counts.a: expected int, found '1'"),
+        ({"counts": []}, "report.counts: expected an object"),
+        ({"pair": ["a"]}, "report.pair: expected 2 items"),
+        ({"pair": ["a", 1, 2]}, "report.pair: expected 2 items"),
+        ({"pair": ["a", "b"]}, "report.pair[1]: expected int"),
+        ({"pair": 1}, "report.pair: expected a list"),
+    ],
+)
+def test_enums_mappings_and_pairs_are_read_as_strictly_as_the_rest(
+    change: dict[str, Json], message: str
+) -> None:
+    kept: dict[str, Json] = {"shade": "dark", "counts": {"a": 1}, "pair": ["b", 2]}
+    assert decode(Drawer, kept) == Drawer(Shade.DARK, {"a": 1}, ("b", 2))
+    assert encode(Shade.DARK) == "dark"
+    with pytest.raises(Misfit, match=re.escape(message)):
+        decode(Drawer, kept | change)
