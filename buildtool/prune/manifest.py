@@ -4,7 +4,6 @@ While a prune runs, the list is a journal: a line for each change, on disk befor
 stops the prune, the journal says what went, and this run or the next one adds it to the list.
 """
 
-import fcntl
 import json
 import os
 import stat
@@ -20,6 +19,7 @@ from buildtool.gpucode.target import TargetId
 from buildtool.jsontext import load
 from buildtool.prune.trees import Change, Deleted, Pruned, TreeResult
 from probes.shared.codec import decode
+from probes.shared.files import is_at, lock_now
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
@@ -222,16 +222,9 @@ def _created(path: Path) -> int:
 
 def _hold(path: Path, descriptor: int) -> bool:
     """Lock a journal; False when it isn't there any more. Raises ConfigError when another prune holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _busy(path) from error
-    except OSError:  # no locks on this file system: a second prune isn't noticed there
-        return True
-    try:
-        return path.lstat().st_ino == os.fstat(descriptor).st_ino
-    except OSError:
-        return False
+    if not lock_now(descriptor):
+        raise _busy(path)
+    return is_at(path, descriptor)
 
 
 def _busy(path: Path) -> ConfigError:

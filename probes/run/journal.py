@@ -17,7 +17,7 @@ from pathlib import Path
 from probes.errors import DeviceBusy, ReportError
 from probes.records.schema import ProbeReport, Record
 from probes.shared.codec import decode, encode
-from probes.shared.files import sweep_partials
+from probes.shared.files import lock_now, sweep_partials
 from probes.shared.invocation import probe_command
 
 SUFFIX = ".journal"
@@ -103,21 +103,13 @@ def open_journal(report: Path) -> Iterator[Journal]:
             f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
         ) from error
     try:
-        if not _lock(descriptor):
+        if not lock_now(descriptor):
             raise DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")
         held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         os.ftruncate(descriptor, held.rfind(b"\n") + 1)
         yield Journal(descriptor, path)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def read(report: Path) -> Past | None:
@@ -172,7 +164,11 @@ def _begun(journal: Path) -> bool | None:
         return None
     try:
         found = os.fstat(descriptor)
-        ours = stat.S_ISREG(found.st_mode) and _lock(descriptor)
-        return b"\n" in os.pread(descriptor, found.st_size, 0) if ours else None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return b"\n" in os.pread(descriptor, found.st_size, 0)
+    except OSError:  # it is locked, or there are no locks here and nobody can know
+        return None
     finally:
         os.close(descriptor)

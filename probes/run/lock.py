@@ -1,12 +1,12 @@
 """One run at a time on a GPU: an advisory lock on a file named after its PCI id."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
+from probes.shared.files import lock_now
 
 
 @contextmanager
@@ -25,12 +25,10 @@ def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
             f"can't write to {folder}: {error.strerror}", "choose a writable directory: --out DIR"
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_now(descriptor):
             raise DeviceBusy(
                 f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})"
-            ) from None
+            )
         yield
     finally:
         os.close(descriptor)

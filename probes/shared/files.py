@@ -139,10 +139,28 @@ def open_lock(path: Path, *, shared: bool) -> int | None:
             if not shared:
                 os.close(descriptor)
                 return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                return descriptor
+        if is_at(path, descriptor):
+            return descriptor
         os.close(descriptor)  # removed by its last holder before it was ours
+
+
+def lock_now(descriptor: int) -> bool:
+    """Lock an open file, unless another one holds it: then False. True also where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks on this file system: nobody can take them, and a sweep leaves all alone
+        pass
+    return True
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
 
 
 def sweep_partials(directory: Path | None = None) -> None:
@@ -244,16 +262,7 @@ def _new_name() -> str:
 
 def _hold(path: Path, descriptor: int) -> bool:
     """Lock what we just made; False when a sweep of another process was quicker and removes it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks on this file system: a sweep can't take them either, and leaves all alone
-        return True
-    try:
-        return path.lstat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False
+    return lock_now(descriptor) and is_at(path, descriptor)
 
 
 def _sweep(path: Path) -> None:

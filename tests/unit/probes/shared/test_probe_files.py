@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from probes.run import journal
+from probes.run.lock import gpu_lock
 from probes.shared import files
 
 LEFT = ".weir-0123456789abcdef.partial"
@@ -388,3 +390,13 @@ def test_an_open_pipe_is_written_into_by_each_of_its_names(place: str, tmp_path:
     os.close(writer)
     assert os.read(reader, 99) == b"text"
     os.close(reader)
+
+
+def test_a_file_system_without_locks_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with gpu_lock(tmp_path, "0000:03:00.0"), journal.open_journal(tmp_path / "r.json"):
+        assert journal.sweep(tmp_path) == ()  # whether it is alive can't be known
+        assert journal.path_of(tmp_path / "r.json").exists()
