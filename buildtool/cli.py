@@ -13,12 +13,12 @@ from probes.shared.output import Parser, complain
 VERBS = {
     "build": "build image variants, prove them, audit them (what `make images` does)",
     "plan": "print the build plan (docker buildx bake JSON) and do nothing",
-    "audit": "say where an image's bytes are and what to do about it",
+    "audit": "show where an image's bytes are and what to do about them",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
     "prune": "take GPU code for other cards out of a file, a directory tree or an image",
     "probe": "measure memory placement on this machine; show, compare and draw the reports",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
-    "doctor": "say what this host has and lacks: engine, plugins, cards, groups, disk",
+    "doctor": "show what this host has and what is missing: engine, plugins, cards, groups, disk",
 }
 
 

@@ -132,7 +132,7 @@ def free_bytes(path: Path) -> int:
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
-    raise DataError(f"can't tell how much space is left at {path}", "check the path and its permissions")
+    raise DataError(f"can't find out how much space is left at {path}", "check the path and its permissions")
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def load_as_engines_do(text: bytes) -> Loaded:
     try:
         value = _parsed(words, doubled)
     except _TooDeep:
-        notes.append(f"it is nested more than {DEPTH} levels deep; what lies deeper was left out")
+        notes.append(f"it is nested more than {DEPTH} levels deep; deeper levels were left out")
         doubled.clear()
         value = _parsed(_cut_below(words, DEPTH), doubled)
     if doubled:
@@ -148,7 +148,7 @@ def _parsed(text: str, doubled: list[str]) -> Json:
 
 
 def _refuse(word: str) -> Json:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def _integer(digits: str) -> int | float:

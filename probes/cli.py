@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", help="name the probes", allow_abbrev=False)
-    here = verbs.add_parser("machine", help="say what is here, in one snapshot", allow_abbrev=False)
+    here = verbs.add_parser("machine", help="show what this machine has, in one snapshot", allow_abbrev=False)
     here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
     run = verbs.add_parser("run", help="run all probes, or those named", allow_abbrev=False, epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
@@ -115,7 +115,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the report goes (%(default)s)",
     )
-    run.add_argument("--vram", type=_size, metavar="SIZE", help="pretend the card has no more, e.g. 4GiB")
+    run.add_argument(
+        "--vram", type=_size, metavar="SIZE", help="pretend the card has only this much VRAM, e.g. 4GiB"
+    )
     run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
     run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
     run.add_argument(

@@ -1,4 +1,4 @@
-"""What a user names for an audit: an image of the engine, an archive, a directory or a saved report."""
+"""What a user names for an audit: an image in the engine, an archive, a directory or a saved report."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,9 @@ def report_of(source: str, wish: Wish) -> AuditReport:
         if there is not Place.NOTHING or _means_file(source):
             return audit_path(path, wish=wish, tick=progress.tick)
         if wish.image:
-            raise ConfigError(f"--image chooses in an archive, {source} is an image", "leave --image out")
+            raise ConfigError(
+                f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
+            )
         from buildtool.engine.client import Engine  # its client takes 0.1 s to import
 
         return audit_engine(source, Engine(), wish=wish, tick=progress.tick)

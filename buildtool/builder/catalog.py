@@ -124,7 +124,7 @@ def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: _Document) 
         if key in result:
             first = document.lines[at]
             document.lines[at] = key_node.start_mark.line + 1
-            raise document.complain(at, f"this key stands twice (first on line {first})", "keep one of them")
+            raise document.complain(at, f"this key occurs twice (first on line {first})", "keep one of them")
         document.lines[at] = key_node.start_mark.line + 1
         result[key] = _plain(value_node, at, document)
     return result
@@ -146,7 +146,7 @@ def _scalar(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
                 return text
     except ValueError:
         raise document.complain(
-            where, f"{text!r} is not a number we read", "quote it to keep it as text"
+            where, f"{text!r} is not a number that this tool reads", "quote it to keep it as text"
         ) from None
 
 
@@ -260,7 +260,7 @@ def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
         if any(isinstance(base, Bootstrap) and base.suite == suite for base in found):
             raise document.complain(
                 (*where, index, "bootstrap", "suite"),
-                f"two bases of this list are made from {suite!r}",
+                f"two bases in this list are made from {suite!r}",
                 "put the packages of both into one of them, or take another suite",
             )
         lists = (_texts(inner.get(key)) for key in ("packages", "remove", "cut"))

@@ -14,7 +14,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",
-        help="cards to keep GPU code for; not said: this machine's AMD cards, else what variants.yaml names",
+        help="cards to keep GPU code for (default: this machine's AMD cards, or else those in variants.yaml)",
     )
 
 

@@ -64,7 +64,7 @@ class Lock:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
             raise ConfigError(
-                f"{path}: not a lock file of ours ({type(error).__name__}: {error})", hint
+                f"{path}: not a lock file of this tool ({type(error).__name__}: {error})", hint
             ) from error
 
     def get(self, variant: Variant) -> Resolved | None:

@@ -53,7 +53,7 @@ class Workplace:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other builds out of this state directory: they would replace contexts that are being read."""
-        waiting = "another build is at work in the same state directory; waiting for it to end"
+        waiting = "another build is using the same state directory; waiting for it to finish"
         with locked(self.state / "build.lock", lambda: self.say(waiting)):
             yield
 

@@ -132,7 +132,9 @@ class RootfsCache:
         """
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
-        with locked(path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build makes it")):
+        with locked(
+            path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build is making it")
+        ):
             known = kept(digest, _hex_sha256)
             if known is None or not path.is_file():
                 discard(digest)  # or it would vouch for a file that it was not made from
@@ -150,13 +152,14 @@ class RootfsCache:
             discard(path.with_suffix(".sha256"))
             raise DataError(
                 f"the cached root file system {path.name} is corrupt (not {sha256[:12]}...); removed it",
-                "run the same command again to make it anew",
+                "run the same command again to make a new one",
             )
 
     def _make(self, base: Bootstrap, path: Path, epoch: int) -> None:
         if not find("mmdebstrap"):
             raise EnvironmentMissing(
-                f"no registry base answered and `mmdebstrap` isn't here to make one from Debian {base.suite}",
+                f"no registry base answered, and `mmdebstrap`, which would make Debian {base.suite}, "
+                "isn't installed",
                 "on Debian or Ubuntu: apt-get install mmdebstrap; or make the registry reachable",
             )
         self._say(f"{base.suite}: making a root file system with mmdebstrap")
@@ -201,7 +204,9 @@ def _alias(folder: Path) -> Iterator[Path]:
 def _telling(error: CommandFailed) -> str:
     """mmdebstrap's own complaint among its last words."""
     lines = error.tail.splitlines()
-    return next((line for line in lines if line.startswith("E:")), lines[-1] if lines else "it said nothing")
+    return next(
+        (line for line in lines if line.startswith("E:")), lines[-1] if lines else "it printed nothing"
+    )
 
 
 def host_mirror() -> str | None:

@@ -26,7 +26,7 @@ def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Se
     ]
     headers = ("image", "manifest digest", "base", "torch", "python", "rocminfo")
     notes = [
-        f"  {target.variant.name}: passed over {note}" for target in targets for note in target.resolved.notes
+        f"  {target.variant.name}: skipped {note}" for target in targets for note in target.resolved.notes
     ]
     return "\n".join([text_table(headers, rows), *map(terminal, notes)])
 

@@ -75,7 +75,7 @@ class WheelCache:
         strangers = foreign_to(source.build, found)
         if strangers:
             raise SourceUnreachable(
-                f"torch source {source.name} gives another build than {source.build.value}: it brings "
+                f"torch source {source.name} gives a build other than {source.build.value}: it brings "
                 f"{', '.join(sorted(strangers)[:4])}"
             )
         return found
@@ -102,8 +102,8 @@ class WheelCache:
             except CommandFailed as error:
                 if "DO NOT MATCH" in error.tail:
                     raise DataError(
-                        f"a wheel isn't the one that was locked:\n{error.tail}",
-                        "if the index really changed, resolve afresh: weir build --update-lock",
+                        f"a wheel differs from the locked one:\n{error.tail}",
+                        "if the index really changed, resolve again: weir build --update-lock",
                     ) from error
                 raise SourceUnreachable(f"locked wheels can't be fetched: {_telling(error)}") from error
             self._keep(folder)
@@ -116,7 +116,7 @@ class WheelCache:
                 discard(path)
                 raise DataError(
                     f"the cached wheel {wheel.filename} is corrupt (not {wheel.sha256[:12]}...); removed it",
-                    "run the same command again to fetch it anew",
+                    "run the same command again to fetch a new one",
                 )
 
     def _download(self, arguments: list[str], python: str) -> tuple[Wheel, ...]:
@@ -202,6 +202,6 @@ def _pin(requirement: str, torch: Path) -> str:
 
 def _telling(error: CommandFailed) -> str:
     """The line of pip's last words that says why: no connection before no version."""
-    lines = error.tail.splitlines() or ["pip said nothing"]
+    lines = error.tail.splitlines() or ["pip printed nothing"]
     found = [line for reason in REASONS for line in lines if reason.search(line)]
     return (found or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")[:300]

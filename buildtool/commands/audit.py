@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json",
-        help="image of the engine, or a path; a saved report is told again",
+        help="image in the engine, or a path; a saved report is shown again",
     )
     for form, summary in _FORMS.items():
         parser.add_argument(f"--{form}", metavar="FILE", type=Path, help=f"write the report as {summary}")
@@ -47,12 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="of standard output",
     )
-    parser.add_argument("--baseline", metavar="REPORT.json", type=Path, help="fail where it was better then")
+    parser.add_argument(
+        "--baseline", metavar="REPORT.json", type=Path, help="fail if worse than this saved report"
+    )
     parser.add_argument(
         "--tolerance",
         metavar="SHARE|SIZE",
         default="1%",
-        help="growth since the baseline that is none, e.g. '2%%' or '5 MB' (default 1%%)",
+        help="growth since the baseline to accept, e.g. '2%%' or '5 MB' (default 1%%)",
     )
     parser.add_argument("--budget-unpacked", metavar="SIZE", help="fail above this, e.g. '1.0 GB'")
     parser.add_argument("--budget-stored", metavar="SIZE", help="fail above this (compressed layers)")
@@ -71,11 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-unpacked",
         metavar="SIZE",
-        help="read that much of an archive, however small it is (default: 100 times its size or 1 GiB, "
+        help="read up to this much of an archive, however small it is (default: 100 times its size or 1 GiB, "
         "at most 256 GiB)",
     )
     parser.add_argument(
-        "--memory", metavar="SIZE", help="for the index of entries (default 200 MiB, some 600,000 entries)"
+        "--memory",
+        metavar="SIZE",
+        help="memory for the index of entries (default 200 MiB, some 600,000 entries)",
     )
 
 
@@ -115,7 +119,7 @@ def _wish(args: argparse.Namespace) -> Wish:
     if args.targets and not targets:
         raise ConfigError("--targets names no card", "write one such as gfx1100, or leave --targets out")
     if args.top < 0:
-        raise ConfigError(f"--top {args.top} is no count", "write 0 or more")
+        raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
     return Wish(
         budget=Budget(
             parse_size(args.budget_unpacked) if args.budget_unpacked else None,
@@ -132,7 +136,7 @@ def _wish(args: argparse.Namespace) -> Wish:
 def _platform(text: str) -> Platform:
     parts = text.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
-        raise ConfigError(f"{text!r} is no platform", "write one such as linux/amd64 or linux/arm/v7")
+        raise ConfigError(f"{text!r} is not a platform", "write one such as linux/amd64 or linux/arm/v7")
     return Platform(*parts)
 
 

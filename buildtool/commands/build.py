@@ -17,12 +17,15 @@ REPORTS = Path("reports/images")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument(
-        "variants", nargs="*", metavar="VARIANT", help="as variants.yaml names them; none: its default"
+        "variants",
+        nargs="*",
+        metavar="VARIANT",
+        help="variants in variants.yaml (default: its list `default`)",
     )
     parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
     add_targets(parser)
-    parser.add_argument("--update-lock", action="store_true", help="resolve every input afresh")
-    parser.add_argument("--no-cache", action="store_true", help="build every layer anew")
+    parser.add_argument("--update-lock", action="store_true", help="resolve every input again")
+    parser.add_argument("--no-cache", action="store_true", help="build every layer again")
     parser.add_argument("--no-audit", action="store_true", help="stop after the proof")
     parser.add_argument(
         "--reports", type=Path, default=REPORTS, metavar="DIR", help="where audits go (%(default)s)"

@@ -14,9 +14,9 @@ from probes.shared.output import hand_over
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    what = "image of the engine, archive, layout directory or saved JSON report"
+    what = "image in the engine, archive, layout directory or saved JSON report"
     parser.add_argument("before", metavar="A", help=what)
-    parser.add_argument("after", metavar="B", help="the same, to compare with A")
+    parser.add_argument("after", metavar="B", help="the same, compared with A")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
     parser.add_argument("--format", choices=("table", "markdown"), default="table", help="of standard output")
     parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default 15)")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare two images; what differs is no failure."""
     if args.top < 0:
-        raise ConfigError(f"--top {args.top} is no count", "write 0 or more")
+        raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
     found = diff(report_of(args.before, Wish()), report_of(args.after, Wish()))
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(found))

@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hsa-override", metavar="X.Y.Z", help="also keep what this HSA_OVERRIDE_GFX_VERSION needs"
     )
-    parser.add_argument("--out", type=Path, metavar="PATH", help="for a file: write here, leave it as it is")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="for a file: write here and leave the original unchanged"
+    )
     parser.add_argument(
         "--compress",
         action="store_const",
@@ -60,12 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compress in another version of CCOB: 1, 2 or 3",
     )
     parser.add_argument(
-        "--manifest", type=Path, metavar="FILE", help=f"for a tree: list what went (TREE/{FILE_NAME})"
+        "--manifest", type=Path, metavar="FILE", help=f"for a tree: list what was removed (TREE/{FILE_NAME})"
     )
     parser.add_argument(
         "--tag", metavar="REF", help="for an image: the pruned copy's name (its own, with the targets as tag)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would go and change nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be removed and change nothing"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,14 +99,16 @@ def _means_file(name: str) -> bool:
 def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
     for name in names:
         if getattr(args, name):
-            raise ConfigError(f"--{name} isn't for {kind}", "leave it out; what is for what: prune --help")
+            raise ConfigError(
+                f"--{name} isn't for {kind}", "leave it out; prune --help lists which option is for what"
+            )
 
 
 def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a file", "manifest", "tag")
     if _ARCHIVE_NAME.search(args.path.name):
         raise ConfigError(
-            f"{args.path} is an archive", "unpack or install it, and prune the directory that comes of it"
+            f"{args.path} is an archive", "unpack or install it, and prune the resulting directory"
         )
     with naming(args.path):
         plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
@@ -117,7 +123,7 @@ def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
     if not plan.changed:
         held = ", ".join(sorted(plan.kept_bytes))
         return f"{name}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
-    verb = "would go from" if dry_run else "went from"
+    verb = "would shrink from" if dry_run else "shrank from"
     return (
         f"{name}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
         f" ({plan.bytes_after / plan.bytes_before:.1%});"

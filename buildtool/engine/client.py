@@ -167,7 +167,7 @@ class Engine:
                     reason = str(row["errorDetail"].get("message"))
                     if "no space left" in reason.lower():
                         raise EnvironmentMissing(
-                            f"the disk filled up while the engine took in an image: {reason}",
+                            f"the disk filled up while the engine loaded an image: {reason}",
                             "docker system df; docker builder prune",
                         )
                     raise BuildFailed(f"the engine refused the image: {reason}")
@@ -299,7 +299,7 @@ def _said(container: Container, stream: str, limits: RunLimits) -> str:
 
 
 def _unknown(ref: str) -> DataError:
-    return DataError(f"the engine has no image {ref}", "see which there are: docker images")
+    return DataError(f"the engine has no image {ref}", "list the images: docker images")
 
 
 _NO_NAME = ("invalid reference format", "repository name must")  # the engine's words for a malformed name

@@ -84,7 +84,7 @@ def _of_context(folder: Path, name: str, back: str) -> Endpoint:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EngineUnavailable(
             f"the docker context {name!r} can't be read ({type(error).__name__})",
-            f"see which there are: docker context ls; or take the default one: {back}",
+            f"list the contexts: docker context ls; or use the default one: {back}",
         ) from error
     certificates = folder / "tls" / key / "docker"
     tls = _tls(certificates, verify=verify) if certificates.is_dir() else None

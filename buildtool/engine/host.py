@@ -120,9 +120,9 @@ def _engine_rows(facts: Facts) -> list[Row]:
 
 
 def _disk_row(free: int | Unknown) -> Row:
-    wanted = f"the rocm image wants {decimal_bytes(ROOMY_BYTES)}"
+    wanted = f"the rocm image needs {decimal_bytes(ROOMY_BYTES)}"
     if isinstance(free, Unknown):
-        return Row("disk", State.NOTE, f"unknown: {free.reason}", f"{wanted}; look there: df -h")
+        return Row("disk", State.NOTE, f"unknown: {free.reason}", f"{wanted}; check with: df -h")
     roomy = free >= ROOMY_BYTES
     found = f"{decimal_bytes(free)} free for the engine"
     return Row(

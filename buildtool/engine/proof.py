@@ -88,7 +88,7 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
 
 
 def facts_of(stdout: str) -> Facts | None:
-    """What images/smoke.py said; None when it said nothing.
+    """What images/smoke.py said; None when it printed nothing.
 
     Raises MalformedFacts for an answer of another form: whoever made the image wrote it.
     """

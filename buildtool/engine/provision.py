@@ -55,7 +55,7 @@ def plan_install(host: Host) -> InstallPlan:
     """What to install. Raises EngineUnavailable where only a person can help."""
     if host.distribution not in ("debian", "ubuntu"):
         raise EngineUnavailable(
-            f"no Docker engine answers, and {host.distribution} isn't ours to change", NEXT_STEP
+            f"no Docker engine answers, and this tool can't install one on {host.distribution}", NEXT_STEP
         )
     if not host.is_root:
         raise EngineUnavailable("no Docker engine answers, and only root may install or start one", NEXT_STEP)
@@ -97,7 +97,7 @@ def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
         where = f" (from Debian {plan.suite})" if plan.suite else ""
         say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
         if not (assume_yes or _agreed()):
-            raise EngineUnavailable("no Docker engine, and none was to be installed", NEXT_STEP)
+            raise EngineUnavailable("no Docker engine answers, and you declined to install one", NEXT_STEP)
         _install_on(host, plan, say)
     start(say)
     return Engine()

@@ -127,7 +127,7 @@ def parse_targets(text: str) -> tuple[TargetId, ...]:
         raise BadTarget("no GPU target was given", "name at least one: --targets gfx906")
     for name in names:
         if name.startswith("compute_"):
-            raise BadTarget(f"`{name}` is PTX, no card", f"name the card that is to run it: sm_{name[8:]}")
+            raise BadTarget(f"`{name}` is PTX, not a card", f"name the card that is to run it: sm_{name[8:]}")
     return tuple(sorted({TargetId.parse(name) for name in names}))
 
 
@@ -136,7 +136,7 @@ def target_of_override(version: str) -> TargetId:
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])\.([0-9]{1,2})", version)
     if not match or int(match[3]) > 15:
         raise BadTarget(
-            f"`{version}` is no HSA_OVERRIDE_GFX_VERSION", "it has three numbers: 10.3.0 stands for gfx1030"
+            f"`{version}` is not an HSA_OVERRIDE_GFX_VERSION", "it has three numbers: 10.3.0 means gfx1030"
         )
     return TargetId.parse(f"gfx{int(match[1])}{match[2]}{int(match[3]):x}")
 

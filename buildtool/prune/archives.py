@@ -159,7 +159,7 @@ def _members(original: Path) -> list[_Member]:
         with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
             found = [_Member(info, normal_path(info.name)) for info in tar]
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise DataError(f"{original} is no plain tar: {error}", _AGAIN) from error
+        raise DataError(f"{original} is not a plain tar: {error}", _AGAIN) from error
     for member, walked in zip_longest(found, strict):
         if member is None or walked != (member.path, member.content, member.n_bytes):
             place = walked[1] if walked else member.content
@@ -188,7 +188,7 @@ def _walked(original: Path) -> list[tuple[str, int, int]]:
             ]
         except DataError as fault:
             raise DataError(
-                f"{original} is no plain tar, or a damaged one: {fault.message}", _AGAIN
+                f"{original} is not a plain tar, or it is damaged: {fault.message}", _AGAIN
             ) from fault
     if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
         raise DataError(f"{original} ends without the end marker of an archive", _AGAIN)
@@ -319,7 +319,7 @@ def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(original) as wheel:
             yield wheel
     except _ZIP_FAULTS as error:
-        raise DataError(f"{original} is no wheel, or a damaged one: {error}", _AGAIN) from error
+        raise DataError(f"{original} is not a wheel, or it is damaged: {error}", _AGAIN) from error
 
 
 def _wheel_member(

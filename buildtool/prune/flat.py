@@ -97,12 +97,12 @@ def read_config(text: bytes) -> dict[str, Any]:
     try:
         document = json.loads(text.decode("utf-8", "replace"), object_pairs_hook=joined)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the image's config is no JSON: {error}") from error
+        raise DataError(f"the image's config is not JSON: {error}") from error
     document = with_names(document, {"config": ("Labels",), "rootfs": (), "history": (), "created": ()})
     run = document.get("config") if isinstance(document, dict) else None
     labels = run.get("Labels") if isinstance(run, dict) else None
     if not isinstance(document, dict) or not all(isinstance(part, dict | None) for part in (run, labels)):
-        raise DataError("the image's config isn't of the form that engines write")
+        raise DataError("the image's config doesn't have the form that engines write")
     return document
 
 
@@ -145,7 +145,7 @@ def _packed(value: object) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
-        raise DataError(f"the image's config holds what JSON doesn't have: {error}") from error
+        raise DataError(f"the image's config holds a value that JSON doesn't have: {error}") from error
 
 
 def _header(path: str, n_bytes: int) -> bytes:

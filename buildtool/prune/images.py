@@ -79,7 +79,9 @@ def prune_image(
     name = parse_new_name(tag) if tag is not None else None
     record = engine.inspect(ref)
     if record is None:
-        raise DataError(f"{ref} is no directory, no file and no image of the engine", "docker images")
+        raise DataError(
+            f"{ref} is neither a directory, nor a file, nor an image in the engine", "docker images"
+        )
     name = name or name_of_copy(ref, record, targets)
     if name.canonical in {parse_reference(old).canonical for old in record.get("RepoTags") or ()}:
         raise ConfigError(
@@ -118,7 +120,9 @@ def name_of_copy(ref: str, record: Mapping[str, Any], targets: Sequence[TargetId
     names = [str(name) for name in record.get("RepoTags") or ()]
     if _is_id(ref, record):
         if not names:
-            raise ConfigError("the image has no name to call its copy by", "say one: --tag NAME:TAG")
+            raise ConfigError(
+                "the image has no name to derive the copy's name from", "give one: --tag NAME:TAG"
+            )
         ref = names[0]
     return Reference(parse_reference(ref).repository, tag_of(targets))
 
@@ -183,8 +187,8 @@ def _prune_files(
             file.write(chunk)
             if file.tell() * _TARS > room:
                 raise EnvironmentMissing(
-                    f"{original.ref} has more files than the engine says, and {decimal_bytes(room)} of disk "
-                    "aren't enough for them twice",
+                    f"{original.ref} has more files than the engine reports, and {decimal_bytes(room)} of "
+                    "disk isn't enough for two copies",
                     "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
                 )
     with naming(original.ref):
@@ -235,7 +239,7 @@ def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> st
     after = engine.run(copy_id, command)
     if after.exit_code or proof.facts_of(after.stdout) != facts:
         raise ProofFailed(
-            f"pruned, {original.ref} says something else than before:\n"
+            f"pruned, {original.ref} prints something other than before:\n"
             f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n{proof.last_words(before.stdout)}"
         )
     return proof.told(facts)

@@ -27,7 +27,7 @@ FILE_NAME = "weir-prune.json"
 IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 _JOURNAL = ".journal"  # after the manifest's name
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ELSEWHERE = "move it away, or say where the list is to be: --manifest FILE"
+_ELSEWHERE = "move it away, or name another file for the list: --manifest FILE"
 
 
 class Journal:
@@ -74,7 +74,9 @@ class Journal:
                 _add_run(self._manifest, run)
             _remove(self.path)
         except ToolError as error:
-            error.message += f"; what went is listed in {self.path}, and the next prune adds it to the list"
+            error.message += (
+                f"; what was removed is listed in {self.path}, and the next prune adds it to the list"
+            )
             raise
         finally:
             os.close(self._descriptor)
@@ -188,7 +190,7 @@ def _runs(path: Path) -> list[object]:
     try:
         return runs_in(_content(path, descriptor))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no manifest of a prune ({error})", _ELSEWHERE) from error
+        raise DataError(f"{path} is not a manifest of a prune ({error})", _ELSEWHERE) from error
     finally:
         os.close(descriptor)
 
@@ -199,7 +201,7 @@ def _content(path: Path, descriptor: int) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} isn't a regular file", _ELSEWHERE)
     if status.st_size > MAX_BYTES:
-        raise DataError(f"{path} is larger than a prune's list gets", _ELSEWHERE)
+        raise DataError(f"{path} is larger than any prune's list", _ELSEWHERE)
     with open(os.dup(descriptor), "rb") as file:  # noqa: PTH123  a descriptor, not a path
         return file.read(MAX_BYTES)
 
@@ -228,7 +230,7 @@ def _hold(path: Path, descriptor: int) -> bool:
 
 
 def _busy(path: Path) -> ConfigError:
-    return ConfigError(f"another prune is at work: it holds {path}", "wait for its end")
+    return ConfigError(f"another prune is running: it holds {path}", "wait for it to finish")
 
 
 def _take_over(path: Path, manifest: Path) -> None:
@@ -272,7 +274,7 @@ def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
         announced.add([_change(row) for row in rows])
         return announced, Path(_path(head["root"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no journal of a prune ({error})", _ELSEWHERE) from error
+        raise DataError(f"{path} is not a journal of a prune ({error})", _ELSEWHERE) from error
 
 
 def _kind(change: Change) -> str:

@@ -55,8 +55,8 @@ def _wsl(maker: Maker) -> Expectation:
             "spills",
             "AMD under WSL: Windows places the bytes; HIP grants VRAM plus system memory without an error.",
             "HIP 6.4 changelog, resolved issues; ROCm issue 4903",
-            "Windows may also page out what lies idle in VRAM (TheRock issue 7221: the next touch took 39 "
-            "times as long). Windows calls half of the system RAM shared GPU memory: a limit, no memory.",
+            "Windows may also page out what is idle in VRAM (TheRock issue 7221: the next touch took 39 "
+            "times as long). Windows calls half of the system RAM shared GPU memory: a limit, not memory.",
         )
     return Expectation(
         "spills",

@@ -212,7 +212,7 @@ def parse_throttle(data: bytes) -> tuple[str, ...] | Unknown:
         return Unknown(f"gpu_metrics of form {form[0]}.{form[1]} isn't known here")
     status = int.from_bytes(data[offset : offset + 4], "little")
     if status == NO_FIGURE:
-        return Unknown("the card's firmware doesn't tell its throttle status")
+        return Unknown("the card's firmware doesn't report its throttle status")
     return (f"status {status:#x}",) if status else ()
 
 

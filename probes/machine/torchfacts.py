@@ -60,7 +60,7 @@ def _gpu(index: int) -> Gpu:
     opened = index == 0
     free = torch.cuda.mem_get_info(0)[0] if opened else Unknown("only the first GPU is opened")
     pci_id = (
-        Unknown("this torch doesn't tell it")
+        Unknown("this torch doesn't report it")
         if bus is None
         else f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
     )
@@ -70,8 +70,8 @@ def _gpu(index: int) -> Gpu:
         pci_id=pci_id,
         vram_total_bytes=properties.total_memory,
         vram_free_bytes=free,
-        l2_bytes=l2 if l2 else Unknown("this torch doesn't tell it"),
-        integrated=bool(integrated) if integrated is not None else Unknown("this torch doesn't tell it"),
+        l2_bytes=l2 if l2 else Unknown("this torch doesn't report it"),
+        integrated=bool(integrated) if integrated is not None else Unknown("this torch doesn't report it"),
         link_under_load=_link_under_load(pci_id) if opened else Unknown("only the first GPU is opened"),
     )
 

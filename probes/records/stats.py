@@ -152,7 +152,7 @@ def doubts(summary: Summary, *, host_bound: bool = False) -> tuple[Doubt, ...]:
         wide = f"error {summary.error / summary.median:.1%}"
         found.append(Doubt(wide, "wide error: end other programs, repeat"))
     if summary.n >= FEW_SAMPLES and summary.lag1 is not None and summary.lag1 > CORRELATED:
-        remedy = "successive samples correlate: they tell less than their number suggests"
+        remedy = "successive samples correlate: they carry less information than their number suggests"
         found.append(Doubt(f"lag1 {summary.lag1:.2f}", remedy))
     if summary.p95 > LONG_TAIL * summary.median:
         remedy = "long tail: something else ran; the median stays close"

@@ -29,7 +29,7 @@ from probes.shared.units import binary_bytes, duration, gb_per_s
 R = TypeVar("R", bound=Record)
 OWN_LOAD = "throttled: power cap"
 CLEAR = 3.0  # standard errors between two figures before one is called smaller
-WORTH_TELLING = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
+NOTABLE = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
 
 
 def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
@@ -221,7 +221,7 @@ def _scenarios(records: Sequence[Record]) -> list[str]:
             "leaving the inputs in system RAM beats copying them",
             {key: _third_claim(times) for key, times in complete.items()},
         ),
-        f"Streaming the spilled weights through two VRAM buffers, held against the better of the two "
+        f"Streaming the spilled weights through two VRAM buffers, compared with the better of the two "
         f"zero-copy ways: {streamed}.",
         *_by_the_device(complete),
     ]
@@ -318,7 +318,7 @@ def is_faster(one: Timed, other: Timed) -> bool | None:
     slower, told = (other, b) if gap > 0 else (one, a)
     if disturbed(slower):
         gap = math.copysign(max(abs(gap) - (told.median - told.p5), 0.0), gap)
-    if abs(gap) <= CLEAR * error or abs(gap) < WORTH_TELLING * min(a.median, b.median):
+    if abs(gap) <= CLEAR * error or abs(gap) < NOTABLE * min(a.median, b.median):
         return None
     return gap > 0
 
@@ -335,4 +335,4 @@ def _verdict(faster: Sequence[bool | None]) -> str:
     """Of a statement that something is faster than each of others."""
     if all(faster):
         return "holds here"
-    return "does NOT hold here" if False in faster else "can't be told from its opposite here"
+    return "does NOT hold here" if False in faster else "can't be distinguished from its opposite here"

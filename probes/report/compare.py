@@ -20,7 +20,7 @@ from probes.records.stats import summarize
 from probes.report import residency
 from probes.report.answers import all_records, disturbed, pick
 from probes.report.quantities import figure, size, text
-from probes.report.ratio import CLEAR, WORTH_TELLING, Ratio, shared_by_kind, speed_ratio
+from probes.report.ratio import CLEAR, NOTABLE, Ratio, shared_by_kind, speed_ratio
 from probes.shared.quoting import markdown, markdown_sentence
 
 Key = tuple[str, ...]
@@ -209,7 +209,7 @@ def render_markdown(found: Comparison) -> str:
         "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
         "A over that of B; its error is from how far processes scatter in rows of its kind "
         f"in both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
-        f"{WORTH_TELLING:.1%}."
+        f"{NOTABLE:.1%}."
     )
     for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
         if keys:

@@ -122,7 +122,7 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
 
 def _untried(report: ProbeReport) -> str:
     expected = expect(report.machine)
-    known = "" if expected.behaviour == "unknown" else f"; to be expected here: {expected.sentence}"
+    known = "" if expected.behaviour == "unknown" else f"; expected here: {expected.sentence}"
     return f"What happens when VRAM is full is unknown ({missing(report, 'spill')}){known}".rstrip(".") + "."
 
 

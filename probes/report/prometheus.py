@@ -61,7 +61,7 @@ HELP = {
     "weir_break_even_predicted_reads": "The same, predicted from single transfers.",
     "weir_break_even_predicted_error_reads": "Standard error of the prediction.",
     "weir_spill_granted_bytes": "Device memory granted when the spill probe stopped.",
-    "weir_spill_label_bytes": "Device memory by where timing says that it lies.",
+    "weir_spill_label_bytes": "Device memory by where timing places it.",
     "weir_spill_first_read_seconds": "First read of a block after all were allocated: median and longest.",
     "weir_spill_disagreeing_blocks": "Blocks about which the two signals disagree.",
     "weir_memory_gauge_bytes": "A memory gauge of the driver or the kernel at a moment of the spill probe.",

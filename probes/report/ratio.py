@@ -16,7 +16,7 @@ from probes.report.quantities import with_error
 # Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
 CLEAR = 2.25  # standard errors
-WORTH_TELLING = 0.025  # below it a difference may be the machine's own from one hour to the next
+NOTABLE = 0.025  # below it a difference may be the machine's own from one hour to the next
 PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of so many further processes
 FEWEST_PROCESSES = 2  # of each report
 # A half-width of SPREAD s covers two times in three, see records.stats; of normal values with a well known
@@ -49,7 +49,7 @@ class Ratio:
         if self.error is None:
             return "can't be judged: one process"
         off = math.log(self.value)
-        if abs(off) <= CLEAR * self.error / self.value or abs(off) < WORTH_TELLING:
+        if abs(off) <= CLEAR * self.error / self.value or abs(off) < NOTABLE:
             return "same within errors"
         if self.disturbed:
             return "can't be judged: disturbed"

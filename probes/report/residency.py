@@ -123,7 +123,7 @@ def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) ->
             "reads at the link's speed or below"
         )
     unclear = any(p.by_timing == "unclear" for p in place(blocks))
-    where = "where the blocks lie can't be told by timing" if unclear else "every block lies in VRAM"
+    where = "timing can't show where the blocks are" if unclear else "every block is in VRAM"
     if stop.cause == "refused":
         refusal = [r for r in requests if r.purpose == "block" and not r.granted][-1]
         return f"refused with out of memory by {refused_by(refusal)} at {held}; {where}"

@@ -31,7 +31,7 @@ from probes.report.quantities import figure, rate, size, span, text, with_error
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are told field by field
 TITLES = {
-    Expectation: "What should happen, said before trying",
+    Expectation: "What should happen, predicted before trying",
     Gap: "Not measured",
     Reading: "Memory gauges",
     Request: "Requests for memory",
@@ -218,8 +218,8 @@ def _split(one: Pass) -> str:
 
 _TRANSFER_NOTE = (
     "Times by the clock that leads for the path: the median of the processes' medians. Within is the error "
-    "of one process's median, with successive samples' correlation (lag 1) in it; between is how far the "
-    "processes' medians lie apart; the larger of the two makes the error. GB/s is 10⁹ bytes/s."
+    "of one process's median, with successive samples' correlation (lag 1) in it; between is how far apart "
+    "the processes' medians are; the larger of the two makes the error. GB/s is 10⁹ bytes/s."
 )
 _TRANSFER = (
     Column("path", lambda m: m.name, words=True),
@@ -241,7 +241,7 @@ _READS = (
 )
 _BLOCK_NOTE = (
     "Each block was read again after all were allocated; what a driver had paged out comes back in the first "
-    "read. Controls lie in a known place."
+    "read. Controls are in a known place."
 )
 _BLOCK = (
     Column("block", lambda p: str(p.block.index)),

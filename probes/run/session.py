@@ -109,11 +109,11 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     past = journal.read(path)
     if past is None:
         raise ReportError(
-            f"{path.name} was cut short before it had begun", f"begin anew: {probe_command()} run"
+            f"{path.name} was cut short before it had begun", f"start again: {probe_command()} run"
         )
     if past.begun.schema_version != SCHEMA_VERSION:
         raise ReportError(
-            f"{path.name} was begun by another version of Weir", f"begin anew: {probe_command()} run"
+            f"{path.name} was begun by another version of Weir", f"start again: {probe_command()} run"
         )
     found = look(past.begun.settings)
     listener.machine(found)
@@ -146,7 +146,7 @@ def refuse_other_machine(then: Machine, now: Machine) -> None:
     ):
         if a != b:
             raise ReportError(
-                f"the run was begun with {what} {a}, here it is {b}", f"begin anew: {probe_command()} run"
+                f"the run was begun with {what} {a}, here it is {b}", f"start again: {probe_command()} run"
             )
 
 
@@ -226,7 +226,7 @@ def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
             return record
     if isinstance(ended.outcome, Failed) and ended.outcome.exit_code == Exit.INTERRUPTED:
         raise KeyboardInterrupt
-    reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "torch told nothing"
+    reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "torch reported nothing"
     return Unknown(reason)
 
 

@@ -63,7 +63,7 @@ def test_a_duplicate_key_is_a_usage_error(shop: Shop) -> None:
         file.write("    summary: again\n")
     done = shop.build()
     assert done.returncode == Exit.USAGE
-    assert "variants.standin.summary: this key stands twice" in done.stderr
+    assert "variants.standin.summary: this key occurs twice" in done.stderr
 
 
 def test_a_nearly_full_disk_is_refused_before_anything_is_made(shop: Shop, tmp_path: Path) -> None:

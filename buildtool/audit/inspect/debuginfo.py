@@ -93,7 +93,7 @@ class DebugCounter:
         spans = _debug_spans(rows, table.names_index, self._names_of(rows[table.names_index]))
         found = _covered(spans)
         if found + beside > self._size or any(end > self._size for _, end in spans):
-            raise BadElf("its sections lie on one another, or reach past its end")
+            raise BadElf("its sections overlap, or extend past its end")
         return found
 
     def _begin(self) -> None:
@@ -110,9 +110,9 @@ class DebugCounter:
             return  # a file without sections, as `sstrip` leaves it
         table = _Table(offset, count, names_index)
         if entry_bytes != SECTION_BYTES or table.end > self._size or offset < HEADER_BYTES:
-            self._trouble = "its section headers lie outside of the file"
+            self._trouble = "its section headers are outside the file"
         elif count > _MOST_SECTIONS or names_index >= count:
-            self._trouble = "its section headers can't be so many, or have no names"
+            self._trouble = "it has too many section headers, or they have no names"
         else:
             self._table = table
             self._unloaded = self._parts_not_loaded(table)
@@ -180,7 +180,7 @@ class DebugCounter:
         for start, near in (*self._names, (0, self._head)):
             if start <= offset and offset + n_bytes <= start + len(near):
                 return near[offset - start : offset - start + n_bytes]
-        raise BadElf("its sections' names can't be found")
+        raise BadElf("its section names can't be found")
 
 
 def _debug_spans(rows: list[tuple[int, ...]], names_index: int, names: bytes) -> list[Span]:

@@ -95,7 +95,7 @@ class GpuCodeCounter:
                 begin = max(start, self._at)
                 self._write(memoryview(piece)[begin - self._at : end - self._at], begin)
         except OSError as error:
-            self._trouble, self._hopeless = f"no temporary file to look into it: {error.strerror}", True
+            self._trouble, self._hopeless = f"no temporary file to inspect it: {error.strerror}", True
         self._at += len(piece)
         self._edge = piece[-_EDGE_BYTES:]
         self._wanted = [span for span in self._wanted if span[1] > self._at]

@@ -20,7 +20,7 @@ _JUDGED = 100  # bytes of a value in which a placeholder would show
 class Care(Enum):
     """Which files of a directory are read in search of credentials."""
 
-    TELLING_NAMES = "those whose names tell that they hold some"
+    NAMED_FILES = "files named after credentials"
     NO_CODE = "all text but code"
     ALL_TEXT = "all text"
 
@@ -194,7 +194,7 @@ _OWN = {name: re.compile(text) for name, text in _SPECIAL.items()}
 def care_for(directory: bytes) -> Care:
     """How closely a directory's files are read. Code of libraries is full of names and examples."""
     if _LIBRARIES.search(directory):
-        return Care.TELLING_NAMES
+        return Care.NAMED_FILES
     return Care.NO_CODE if _LIB.search(directory) else Care.ALL_TEXT
 
 
@@ -202,7 +202,7 @@ def reads_file(name: bytes, care: Care) -> bool:
     """Is a file worth reading, by its name?"""
     if name in _ANYWHERE:
         return True
-    if care is Care.TELLING_NAMES or _NO_TEXT.search(name):
+    if care is Care.NAMED_FILES or _NO_TEXT.search(name):
         return False
     return care is Care.ALL_TEXT or not _CODE.search(name)
 

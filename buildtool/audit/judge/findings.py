@@ -128,11 +128,11 @@ def _strippable(facts: Facts) -> Finding | None:
             places,
             lambda listed: (
                 f"RUN find {listed} -maxdepth 1 -type f \\\n"
-                "  -exec strip --strip-unneeded {} \\;   # says of files that aren't programs that it can't"
+                "  -exec strip --strip-unneeded {} \\;   # reports an error for files that aren't programs"
             ),
         )
         + f"\n{more}# in the layer that installs them, with binutils there; never after buildtool prune;\n"
-        "# then try what was stripped: libraries that patchelf changed may not load any more",
+        "# then test what was stripped: libraries that patchelf changed may no longer load",
     )
 
 
@@ -206,7 +206,7 @@ def _build_only(facts: Facts) -> Finding | None:
     return Finding(
         BUILD_ONLY,
         Severity.WARNING,
-        "compilers, build systems and -dev packages, which running doesn't need",
+        "compilers, build systems and -dev packages, not needed at run time",
         facts.build_only.unpacked_bytes,
         tuple(map(shown, spots)),
         "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
@@ -221,10 +221,10 @@ def _secrets(facts: Facts) -> Finding | None:
     return Finding(
         "secrets",
         Severity.ERROR,
-        f"credentials in {len(facts.secrets)} places; whoever can pull the image can read them",
+        f"credentials in {len(facts.secrets)} places; anyone who can pull the image can read them",
         sum(row.unpacked_bytes for row in facts.secrets),
         tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
-        "RUN --mount=type=secret,id=NAME ...   # is there during this step only, and not in the history\n"
+        "RUN --mount=type=secret,id=NAME ...   # available during this step only, and not in the history\n"
         "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
     )
 

@@ -40,7 +40,7 @@ def cuda_in_cpu_image(facts: Facts) -> Finding | None:
         n_bytes,
         tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
         f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
-        "# not --extra-index-url: with both in view pip takes the highest version, which is CUDA's",
+        "# not --extra-index-url: with both, pip takes the highest version, which is CUDA's",
     )
 
 
@@ -79,7 +79,7 @@ def _prune(facts: Facts) -> str:
     return (
         f"{command(*prune, '--', facts.ref)}\n"
         f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
-        f"# or what will be copied into an image: {command(*prune, 'DIRECTORY')}"
+        f"# or prune what is copied into an image: {command(*prune, 'DIRECTORY')}"
     )
 
 
@@ -94,7 +94,7 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
     return Finding(
         name,
         Severity.WARNING,
-        f"{what} GPU code for {', '.join(sorted(foreign))}; wanted is {told}",
+        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {told}",
         n_bytes,
         tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
         _prune(facts),

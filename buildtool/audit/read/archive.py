@@ -325,7 +325,7 @@ def _opened(path: Path) -> Iterator[int]:
         ) from error
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise DataError(f"{path} is no file", FORMS)
+            raise DataError(f"{path} is not a file", FORMS)
         yield handle
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror}", "check the disk") from error

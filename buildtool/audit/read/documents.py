@@ -226,7 +226,7 @@ class _Node:
     def count(self, key: str) -> int:
         value = self._get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-            raise MalformedDocument(f"`{key}` is no size", place=self.place)
+            raise MalformedDocument(f"`{key}` is not a size", place=self.place)
         return value
 
     def string_map(self) -> Mapping[str, str]:
@@ -237,11 +237,11 @@ class _Node:
         if value is None:
             return ()
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise MalformedDocument(f"`{key}` is no list", place=self.place)
+            raise MalformedDocument(f"`{key}` is not a list", place=self.place)
         return value
 
     def _wrong(self, key: str) -> str:
-        raise MalformedDocument(f"`{key}` is missing or no text", place=self.place)
+        raise MalformedDocument(f"`{key}` is missing or not text", place=self.place)
 
 
 def _manifest(top: _Node, limits: Limits) -> Manifest:
@@ -269,7 +269,7 @@ def _descriptor(row: _Node) -> Descriptor:
 
 def _digest(row: _Node, text: str) -> str:
     if not _DIGEST.fullmatch(text):
-        raise MalformedDocument(f"{text[:80]!r} is no sha256 digest", place=row.place)
+        raise MalformedDocument(f"{text[:80]!r} is not a sha256 digest", place=row.place)
     return text
 
 

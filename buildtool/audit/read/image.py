@@ -24,7 +24,7 @@ from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.unpack import Form
 
 _EMPTY_INDEX = (
-    "index.json names no image, as Docker 25.0 writes it for one without a tag; manifest.json was read"
+    "index.json names no image, which is how Docker 25.0 writes an untagged one; manifest.json was read"
 )
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 

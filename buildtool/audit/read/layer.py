@@ -182,7 +182,7 @@ def _read_content(
     if capture and capture(name) and size <= limits.captured_file_bytes:
         index.captured_bytes += size
         if index.captured_bytes > limits.captured_bytes:
-            index.unread[row] = "the image's package databases are too large to be kept"
+            index.unread[row] = "the image's package databases are too large to keep"
             return _DIGEST_BYTES
         index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
         return len(index.captured[row])

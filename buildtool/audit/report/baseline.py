@@ -62,14 +62,14 @@ def parse_tolerance(text: str) -> Tolerance:
     try:
         return Tolerance(share=0.0, n_bytes=parse_size(text))
     except ConfigError as error:
-        raise ConfigError(f"{text!r} is no tolerance", "write one such as 2% or '5 MB'") from error
+        raise ConfigError(f"{text!r} is not a tolerance", "write one such as 2% or '5 MB'") from error
 
 
 def compare(before: AuditReport, after: AuditReport, *, label: str, tolerance: Tolerance) -> Comparison:
     """What is worse in `after`. Raises DataError where the two are for different platforms."""
     if before.image.platform != after.image.platform:
         raise DataError(
-            f"{label} is about {before.image.platform}, the image is for {after.image.platform}",
+            f"{label} is for {before.image.platform}, the image is for {after.image.platform}",
             "take the baseline of the same platform",
         )
     found = [
@@ -79,7 +79,7 @@ def compare(before: AuditReport, after: AuditReport, *, label: str, tolerance: T
     stored = before.totals.stored_bytes, after.totals.stored_bytes
     if stored[0] is None or stored[1] is None:
         where = "the baseline" if stored[0] is None else "the image"
-        return Comparison(label, tolerance, tuple(found), (f"stored bytes, unknown of {where}",))
+        return Comparison(label, tolerance, tuple(found), (f"stored bytes, unknown for {where}",))
     found[:0] = _grown("stored bytes", stored[0], stored[1], tolerance)
     return Comparison(label, tolerance, tuple(found))
 

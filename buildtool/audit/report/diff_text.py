@@ -99,9 +99,12 @@ def _more(block: _Block) -> list[tuple[str, ...]]:
 
 def _notes(found: ImageDiff) -> list[str]:
     if found.least_bytes is None:
-        return ["", "note: places can't be compared, a report was saved before it held them"]
+        return ["", "note: places can't be compared, because one report was saved before reports held them"]
     least = decimal_bytes(found.least_bytes)
-    return ["", f"note: - is none; for places also less than {least}, and smaller differences aren't listed"]
+    return [
+        "",
+        f"note: - means none; for places it also means less than {least}; smaller differences aren't listed",
+    ]
 
 
 def _signed(n_bytes: int) -> str:

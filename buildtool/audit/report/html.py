@@ -195,7 +195,7 @@ def _treemap(report: AuditReport) -> str:
 </div>
 <div id="map" role="group" aria-label="Treemap: area is unpacked bytes, colour is the kind of content"></div>
 <p id="detail" aria-live="polite"></p>
-<div id="legend" role="group" aria-label="Kinds of content: pick one out"></div>
+<div id="legend" role="group" aria-label="Kinds of content: select one"></div>
 <p class="keys">Click a box, or move with the arrow keys and press Enter, to zoom in; Escape goes back. \
 Hatched: replaced or deleted by a later layer, still stored. Files and folders below \
 {decimal_bytes(report.tree.least_bytes)} are drawn together.</p>
@@ -271,7 +271,7 @@ def _tables(report: AuditReport) -> str:
 def _base_mark(report: AuditReport, layer: int) -> str:
     if layer >= report.image.base_layers:
         return ""
-    told = f"base image {report.image.base_name}, told by {report.image.base_told_by}"
+    told = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
     return f'<span class="tag" title="{html(told)}">base</span> '
 
 
@@ -295,7 +295,7 @@ def _bar(n_bytes: int, total: int) -> str:
 def _footer(report: AuditReport) -> str:
     return (
         f"Written by gpu-weir {html(report.tool_version)}. This file loads nothing from anywhere. "
-        "Sizes are decimal (1 MB = 10<sup>6</sup> bytes) and unpacked where not said otherwise. "
+        "Sizes are decimal (1 MB = 10<sup>6</sup> bytes) and unpacked unless stated otherwise. "
         "Map layout by d3-hierarchy, © Mike Bostock, ISC licence."
     )
 

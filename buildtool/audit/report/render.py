@@ -125,7 +125,7 @@ def _headline(report: AuditReport) -> list[str]:
         lines.append(f"stored bytes unknown: {totals.stored_reason}")
     if image.attestations:
         size = decimal_bytes(image.attestations_stored_bytes)
-        lines.append(f"{image.attestations} attestation manifests beside it, {size} stored, not counted")
+        lines.append(f"{image.attestations} attestation manifests come with it, {size} stored, not counted")
     return lines
 
 
@@ -187,7 +187,7 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
 def _base(image: ImageRow) -> str:
     name = f" {image.base_name}" if image.base_name else ""
     layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
-    return f"base image{name}: {layers}, told by {image.base_told_by}"
+    return f"base image{name}: {layers}, known from {image.base_told_by}"
 
 
 def _budget(report: AuditReport) -> str:

@@ -56,7 +56,7 @@ def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> s
         "results": [*kept],
     }
     if len(kept) < len(results):
-        note = f"{len(results) - len(kept)} results were left out, code scanning takes no more"
+        note = f"{len(results) - len(kept)} results were left out, because code scanning accepts no more"
         run["invocations"] = [
             {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
         ]

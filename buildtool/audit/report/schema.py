@@ -15,7 +15,7 @@ from buildtool.model import Budget
 from probes.shared.quoting import terminal
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
-_NO_DIGEST = "the archive tells no manifest digest (written by an engine without the containerd store)"
+_NO_DIGEST = "the archive holds no manifest digest (written by an engine without the containerd store)"
 _KEPT_DUPLICATES = 100
 
 
@@ -256,13 +256,15 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     notes = []
     targets = {*facts.gpu_files, *facts.gpu_in_libraries}
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
-        notes.append("say which cards this is for (--targets gfx1100) to learn what GPU code they can't run")
+        notes.append(
+            "name the cards that this image is for (--targets gfx1100) to learn which GPU code they can't run"
+        )
     if facts.packages_left_out:
-        notes.append(f"{facts.packages_left_out:,} packages were too many to keep; nobody owns their files")
+        notes.append(f"{facts.packages_left_out:,} packages are beyond the limit; their files have no owner")
     if facts.dangling_links:
-        notes.append(f"hard links that lead to nothing: {facts.dangling_links}")
+        notes.append(f"hard links without a target: {facts.dangling_links}")
     if facts.unread:
         path, why = facts.unread[0]
         more = f" (and {len(facts.unread) - 1} more files)" if len(facts.unread) > 1 else ""
-        notes.append(f"couldn't be looked into: /{terminal(path)}: {why}{more}")
+        notes.append(f"couldn't be inspected: /{terminal(path)}: {why}{more}")
     return tuple(notes)

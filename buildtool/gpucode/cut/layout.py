@@ -93,7 +93,7 @@ def _segment_of(elf: Elf, section: Section) -> Segment:
         and section.address - segment.address == section.offset - segment.offset
     ]  # fmt: skip
     if len(holders) != 1 or whole != holders:
-        raise PruneRefused(f"{section.name} doesn't lie in exactly one loaded segment")
+        raise PruneRefused(f"{section.name} isn't in exactly one loaded segment")
     return whole[0]
 
 

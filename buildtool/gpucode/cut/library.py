@@ -135,7 +135,7 @@ def _plan_elf(
     if layout is None:
         return None
     if any(section.offset <= patch.offset < room.tail_start for patch in pointers):
-        raise PruneRefused(f"a pointer to a bundle lies in {section.name} itself")
+        raise PruneRefused(f"a pointer to a bundle is in {section.name} itself")
     shifted = tuple(
         Patch(patch.offset - layout.shift if patch.offset >= room.tail_start else patch.offset, patch.data)
         for patch in pointers

@@ -92,7 +92,7 @@ def read_wrappers(source: Source, elf: Elf, container: Container) -> tuple[int, 
     """Addresses of all fat-binary wrappers. Raises PruneRefused for one that isn't of the plain kind."""
     section = elf.section(container.wrapper_section)
     if section is None:
-        raise PruneRefused(f"bundles without {container.wrapper_section}: nothing says who uses them")
+        raise PruneRefused(f"bundles without {container.wrapper_section}: nothing shows what uses them")
     addresses = []
     for place, (magic, version, _, _) in iter_records(source, section.offset, section.n_bytes, _WRAPPER):
         if magic == _MAGIC_HIPK:
@@ -115,7 +115,7 @@ def _filled_by_loader(
     """
     tags = read_dynamic(source, elf)
     if DT_REL in tags:
-        raise PruneRefused("REL relocations don't belong into an x86-64 file")
+        raise PruneRefused("REL relocations don't belong in an x86-64 file")
     if tags.get(DT_RELAENT, struct.calcsize(_RELA)) != struct.calcsize(_RELA):
         raise PruneRefused("relocations have an unknown length")
     for table, length in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
@@ -144,7 +144,7 @@ def _rela(
         if relative and info == _R_X86_64_RELATIVE:
             yield place + _ADDEND_AT, offset, addend
         elif relative or offset in wanted:
-            raise PruneRefused(f"a relocation of {offset:#x} that isn't understood")
+            raise PruneRefused(f"the relocation of {offset:#x} has an unknown type")
 
 
 def _written_into(bundles: Bundles, address: int) -> PruneRefused:
@@ -176,5 +176,5 @@ def _symbol_patches(source: Source, elf: Elf, bundles: Bundles) -> Iterator[Patc
                 raise PruneRefused(f"a dynamic symbol names code in {bundles.section.name}")
             if new != value:
                 if any(s.type == PT_LOAD and s.offset <= place < s.file_end for s in elf.segments):
-                    raise PruneRefused(f"{table.name} lies among what is loaded")
+                    raise PruneRefused(f"{table.name} is inside a loaded segment")
                 yield Patch.word(place + _VALUE_AT, new)

@@ -70,7 +70,7 @@ def parse_bundle(head: bytes, limit: int, *, place: int = 0) -> Bundle:
         raise BadBundle("no bundle of code objects starts here", place=place)
     count = _u64(head, len(MAGIC), place)
     if not 1 <= count <= _MAX_ENTRIES:
-        raise BadBundle(f"a bundle claims {count} entries, 1 to {_MAX_ENTRIES} are believed", place=place)
+        raise BadBundle(f"a bundle claims {count} entries, the limits are 1 and {_MAX_ENTRIES}", place=place)
     position = len(MAGIC) + 8
     entries = []
     for _ in range(count):
@@ -90,7 +90,7 @@ def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, plac
         raise BadBundle("a bundle has two entries with the same id", place=place)
     full = sorted((entry.offset, entry.offset + entry.n_bytes) for entry in entries if entry.n_bytes)
     if any(start < table_bytes or end > limit for start, end in full):
-        raise BadBundle("a bundle's code object lies outside of it", place=place)
+        raise BadBundle("a bundle's code object is outside the bundle", place=place)
     if any(end > start for (_, end), (start, _) in pairwise(full)):
         raise BadBundle("a bundle's code objects overlap", place=place)
 

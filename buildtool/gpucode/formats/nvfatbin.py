@@ -67,7 +67,7 @@ def _read_fatbin(source: Source, start: int, end: int) -> NvFatbin:
     head = source.exactly(start, HEADER_BYTES, "a fat binary's header")
     version, header_bytes, n_bytes = struct.unpack("<HHQ", head[4:])
     if head[:4] != MAGIC or version != 1 or header_bytes < HEADER_BYTES:
-        raise BadBundle("something unknown lies where a CUDA fat binary was expected", place=start)
+        raise BadBundle("found something unknown where a CUDA fat binary was expected", place=start)
     total = header_bytes + n_bytes
     if total > end - start:
         raise BadBundle(f"a CUDA fat binary claims {total} bytes, {end - start} are there", place=start)

@@ -140,7 +140,7 @@ def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
     """Sections that share bytes would be read once for each of them. Raises BadBundle."""
     for (_, end), (start, _) in pairwise(sorted(places)):
         if start < end:
-            raise BadBundle("sections of GPU code lie on one another", place=start)
+            raise BadBundle("sections of GPU code overlap", place=start)
 
 
 def iter_bundles(
@@ -165,7 +165,7 @@ def _read_bundle(source: Source, start: int, end: int, allowance: ccob.Allowance
         return BundlePlace(start, found.n_bytes, found)
     if not head.startswith(ccob.MAGIC):
         kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
-        raise BadBundle(f"{kind} lies where a bundle of code objects was expected", place=start)
+        raise BadBundle(f"found {kind} where a bundle of code objects was expected", place=start)
     unpacking = ccob.Unpacking(source, start, end)
     allowance.take(unpacking.header, start)
     found = bundle.parse_bundle(

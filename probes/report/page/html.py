@@ -197,7 +197,7 @@ def _doubts(report: ProbeReport) -> str:
     )
     items = [
         *(f"Meant by a doubt: {remedy}." for remedy in remedies),
-        *(f"Seen beside a measurement: {flag}." for flag in flags),
+        *(f"Seen during a measurement: {flag}." for flag in flags),
         *(f"Could not be watched: {reason}." for reason in blind),
         *(f"Not measured: {gap}." for gap in gaps),
     ]

@@ -88,10 +88,10 @@ def _residency_words(chart: ResidencyChart | None) -> _Words:
     )
     return _Words(
         "residency",
-        "Where device memory really lies",
+        "Where device memory really is",
         "Measured: each block of device memory, read again after all were allocated, mean ± standard error. "
         f"{signals} " + (chart.ended if chart else ""),
-        f"{len(cells)} blocks of device memory; by timing {outside} lie outside VRAM. {signals}",
+        f"{len(cells)} blocks of device memory; by timing {outside} are outside VRAM. {signals}",
     )
 
 

@@ -34,7 +34,7 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
         raise BuildFailed("far enough")
 
     def said(_progress: object, line: str) -> None:
-        if "another build is at work" in line:
+        if "another build is using" in line:
             waiting.set()
 
     monkeypatch.setattr("buildtool.progress.Progress.say", said)

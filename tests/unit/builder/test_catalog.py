@@ -210,7 +210,7 @@ def test_two_bootstrap_bases_of_one_suite_do_not_lose_the_packages_of_the_second
         "    torch: [{name: t, build: cpu}]", "}]"
     )  # fmt: skip
     said = complaint(tmp_path, MINIMAL.replace(old, f"{at}{bases}{end}"))
-    assert "bootstrap.suite: two bases of this list are made from 'trixie'" in said
+    assert "bootstrap.suite: two bases in this list are made from 'trixie'" in said
 
 
 def test_one_suite_may_stand_in_the_lists_of_a_variant_and_of_its_torch_source(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_platform_tags_go_from_the_bases_glibc_down() -> None:
 def test_the_telling_line_of_pips_failure_is_kept() -> None:
     tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
     assert _telling(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
-    assert _telling(CommandFailed(["pip"], 1, "")) == "pip said nothing"
+    assert _telling(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
 
 
 def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:

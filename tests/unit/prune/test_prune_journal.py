@@ -192,7 +192,7 @@ def test_what_a_killed_prune_did_is_listed_by_the_next_one(
 def test_two_prunes_of_one_tree_do_not_mix(tree: Path) -> None:
     with (
         journal(tree / FILE_NAME, tree, GFX906),
-        pytest.raises(ConfigError, match="another prune is at work"),
+        pytest.raises(ConfigError, match="another prune is running"),
         journal(tree / FILE_NAME, tree, GFX906),
     ):
         pass

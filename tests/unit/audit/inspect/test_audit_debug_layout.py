@@ -245,7 +245,7 @@ def test_an_offset_of_names_or_headers_inside_the_file_header_is_refused() -> No
         if fits:
             assert probed(moved) == STRIPPED
         else:
-            with pytest.raises(BadElf, match="outside of the file"):
+            with pytest.raises(BadElf, match="outside the file"):
                 probed(with_field(content, 40, at))
 
 
@@ -257,7 +257,7 @@ def test_as_many_sections_as_libraries_may_have_are_read() -> None:
         if count == 4096:
             assert probed(many) == STRIPPED + 301_000
         else:
-            with pytest.raises(BadElf, match="can't be so many"):
+            with pytest.raises(BadElf, match="too many section headers"):
                 probed(many)
 
 

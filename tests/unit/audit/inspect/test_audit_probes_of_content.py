@@ -141,7 +141,7 @@ def test_something_else_beside_debug_information_has_to_fit_into_the_file() -> N
     probe = DebugCounter(len(content))
     probe.feed(content)
     assert probe.debug_bytes(beside=len(content) - STRIPPED) == STRIPPED
-    with pytest.raises(BadElf, match="lie on one another"):
+    with pytest.raises(BadElf, match="overlap"):
         probe.debug_bytes(beside=len(content) - STRIPPED + 1)
 
 

@@ -201,7 +201,7 @@ def test_a_file_that_is_made_to_hold_credentials_is_read_in_its_own_way(name: st
     kind = f"password in {name}"
     assert kinds_in_file(b"etc", name.encode(), OWN[name].encode()) == (kind,)
     assert kind not in kinds_in_file(b"etc", b"notes", OWN[name].encode())
-    assert reads_file(name.encode(), Care.TELLING_NAMES)
+    assert reads_file(name.encode(), Care.NAMED_FILES)
 
 
 @pytest.mark.parametrize("form", ["$apr1$", "$2a$", "$2b$", "$2y$", "{SHA}"])
@@ -219,14 +219,14 @@ KNOWN = (
 
 def test_files_that_are_known_to_hold_credentials_are_read_even_in_a_library() -> None:
     names = KNOWN.split()
-    assert [name for name in names if not reads_file(name.encode(), Care.TELLING_NAMES)] == []
-    assert [name for name in names if reads_file(b"other-" + name.encode(), Care.TELLING_NAMES)] == []
+    assert [name for name in names if not reads_file(name.encode(), Care.NAMED_FILES)] == []
+    assert [name for name in names if reads_file(b"other-" + name.encode(), Care.NAMED_FILES)] == []
     setting = f"password = {PASSWORD}\n".encode()
     assert [n for n in names if kinds_in_file(b"srv", n.encode(), setting) != (BY_NAME,)] == []
 
 
 CARES = {
-    Care.TELLING_NAMES: "a/site-packages b/dist-packages/x app/node_modules conda-meta x/python3"
+    Care.NAMED_FILES: "a/site-packages b/dist-packages/x app/node_modules conda-meta x/python3"
     " x/python3.11/y x/share/doc usr/lib usr/lib64/x usr/share usr/include usr/src lib lib64/x proc sys dev"
     " boot var/lib/dpkg var/lib/apt/lists usr/local/lib usr/local/lib64 usr/local/include usr/local/share"
     " opt/conda/lib opt/rocm-7.0/lib64 opt/rocm/share opt/conda/pkgs/x opt/rocm/llvm opt/rocm/include",
@@ -255,7 +255,7 @@ def test_files_without_settings_are_not_read() -> None:
 def test_code_is_read_for_quoted_values_where_no_library_is() -> None:
     endings = "py pyi js mjs ts go java rb json yaml yml toml tf ipynb php lua xml"
     names = [f"x.{ending}".encode() for ending in endings.split()]
-    for care, reads in ((Care.ALL_TEXT, True), (Care.NO_CODE, False), (Care.TELLING_NAMES, False)):
+    for care, reads in ((Care.ALL_TEXT, True), (Care.NO_CODE, False), (Care.NAMED_FILES, False)):
         assert [name for name in names if reads_file(name, care) is not reads] == []
     call = f'f(token="{PASSWORD}")'.encode()
     assert [name for name in names if kinds_in_file(b"app", name, call) != (BY_NAME,)] == []

@@ -300,10 +300,10 @@ def test_foreign_code_in_files_and_libraries_is_a_finding_each_with_one_remedy()
     named, libraries = find_waste(image)
     assert (named.id, named.severity, named.unpacked_bytes) == ("foreign-gfx", Severity.WARNING, 25_301)
     assert named.paths == tuple(f"d{n}" for n in range(24, 4, -1))
-    assert "for gfx906, gfx908; wanted is gfx1100" in named.title
+    assert "for gfx906, gfx908; the image is for gfx1100" in named.title
     assert (libraries.id, libraries.unpacked_bytes) == ("foreign-gfx-in-libraries", 2800)
     assert libraries.paths == tuple(f"lib{n}.so" for n in range(24, 4, -1))
-    assert "for gfx90a; wanted is gfx1100" in libraries.title
+    assert "for gfx90a; the image is for gfx1100" in libraries.title
     assert named.remedy == libraries.remedy
     total = sum(image.layer_bytes)
     assert named.predicted_unpacked_bytes == total - 25_301

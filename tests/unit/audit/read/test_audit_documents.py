@@ -95,12 +95,12 @@ def test_sizes_reach_from_nothing_to_63_bits() -> None:
 
 @pytest.mark.parametrize("digest", ["", ONE[:-1], ONE + "0", ONE.upper(), ONE + "\n", "sha512:" + "1" * 64])
 def test_what_is_no_sha256_digest_is_refused(digest: str) -> None:
-    with pytest.raises(MalformedDocument, match="is no sha256 digest"):
+    with pytest.raises(MalformedDocument, match="is not a sha256 digest"):
         only(digest=digest)
 
 
 def test_a_long_text_in_a_digests_place_is_told_by_its_beginning() -> None:
-    with pytest.raises(MalformedDocument, match=r": 'a{80}' is no sha256 digest"):
+    with pytest.raises(MalformedDocument, match=r": 'a{80}' is not a sha256 digest"):
         only(digest="a" * 5000)
 
 

@@ -87,7 +87,7 @@ def test_stored_bytes_that_only_one_side_knows_are_told_as_not_compared(
     new = a_finding("tests")
     found = compared(a_report(stored=before), a_report(new, unpacked=2000 * MB, stored=after), Tolerance())
     assert [row.title for row in found.regressions] == ["more unpacked bytes", "new finding tests"]
-    assert found.not_compared == (f"stored bytes, unknown of {where}",)
+    assert found.not_compared == (f"stored bytes, unknown for {where}",)
     assert (found.label, found.tolerance) == ("old.json", Tolerance())
 
 

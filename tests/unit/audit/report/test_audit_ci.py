@@ -288,7 +288,7 @@ def test_another_platform_is_no_baseline() -> None:
 
 @pytest.mark.parametrize("text", ["", "2 percent", "%", "-1%", "much"])
 def test_what_is_no_tolerance_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no tolerance"):
+    with pytest.raises(ConfigError, match="is not a tolerance"):
         parse_tolerance(text)
 
 
@@ -353,5 +353,5 @@ def test_what_a_saved_report_cannot_answer_is_refused(tmp_path: Path, option: tu
 
 
 def test_a_wrong_tolerance_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no tolerance"):
+    with pytest.raises(ConfigError, match="is not a tolerance"):
         told(str(tmp_path / "none.json"), "--tolerance", "much")

@@ -110,7 +110,7 @@ def test_the_verb_reads_saved_reports_and_writes_markdown(
     assert command.run(parser.parse_args(words)) == 0
     assert "caches" in capsys.readouterr().out
     assert "| caches" in (tmp_path / "d.md").read_text()
-    with pytest.raises(ConfigError, match="is no count"):
+    with pytest.raises(ConfigError, match="is not a count"):
         command.run(parser.parse_args([*words, "--top", "-1"]))
 
 

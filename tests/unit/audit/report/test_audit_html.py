@@ -206,7 +206,7 @@ def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
         Regression("more unpacked bytes", 2_000_000, 5_000_000),
         Regression("new finding tests", 0, 0, "tests of <packages>", ("usr/lib/tests",)),
     )
-    comparison = Comparison("<main>.json", Tolerance(), worse, ("stored bytes, unknown of the image",))
+    comparison = Comparison("<main>.json", Tolerance(), worse, ("stored bytes, unknown for the image",))
     text = render_html(small_report(), comparison)
     words = Page(text).words
     assert "Since the baseline <main>.json: 2 worse" in words
@@ -214,7 +214,7 @@ def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
     assert "2.00 MB before, 5.00 MB now" in words
     assert "tests of <packages>" in words
     assert "usr/lib/tests" in words
-    assert "Not compared: stored bytes, unknown of the image." in words
+    assert "Not compared: stored bytes, unknown for the image." in words
     better = Comparison("main.json", Tolerance(), ())
     assert "Nothing is worse, at a tolerance of 1 %." in Page(render_html(small_report(), better)).words
     assert "Since the baseline" not in Page(render_html(small_report())).words

@@ -289,7 +289,7 @@ def test_section_in_two_segments_or_half_in_one_is_refused() -> None:
         load(0x1000, 0x11000, 0x8000),
         load(0x1000, 0x10000, 0xA000),
     ):
-        assert "doesn't lie in exactly one loaded segment" in refusal(around=around)
+        assert "isn't in exactly one loaded segment" in refusal(around=around)
     assert "exactly one" in refusal(load(0x9FFF, 0x30FFF, 0x100))
     assert "exactly one" in refusal(around=load(0x10000, 0x40000, 64))
     assert room_of(load(0xB000, 0x30000, 0x100))[1].split

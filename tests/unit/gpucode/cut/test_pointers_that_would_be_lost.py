@@ -51,7 +51,7 @@ def with_relocations_inside(library: Library, *, at: int) -> bytes:
 @pytest.mark.parametrize("at", [8192, 4096 + 16])
 def test_pointer_that_lies_in_the_section_itself_is_refused(at: int) -> None:
     data = with_relocations_inside(make_library(Spec(BOTH)), at=at)
-    assert "a pointer to a bundle lies in .hip_fatbin itself" in refused(data)
+    assert "a pointer to a bundle is in .hip_fatbin itself" in refused(data)
 
 
 def test_relocation_of_an_address_in_the_section_is_refused_at_both_of_its_ends() -> None:

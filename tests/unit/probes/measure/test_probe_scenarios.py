@@ -170,7 +170,7 @@ def test_the_users_statement_is_confirmed_when_it_holds() -> None:
 @pytest.mark.parametrize(("took", "noise"), [(20.1e-3, 0.0), (20.5e-3, 0.2)])
 def test_a_difference_within_the_noise_or_of_no_use_is_not_told(took: float, noise: float) -> None:
     text = said({**TIMES, "zero_copy_all": took}, noise=noise)
-    assert "copying them\" can't be told from its opposite here" in text
+    assert "copying them\" can't be distinguished from its opposite here" in text
 
 
 def test_streaming_is_held_against_the_link() -> None:

@@ -131,7 +131,7 @@ def block(index: int, seconds: float, *, asked: str = "vram", control: bool = Fa
 def test_memories_of_one_speed_are_not_told_apart_by_timing() -> None:
     apu = [block(0, 0.02, control=True), block(1, 0.025, asked="zero_copy", control=True), block(2, 0.02)]
     assert [p.by_timing for p in residency.place(apu)] == ["unclear"] * 3
-    assert "can't be told" in residency.verdict((), apu, Stop("target", GIB, "enough"))
+    assert "can't show where" in residency.verdict((), apu, Stop("target", GIB, "enough"))
 
 
 def test_without_controls_nothing_is_labelled() -> None:

@@ -129,7 +129,7 @@ def test_what_a_full_card_does_is_expected_only_where_something_is_known() -> No
     unknown = "What happens when VRAM is full is unknown (the probe `spill` was not run)"
     assert headline.headline(report())[1] == f"{unknown}."
     expected = headline.headline(report(torch=CUDA_TORCH))[1]
-    assert re.fullmatch(rf"{re.escape(unknown)}; to be expected here: NVIDIA on Linux: .*[^.]\.", expected)
+    assert re.fullmatch(rf"{re.escape(unknown)}; expected here: NVIDIA on Linux: .*[^.]\.", expected)
 
 
 def test_the_next_step_is_the_service_for_the_card_that_is_here() -> None:
