@@ -144,7 +144,7 @@ def _rela(
         if relative and info == _R_X86_64_RELATIVE:
             yield place + _ADDEND_AT, offset, addend
         elif relative or offset in wanted:
-            raise PruneRefused(f"the relocation of {offset:#x} has an unknown type")
+            raise PruneRefused(f"the relocation of {offset:#x} has a form that is not known here")
 
 
 def _written_into(bundles: Bundles, address: int) -> PruneRefused:

@@ -199,7 +199,7 @@ def test_a_wheel_of_the_lock_has_a_wheels_name_and_a_whole_digest(
     assert repr(Lock.load(path).tools) == repr((Wheel("a-1.whl", "ab" * 32, 5),))
     wheels[0] |= {"filename": filename, "sha256": sha256}
     path.write_text(json.dumps({"schema_version": 1, "tools": wheels, "variants": {}}))
-    with pytest.raises(ConfigError, match="no wheel"):
+    with pytest.raises(ConfigError, match="not a wheel"):
         Lock.load(path)
 
 

@@ -186,7 +186,7 @@ def test_other_kinds_of_tar_are_read(tmp_path: Path, form: int) -> None:
 def test_what_is_no_plain_tar_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(data * 200)
-    with pytest.raises(DataError, match="no plain tar"):
+    with pytest.raises(DataError, match="not a plain tar"):
         pruned(path)
 
 
@@ -270,7 +270,7 @@ def test_a_damaged_wheel_is_an_error_and_no_traceback(wheel: Path, share: float)
 def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.whl"
     path.write_bytes(b"no zip")
-    with pytest.raises(DataError, match="no wheel"):
+    with pytest.raises(DataError, match="not a wheel"):
         prune_wheel(path, tmp_path / "y.whl", GFX906)
-    with pytest.raises(DataError, match="no wheel"):
+    with pytest.raises(DataError, match="not a wheel"):
         archive_targets(path, folder=tmp_path)

@@ -63,7 +63,7 @@ def test_the_original_keeps_its_name_and_a_bad_name_costs_nothing(tmp_path: Path
 def test_more_files_than_there_is_room_for_stop_the_export(tmp_path: Path) -> None:
     original: Any = SimpleNamespace(ref="x", image_id="sha256:a", record={})
     engine: Any = SimpleNamespace(export=lambda _ref: iter([bytes(600)] * 10))
-    with pytest.raises(EnvironmentMissing, match="more files than the engine says"):
+    with pytest.raises(EnvironmentMissing, match="more files than the engine reports"):
         images._prune_files(
             original, GFX906, engine=engine, scratch=tmp_path, room=2000, say=lambda _line: None
         )

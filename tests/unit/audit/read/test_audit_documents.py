@@ -84,7 +84,7 @@ def test_attestations_are_told_by_their_note_or_their_platform() -> None:
 
 @pytest.mark.parametrize("size", [-1, 1 << 63, 1.5, "7", True, None])
 def test_a_size_that_no_content_has_is_refused(size: object) -> None:
-    with pytest.raises(MalformedDocument, match=r"^x, `manifests\[0\]`: `size` is no size"):
+    with pytest.raises(MalformedDocument, match=r"^x, `manifests\[0\]`: `size` is not a size"):
         only(size=size)
 
 
@@ -107,11 +107,11 @@ def test_a_long_text_in_a_digests_place_is_told_by_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"mediaType": 1}, "`mediaType` is missing or no text"),
-        ({"digest": None}, "`digest` is missing or no text"),
-        ({"urls": "u"}, "`urls` is no list"),
-        ({"urls": {"u": 1}}, "`urls` is no list"),
-        ({"urls": [1]}, "`urls` is missing or no text"),
+        ({"mediaType": 1}, "`mediaType` is missing or not text"),
+        ({"digest": None}, "`digest` is missing or not text"),
+        ({"urls": "u"}, "`urls` is not a list"),
+        ({"urls": {"u": 1}}, "`urls` is not a list"),
+        ({"urls": [1]}, "`urls` is missing or not text"),
         ({"platform": "linux"}, "`platform`: a JSON object is missing"),
         ({"annotations": ["a"]}, "`annotations`: a JSON object is missing"),
     ],

@@ -332,7 +332,7 @@ def test_a_layout_that_cannot_be_read_is_told_by_its_path(tmp_path: Path) -> Non
 
 def test_a_pipe_in_the_place_of_an_archive_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match=f"{tmp_path}/pipe is no file\n.*docker save"):
+    with pytest.raises(DataError, match=f"{tmp_path}/pipe is not a file\n.*docker save"):
         open_archive(tmp_path / "pipe")
 
 

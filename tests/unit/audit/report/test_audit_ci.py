@@ -262,7 +262,7 @@ def test_stored_bytes_that_are_unknown_are_told_as_not_compared() -> None:
     before = with_findings()
     found = compare(grown(before, 0, None), before, label="old.json", tolerance=Tolerance())
     assert found.regressions == ()
-    assert "unknown of the baseline" in found.not_compared[0]
+    assert "unknown for the baseline" in found.not_compared[0]
     assert "not compared: stored bytes" in render_table(small_report(), comparison=found)
 
 
@@ -282,7 +282,7 @@ def test_one_more_finding_of_an_id_is_worse_even_without_bytes() -> None:
 
 def test_another_platform_is_no_baseline() -> None:
     other = replace(small_report(), image=replace(small_report().image, platform="linux/arm64"))
-    with pytest.raises(DataError, match=r"old\.json is about linux/arm64"):
+    with pytest.raises(DataError, match=r"old\.json is for linux/arm64"):
         worse(other, small_report())
 
 

@@ -198,7 +198,7 @@ def test_the_base_image_is_told_of_its_layers() -> None:
     assert not [attrs for _, attrs in Page(render_html(report)).elements if attrs.get("class") == "tag"]
     page = Page(render_html(replace(report, image=image)))
     [tag] = [attrs for _, attrs in page.elements if attrs.get("class") == "tag"]
-    assert tag["title"] == "base image <debian>, told by a test"
+    assert tag["title"] == "base image <debian>, known from a test"
 
 
 def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:

@@ -246,7 +246,7 @@ def test_all_in_vram_is_judged_against_every_other_way() -> None:
     text = said({**TIMES, "resident": 18e-3})
     assert '"all in VRAM is fastest" does NOT hold here' in text
     assert "18 ms +- 0 ns against 16 ms +- 0 ns streamed with 25% of the weights left" in text
-    assert '"all in VRAM is fastest" can\'t be told' in said({**TIMES, "resident": 16.05e-3})
+    assert '"all in VRAM is fastest" can\'t be distinguished' in said({**TIMES, "resident": 16.05e-3})
     assert '"all in VRAM is fastest" holds here' in said(TIMES)
 
 
