@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_verb(argv: Sequence[str]) -> int:
-    if list(argv[:1]) == ["probe"]:  # its words, --help too, are for the other program
+    if list(argv[:1]) == ["probe"]:  # its arguments, --help included, are for the other program
         return int(importlib.import_module("buildtool.commands.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = build_parser(verb).parse_args(argv)

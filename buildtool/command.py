@@ -1,4 +1,4 @@
-"""Buildtool's only door to other programs: run one, hear its output, turn its failure into our errors.
+"""The only place where buildtool runs other programs: runs one, reads its output, maps its failures.
 
 Every program gets a session of its own, so that it can be ended with all that it started.
 """
@@ -36,7 +36,7 @@ _children = _Children()
 
 
 class CommandFailed(BuildFailed):
-    """A program exited non-zero. Keeps the command, the code and the last lines it said."""
+    """A program exited non-zero. Keeps the command, the code and the last lines of output."""
 
     def __init__(self, args: Sequence[str], code: int, tail: str) -> None:
         super().__init__(f"`{' '.join(args[:6])}{' ...' if len(args) > 6 else ''}` exited with {code}", tail)
@@ -47,7 +47,7 @@ class CommandFailed(BuildFailed):
 
 @dataclass(frozen=True)
 class Completed:
-    """What a program said: standard output, and both streams' last lines."""
+    """What a program printed: standard output, and both streams' last lines."""
 
     stdout: str
     tail: str
@@ -91,7 +91,7 @@ def run_loud(
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     with _child(args, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # its exit code says why it stopped listening
+            with contextlib.suppress(BrokenPipeError):  # its exit code shows why it stopped reading
                 process.stdin.write(stdin)
                 process.stdin.close()
         for line in process.stdout or ():
@@ -143,7 +143,7 @@ def _child(
                 with contextlib.suppress(OSError):
                     stream.close()
     if _children.stopped:
-        raise KeyboardInterrupt  # its exit code says that we ended it, and nothing about its work
+        raise KeyboardInterrupt  # its exit code shows that we ended it, and nothing about its work
 
 
 def _start(
@@ -171,13 +171,13 @@ def _start(
 
 
 def untranslated(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which programs say what we can parse: English, whatever the user reads. Pure."""
+    """An environment in which programs print what we can parse: English, for any locale of the user. Pure."""
     kept = {name: value for name, value in env.items() if name != "LANGUAGE"}
     return kept | {"LC_ALL": "C.UTF-8" if kept.get("LC_ALL") == "C.UTF-8" else "C"}
 
 
 def _end(running: Sequence["subprocess.Popen[str]"]) -> None:
-    """SIGTERM, then after GRACE_S SIGKILL, for programs and whatever shares their sessions."""
+    """SIGTERM, then after GRACE_S SIGKILL, for programs and everything in their sessions."""
     for process in running:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
@@ -197,7 +197,7 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def spawn(args: Sequence[str], *, log: Path) -> None:
-    """Start a program that outlives us, in a session of its own; it speaks into a log. Raises as `run`."""
+    """Start a program that outlives us, in a session of its own; it writes to a log. Raises as `run`."""
     try:
         with log.open("ab") as stream:
             subprocess.Popen(

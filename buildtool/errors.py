@@ -22,7 +22,7 @@ class Exit(IntEnum):
 
 
 class ToolError(Failure):
-    """A failure that a user can cause or meet. Never shown as a traceback."""
+    """A failure that a user can cause or encounter. Never shown as a traceback."""
 
     exit_code: Exit = Exit.BUILD
 
@@ -44,7 +44,7 @@ class EngineUnavailable(EnvironmentMissing):
 
 
 class EngineForbidden(EngineUnavailable):
-    """There is an engine, and we aren't allowed to talk to it."""
+    """There is an engine, but this user may not talk to it."""
 
 
 class SourceUnreachable(EnvironmentMissing):

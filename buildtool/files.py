@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` to write into; it takes the place of `path` if the block ends well.
+    """An empty file beside `path` to write into; it replaces `path` if the block succeeds.
 
     Otherwise it is removed. The block must write into that very file and not rename another one over it.
     Symbolic links are followed; what isn't a regular file (a device, a FIFO, /dev/stdout) is written into at
@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(directory: Path | None = None) -> Iterator[Path]:
-    """A directory for this block alone, removed afterwards: below `directory`, or where the system has such.
+    """A directory for this block alone, below `directory` or the system's temporary one; removed afterwards.
 
     Raises as `replacing` does.
     """
@@ -102,7 +102,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def kept(path: Path, parse: Callable[[str], T]) -> T | None:
-    """What an earlier run wrote down in a cache; None where it is missing or damaged: make it anew.
+    """What an earlier run stored in a cache; None where it is missing or damaged and must be made again.
 
     `parse` raises ValueError, LookupError, TypeError, AttributeError or a ToolError for a damaged text.
     """
@@ -113,7 +113,7 @@ def kept(path: Path, parse: Callable[[str], T]) -> T | None:
 
 
 def discard(path: Path) -> None:
-    """Remove what a cache has at `path`, even a directory that stands there. Raises as `replacing` does."""
+    """Remove a cache's entry at `path`, even if it is a directory. Raises as `replacing` does."""
     with _translated(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -128,7 +128,7 @@ def sha256_of(path: Path) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that the file system under `path` (or its nearest parent that we can see) still has for us."""
+    """Bytes that the file system under `path` (or its nearest visible parent) still has for this process."""
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free

@@ -1,6 +1,6 @@
 """JSON text from outside, read within bounds: depth, numbers, encoding. Every fault is a ValueError.
 
-`load` is strict. `load_as_engines_do` accepts what Go's encoding/json accepts and says what was unusual.
+`load` is strict. `load_as_engines_do` accepts what Go's encoding/json accepts and lists what was unusual.
 """
 
 import json
@@ -15,7 +15,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 DEPTH = 64  # levels; no document that is read here needs more than eight
 ENGINE_DEPTH = 10_000  # levels that Go's encoding/json reads
-_NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, but for their last digits, beyond a double
+_NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, except for their last digits, beyond a double
 _TOKEN = re.compile(r'[{}\[\]"]')
 _STRING_END = re.compile(r'["\\]')
 _BLANK = re.compile(r"[ \t\n\r]*+")
@@ -44,7 +44,7 @@ def load_as_engines_do(text: bytes) -> Loaded:
     """A JSON value as Docker and containerd read it.
 
     The last of several equal keys counts, objects under equal keys are merged, bytes that aren't UTF-8 become
-    U+FFFD, and what is nested below `DEPTH` levels is left out (as null). Keys stay as they are written; see
+    U+FFFD, and deeper nesting than `DEPTH` levels is replaced by null. Keys stay as they are written; see
     `spellings` for those that name fields. Raises ValueError for what the engines refuse, too.
     """
     notes: list[str] = []
@@ -71,9 +71,9 @@ def joined(pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def merged(earlier: Json, later: Json) -> Json:
-    """What Go's encoding/json makes of two values of one field: objects become one, else the later counts.
+    """What Go's encoding/json makes of two values of one field: merged objects, else the later value.
 
-    `earlier` takes the later one's members in, so that many small objects after a large one take linear time.
+    The later one's members are added to `earlier`, so many small objects after a large one take linear time.
     """
     if isinstance(earlier, dict) and isinstance(later, Mapping):
         return _add(earlier, later.items())
@@ -213,9 +213,9 @@ Span = tuple[int, int]  # of a value in its text: first character, and the one b
 
 
 def members(text: str) -> Iterator[tuple[str, Span]]:
-    """The keys of a text's object, each with where its value stands; values aren't parsed, however deep.
+    """The keys of a text's object, each with the position of its value; values aren't parsed, however deep.
 
-    Raises ValueError where the object's own level is no JSON.
+    Raises ValueError where the object's own level isn't JSON.
     """
     at = _expect(text, 0, "{")
     while text[at : at + 1] != "}":
@@ -229,7 +229,7 @@ def members(text: str) -> Iterator[tuple[str, Span]]:
 
 
 def strings(text: str, span: Span) -> Iterator[str]:
-    """The strings of an array of strings, or the one string, that stands there. Raises ValueError."""
+    """The strings of an array of strings, or the single string, at that position. Raises ValueError."""
     at = span[0]
     if text[at] == '"':
         yield _string(text, at)[0]

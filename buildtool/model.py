@@ -44,7 +44,7 @@ class Registry:
 class Bootstrap:
     """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages.
 
-    `cut` are paths from the root, with `find -path`'s wildcards, that go at the end.
+    `cut` are paths from the root, with `find -path`'s wildcards, that are removed at the end.
     """
 
     suite: str
@@ -60,8 +60,8 @@ Base = Registry | Bootstrap
 class TorchSource:
     """One place torch can come from: the host's pip configuration, an index, or the base itself.
 
-    `require` is empty where the base already holds torch; `{gpu_target}` in it stands for a card. A
-    `fallback` may give a build other than the variant's name promises, because it says so. `base` and
+    `require` is empty where the base already holds torch; `{gpu_target}` in it is replaced by a card. A
+    `fallback` may give a build other than the variant's name promises, because it declares that. `base` and
     `python` replace the variant's own.
     """
 
@@ -110,7 +110,7 @@ class Variant:
 
     @property
     def first_target(self) -> str:
-        """The card that stands for all where wheels are made for one; empty without any."""
+        """The card that represents all cards where wheels are made for one; empty without any."""
         return self.gpu_targets[0] if self.gpu_targets else ""
 
     @property
@@ -158,7 +158,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class PinnedBase:
-    """A base that was found: `pin` is a manifest digest or the SHA-256 of a root file system's tar."""
+    """A resolved base: `pin` is a manifest digest or the SHA-256 of a root file system's tar."""
 
     origin: str  # "registry" or "bootstrap"
     name: str  # the reference, or the suite

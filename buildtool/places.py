@@ -35,7 +35,7 @@ _PLACES = {
 def place_at(path: Path) -> Place:
     """What is there. A name that no file can have leads to nothing.
 
-    Raises DataError where that can't be told, as below a directory that this user can't search.
+    Raises DataError where that can't be determined, as below a directory that this user can't search.
     """
     try:
         mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a line a step, and a sign of life where a step is silent."""
+"""Progress of long work on standard error: one line per step, and a sign of life where a step is silent."""
 
 import sys
 import threading

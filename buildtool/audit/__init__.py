@@ -1,4 +1,4 @@
-"""Reading images without extracting them, and saying where their bytes are."""
+"""Reads images without extracting them and reports where their bytes are."""
 
 from buildtool.audit.audit import audit_image, audit_path, write_reports
 from buildtool.audit.report.schema import AuditReport

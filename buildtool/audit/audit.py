@@ -26,7 +26,7 @@ NO_BUDGET = Budget()
 
 
 class Saver(Protocol):
-    """What the audit needs of an engine."""
+    """What the audit needs from an engine."""
 
     def save(self, ref: str) -> Iterator[bytes]:
         """An image as `docker save` writes it, in chunks."""
@@ -44,7 +44,7 @@ class Wish:
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
-        """Raises BadTarget, before an image is read for nothing."""
+        """Raises BadTarget before any image is read."""
         for target in self.targets:
             TargetId.parse(target)
 
@@ -58,9 +58,9 @@ def audit_image(
     say: Callable[[str], None] = lambda _: None,
     digest: str | None = None,
 ) -> AuditReport:
-    """Audit an image that the engine holds, without extracting it; `say` hears of progress every few seconds.
+    """Audit an image that the engine holds, without extracting it; `say` receives progress every few seconds.
 
-    With `digest`, that very image is read, and `ref` only says what it is called: tags move.
+    With `digest`, exactly that image is read, and `ref` is only its name: tags move.
     Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
     """
     wish = Wish(budget=budget, targets=targets)

@@ -1,4 +1,4 @@
-"""What a user names for an audit: an image in the engine, an archive, a directory or a saved report."""
+"""What a user can audit: an image in the engine, an archive, a directory or a saved report."""
 
 import time
 from dataclasses import replace
@@ -55,7 +55,7 @@ def _told_again(path: Path, wish: Wish) -> AuditReport:
 
 
 def _means_file(source: str) -> bool:
-    """Can this be no image's name? Then a missing file is told as such."""
+    """Is this certainly not an image's name? Then a missing file is reported as such."""
     return source.startswith((".", "/", "~")) or source.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst"))
 
 
@@ -69,7 +69,7 @@ class _Progress:
         self._total, self._drawn, self._begun = 0, 0.0, time.monotonic()
 
     def tick(self, n_bytes: int) -> None:
-        """Count, and say so now and then."""
+        """Count, and report progress now and then."""
         if not self._terminal:
             self._lines(n_bytes)
             return
@@ -81,6 +81,6 @@ class _Progress:
             redraw(f"reading {self._label}: {decimal_bytes(self._total)}, {rate}/s")
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._terminal:
             redraw("")

@@ -1,6 +1,7 @@
-"""Reads variants.yaml into a Catalog. Every complaint names the file, the line and the key.
+"""Reads variants.yaml into a Catalog. Every error names the file, the line and the key.
 
-The published JSON Schema (images/variants.schema.json) is what validates: editors and we read one text.
+The published JSON Schema (images/variants.schema.json) does the validation, so editors and this program
+agree.
 """
 
 import difflib
@@ -26,7 +27,7 @@ from buildtool.model import (
 from buildtool.shipped import IMAGES
 
 MAX_DEPTH = 12
-MAX_NODES = 10_000  # an alias bomb unfolds to more; no honest catalog comes near
+MAX_NODES = 10_000  # an alias bomb unfolds to more; legitimate catalogs stay far below
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 KeyPath = tuple[str | int, ...]
@@ -34,7 +35,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass
 class _Document:
-    """Plain data, and the line each key and item stands on."""
+    """Plain data, and the line of each key and item."""
 
     path: Path
     data: Json = None
@@ -48,7 +49,7 @@ class _Document:
 
 
 def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] = ()) -> Catalog:
-    """The catalog in a file. Raises ConfigError, with all that the schema finds wrong in one message.
+    """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message.
 
     `gpu_targets` take the place of those that a variant names.
     """
@@ -151,7 +152,7 @@ def _scalar(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
 
 
 def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
-    """What is wrong and what to do, from one finding of the schema."""
+    """The error and the remedy for one finding of the schema."""
     schema = error.schema if isinstance(error.schema, dict) else {}
     wanted = str(schema.get("description", ""))
     match error.validator:
@@ -184,7 +185,7 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
 
 def _catalog(document: _Document, gpu_targets: tuple[str, ...]) -> Catalog:
     data = document.data
-    assert isinstance(data, dict)  # the schema said so
+    assert isinstance(data, dict)  # the schema reported it
     raw = data["variants"]
     assert isinstance(raw, dict)
     variants = tuple(_variant(name, value, document, gpu_targets=gpu_targets) for name, value in raw.items())

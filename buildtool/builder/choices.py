@@ -1,4 +1,4 @@
-"""What the command line's verbs share about builds: which cards an image is for, where caches are kept."""
+"""What the verbs share about builds: which cards an image is for, where caches are kept."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from buildtool.shipped import lock_file, state_directory
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
-    """The argument that says which cards an image is for."""
+    """The argument that names the cards that an image is for."""
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",

@@ -37,10 +37,10 @@ def stage(
     epoch: int,
     pruned: PrunedInputs | None = None,
 ) -> None:
-    """Make the context `final` anew, whole or not at all.
+    """Make the context `final` again, completely or not at all.
 
-    Files of caches are linked, not copied. What was `pruned` takes the place of its original, and the list
-    of what went joins the payload.
+    Files of caches are linked, not copied. `pruned` inputs replace their originals, and the list of what
+    was removed joins the payload.
     """
     with scratch(final.parent) as folder:
         context = folder / final.name
@@ -61,7 +61,7 @@ def _fill(
     epoch: int,
     pruned: PrunedInputs | None,
 ) -> None:
-    """Everything of a context but the root file system."""
+    """Everything in a context except the root file system."""
     groups = group_wheels(resolved.wheels)
     by_folder = {"torch": groups.torch, "heavy": groups.heavy, "small": groups.small}
     for folder, wheels in by_folder.items():
@@ -110,7 +110,7 @@ def _settle(folder: Path, epoch: int, *, links: bool = True) -> None:
     """Set modes and times below and including a folder; hard links into caches are left as they are.
 
     A file's time is made from its content: BuildKit sends a file again only when its size or time differs,
-    so with one time for all, an edit of the same length would never reach the engine.
+    so if all had the same time, an edit of the same length would never reach the engine.
     """
     for path in sorted((folder, *folder.rglob("*")), reverse=True):
         if not links and path.is_file() and path.stat().st_nlink > 1:

@@ -1,6 +1,6 @@
 """The lock file: for each variant, every input by content, as the first resolution found it.
 
-Holds no address: where a wheel came from is told by a source's name, what it is by its SHA-256.
+It holds no addresses: a source's name records where a wheel came from, its SHA-256 what it is.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def spec_sha256(variant: Variant) -> str:
-    """Fingerprint of what a variant asks for: another one asks for a new resolution.
+    """Fingerprint of a variant's requirements: a change requires a new resolution.
 
     Budget, labels, targets and Dockerfile stay out: they change no input.
     """
@@ -37,17 +37,20 @@ def spec_sha256(variant: Variant) -> str:
 
 @dataclass
 class Lock:
-    """What is pinned. Each change is saved at once, whole or not at all, beside those of other builds."""
+    """What is pinned.
+
+    Each change is saved at once, completely or not at all, together with those of other builds.
+    """
 
     path: Path
     entries: dict[str, Resolved] = field(default_factory=dict)
-    tools: tuple[Wheel, ...] = ()  # run inside builds, stay out of images
+    tools: tuple[Wheel, ...] = ()  # run inside builds, not part of images
 
     @classmethod
     def load(cls, path: Path) -> "Lock":
         """The lock in a file; an empty one when there is no file.
 
-        Raises ConfigError when it isn't ours, DataError when it can't be read.
+        Raises ConfigError when it isn't a lock file of this tool, DataError when it can't be read.
         """
         try:
             data: Any = load(path.read_text(encoding="utf-8"))
@@ -90,7 +93,7 @@ class Lock:
 
     @contextmanager
     def _newest(self) -> Iterator["Lock"]:
-        """What the file holds now, to be changed and saved while no other thread or build does the same."""
+        """The file's content, to be changed and saved while no other thread or build does the same."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.parent, lambda: None):
             newest = Lock.load(self.path)

@@ -1,4 +1,7 @@
-"""The order of a build: inputs, plan, contexts, bake, proof, audit. Each takes what the one before gives."""
+"""The order of a build: inputs, plan, contexts, bake, proof, audit.
+
+Each step takes the result of the one before.
+"""
 
 import hashlib
 import json
@@ -43,7 +46,7 @@ class Workplace:
     say: Say = field(repr=False)
 
     def seal(self, kind: str, *settings: object) -> Path:
-        """Where it is kept what was seen on an image: one place for each digest, settings and tool.
+        """Where observations of an image are kept: one file for each digest, settings and tool.
 
         `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
         """
@@ -52,13 +55,13 @@ class Workplace:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other builds out of this state directory: they would replace contexts that are being read."""
+        """Lock this state directory: other builds would replace contexts that are being read."""
         waiting = "another build is using the same state directory; waiting for it to finish"
         with locked(self.state / "build.lock", lambda: self.say(waiting)):
             yield
 
     def sweep(self) -> None:
-        """Remove what killed runs left half-written, in every folder that a build writes into."""
+        """Remove half-written files of killed runs from every folder that a build writes into."""
         for folder in (None, self.lock.parent, self.state, *self.state.glob("*")):
             sweep_partials(folder)
 
@@ -79,7 +82,7 @@ class Workplace:
 
     @property
     def inspections(self) -> Inspections:
-        """Which targets the inputs have code for, as far as it is known."""
+        """Which targets the inputs have code for, as far as known."""
         return Inspections(self.state / "inspected", self.say)
 
     def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
@@ -119,8 +122,8 @@ def make_plan(
 
     Each image has a list of candidates, the same variant for different cards: the first whose stack has code
     for one of its cards is built. With `asked`, code for all of them must be there. Raises SourceUnreachable,
-    EnvironmentMissing, DataError, ConfigError, TargetMissing for the first image that fails. What killed runs
-    left half-written is removed first.
+    EnvironmentMissing, DataError, ConfigError, TargetMissing for the first image that fails. Half-written
+    files of killed runs are removed first.
     """
     buildx.require_buildx()  # the build needs it after minutes of downloads
     workplace.sweep()
@@ -148,7 +151,7 @@ def make_plan(
 def locked_plan(
     workplace: Workplace, candidates: Sequence[Sequence[Variant]], *, epoch: int, asked: bool
 ) -> BuildPlan:
-    """The plan as far as earlier builds know its inputs; nothing is fetched, made or looked into.
+    """The plan as far as earlier builds know its inputs; nothing is fetched, made or inspected.
 
     What isn't locked is planned from its first source, and cards aren't decided on before the inputs are
     known. Raises TargetMissing as `make_plan` does.
@@ -219,7 +222,7 @@ def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -
 
 
 def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> proof.Proof:
-    """Run the image and hold it to its promises, once for each digest and promise. Raises ProofFailed."""
+    """Run the image and check its promises, once for each digest and promise. Raises ProofFailed."""
     promised = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
     if earlier := kept(seal, proof.from_seal):
@@ -264,7 +267,7 @@ def audited(
 
 
 def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
-    """Write down what the image was made from and what it was seen doing: `<variant>.build.json`."""
+    """Record what the image was made from and what was observed: `<variant>.build.json`."""
     resolved = asdict(planned.resolved) | {"torch_build": planned.resolved.torch_build.value}
     seen = asdict(proved) | {"torch_build": proved.torch_build.value}
     data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
@@ -283,7 +286,9 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
-    """Refuse before anything is made when a disk surely can't hold it. Raises EnvironmentMissing.
+    """Refuse, before anything is made, a build that certainly doesn't fit on a disk.
+
+    Raises EnvironmentMissing.
 
     The engine's disk counts where it is one of this host's.
     """

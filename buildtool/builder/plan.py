@@ -1,4 +1,4 @@
-"""Thinking for a build: what bake is asked for, as data. Same input, same bytes; nothing is touched."""
+"""Decides a build: the bake file as data. The same input gives the same bytes; nothing is touched."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +9,8 @@ from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
 from buildtool.model import LABEL, ZSTD_LEVEL, Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
 
-HEAVY_BYTES = 20_000_000  # wheels from here on get a layer apart from the small ones
-DISK_FLOOR = 2_000_000_000  # bytes; below that no build is begun at all
+HEAVY_BYTES = 20_000_000  # wheels of at least this size get their own layer
+DISK_FLOOR = 2_000_000_000  # bytes; with less, no build is started
 UNPACKED_PER_STORED = 4  # wheels; a generous guess for the disk check alone
 
 
@@ -58,7 +58,7 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All that a build does, decided: `weir plan` prints it, `weir build` carries it out."""
+    """Everything that a build does, as a value: `weir plan` prints it, `weir build` carries it out."""
 
     images: tuple[ImagePlan, ...]
     epoch: int  # SOURCE_DATE_EPOCH, seconds since 1970
@@ -145,7 +145,7 @@ def image_output() -> str:
 
 
 def unresolved(variant: Variant) -> Resolved:
-    """Stands for inputs not looked for yet: a plan can be shown before anything is fetched."""
+    """Placeholder for inputs not resolved yet: a plan can be shown before anything is fetched."""
     source = variant.torch[0]
     base = (source.base or variant.base)[0]
     pinned = (

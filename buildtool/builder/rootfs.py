@@ -25,7 +25,7 @@ DPKG_INCLUDES = ("/usr/share/doc/*/copyright",)
 CUT = ("usr/include", "var/log", "var/cache/debconf", "var/cache/ldconfig")
 EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list", "etc/machine-id")
 
-# What of the host's environment packages' scripts get to see: how to reach the mirror, nothing of its tastes.
+# The part of the host's environment that packages' scripts see: how to reach the mirror, no preferences.
 FROM_HOST = ("PATH", "APT_CONFIG", "SSL_CERT_DIR", "SSL_CERT_FILE")
 # The end of our process ends this one (--pdeathsig), which ends process 1 of the namespace and so all in it.
 CONTAINER = (
@@ -37,7 +37,7 @@ PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")  #
 
 # Runs in a shell on the host, so it holds no text of a catalog: names and patterns come in variables.
 # It works from within the tree, because `find -path` would read a sign such as `[` in the way there as a
-# pattern, and takes the variables out of the sight of packages' scripts.
+# pattern, and hides the variables from packages' scripts.
 CUSTOMIZE = f"""set -eu
 cd "$1"
 remove=$WEIR_REMOVE cut=$WEIR_CUT
@@ -101,7 +101,7 @@ def environment(base: Bootstrap, host: Mapping[str, str], epoch: int) -> dict[st
 
 
 def _container() -> Sequence[str]:
-    """The words before a command that give it namespaces of its own; none where we may not make any.
+    """The command prefix that gives a command its own namespaces; empty where that isn't permitted.
 
     Run by root, mmdebstrap mounts /proc, /sys and more in the namespace of its caller, where they outlive it.
     """
@@ -122,7 +122,7 @@ class RootfsCache:
         self._say = say
 
     def path(self, base: Bootstrap, epoch: int) -> Path:
-        """Where the tar of this recipe lies, or would lie."""
+        """Where the tar of this recipe is, or would be."""
         return self._directory / f"{base.suite}-{recipe_sha256(base, epoch)[:16]}.tar"
 
     def bring(self, base: Bootstrap, epoch: int) -> tuple[Path, str]:
@@ -137,7 +137,7 @@ class RootfsCache:
         ):
             known = kept(digest, _hex_sha256)
             if known is None or not path.is_file():
-                discard(digest)  # or it would vouch for a file that it was not made from
+                discard(digest)  # otherwise it would vouch for a different file
                 if not path.is_file():
                     discard(path)
                 self._make(base, path, epoch)
@@ -202,7 +202,7 @@ def _alias(folder: Path) -> Iterator[Path]:
 
 
 def _telling(error: CommandFailed) -> str:
-    """mmdebstrap's own complaint among its last words."""
+    """mmdebstrap's own error message among its last lines."""
     lines = error.tail.splitlines()
     return next(
         (line for line in lines if line.startswith("E:")), lines[-1] if lines else "it printed nothing"

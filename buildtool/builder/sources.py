@@ -1,4 +1,4 @@
-"""Finds a variant's inputs: walks each list of sources until one answers, and remembers why others didn't."""
+"""Finds a variant's inputs: walks each list of sources until one answers, and records why others didn't."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -95,7 +95,7 @@ class Sources:
                 return PinnedBase("bootstrap", base.suite, digest)
 
     def _refresh_base(self, variant: Variant, pinned: Resolved) -> Resolved:
-        """The root file system of a locked variant, made again when it isn't here; says if Debian moved."""
+        """The root file system of a locked variant, made again if missing; reports newer Debian packages."""
         recipe = bootstrap_of(variant, pinned)
         if recipe is None:
             return pinned

@@ -12,7 +12,7 @@ from probes.shared.quoting import terminal
 
 
 def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
-    """Where each image came from and what it was proved to hold; below, why other sources didn't serve."""
+    """Where each image came from and what its proof showed; below, why other sources weren't used."""
     rows = [
         (
             image.ref,
@@ -32,7 +32,7 @@ def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Se
 
 
 def audited(rows: Sequence[SummaryRow]) -> str:
-    """One line an image: its bytes, its budget, its biggest finding."""
+    """One line per image: its bytes, its budget, its biggest finding."""
     cells = [
         (row.ref, row.torch, row.layers, row.unpacked, row.stored, row.verdict, row.biggest_finding)
         for row in rows
@@ -42,6 +42,6 @@ def audited(rows: Sequence[SummaryRow]) -> str:
 
 
 def diagnosis(rows: Sequence[Row]) -> str:
-    """What the host has and lacks."""
+    """What the host has and what is missing."""
     cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
     return text_table(("", "state", "found", "next step"), cells)

@@ -19,17 +19,17 @@ from buildtool.model import TorchBuild, TorchSource, Wheel
 
 Say = Callable[[str], None]
 
-ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is passed over
+ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is skipped
 GLIBC_FLOOR, GLIBC_BASE = 5, 36  # manylinux_2_5 up to the glibc of the oldest base (bookworm, 2.36)
-# pip's words for a source that doesn't serve, the telling ones first
+# pip's messages for a source that doesn't work, the most specific first
 REASONS = (
     re.compile(r"Name or service not known|Temporary failure in name|Connection refused|ProxyError|SSLError"),
     re.compile(r"ConnectTimeout|ReadTimeout|NewConnectionError|Max retries exceeded|HTTP error|Client Error"),
     re.compile(r"No matching distribution|Could not find a version"),
 )
 IS_TORCH = re.compile(r"\s*torch(\[[^\]]*\])?(?![\w-])")  # a requirement of torch itself, with its extras
-CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that say how, not where
-# What a build needs on the host's side: never installed into an image.
+CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that set how, not where
+# What a build needs on the host; never installed into an image.
 TOOLS = ("installer>=0.7", "pip>=23")
 TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
@@ -42,7 +42,7 @@ class WheelCache:
         self._say = say
 
     def path(self, wheel: Wheel) -> Path:
-        """Where a wheel lies, or would lie."""
+        """Where a wheel is, or would be."""
         return self._directory / wheel.sha256 / wheel.filename
 
     def holds(self, wheel: Wheel) -> bool:
@@ -161,7 +161,7 @@ class WheelCache:
 
 
 def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:
-    """Distributions that have no business beside this torch build: the marks of another one."""
+    """Distributions that don't belong with this torch build: they are signs of another one."""
     names = {wheel.distribution for wheel in wheels}
     cuda = {name for name in names if name.startswith(("nvidia-", "cuda-"))}
     rocm = {name for name in names if name.startswith(("rocm-", "amd-torch", "pytorch-triton-rocm"))}
@@ -183,7 +183,7 @@ def platform_tags(machine: str) -> list[str]:
 def _connection_settings() -> dict[str, str]:
     """An environment in which pip keeps the host's certificate and proxy and forgets its package sources.
 
-    Else a find-links or extra index of the host could answer for an index that was asked alone.
+    Else a find-links or extra index of the host could answer for an index that was meant to be the only one.
     """
     listed = run([sys.executable, "-m", "pip", "config", "list"]).stdout
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
@@ -201,7 +201,7 @@ def _pin(requirement: str, torch: Path) -> str:
 
 
 def _telling(error: CommandFailed) -> str:
-    """The line of pip's last words that says why: no connection before no version."""
+    """The line of pip's last output that gives the reason: "no connection" before "no version"."""
     lines = error.tail.splitlines() or ["pip printed nothing"]
     found = [line for reason in REASONS for line in lines if reason.search(line)]
     return (found or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")[:300]

@@ -1,1 +1,1 @@
-"""One module a verb of `weir`: `add_arguments(parser)` and `run(args) -> int`."""
+"""One module per verb of `weir`: `add_arguments(parser)` and `run(args) -> int`."""

@@ -1,4 +1,4 @@
-"""`weir audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, what to do about it."""
+"""`weir audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, and what to do about them."""
 
 import argparse
 import os
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_own_input(args: argparse.Namespace) -> None:
-    """A report written over the archive, or one over another, is a slip of the hand."""
+    """Refuses a report that would overwrite the archive or another report."""
     inputs = {os.path.realpath(args.source)}
     written = [getattr(args, form) for form in _FORMS if getattr(args, form)]
     places = [os.path.realpath(path) for path in written]

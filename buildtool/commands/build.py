@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
-    asked, candidates, epoch = wanted(args, say)  # a wrong name is told before an engine is installed
+    asked, candidates, epoch = wanted(args, say)  # a wrong name is reported before an engine is installed
     place = workplace(say)
     engine = provision.ensure_engine(say, assume_yes=args.yes)
     with place.alone():

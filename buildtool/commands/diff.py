@@ -1,4 +1,4 @@
-"""`weir diff A B`: two images side by side, and what differs between them."""
+"""`weir diff A B`: shows two images side by side, and what differs between them."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare two images; what differs is no failure."""
+    """Compare two images; a difference isn't a failure."""
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
     found = diff(report_of(args.before, Wish()), report_of(args.after, Wish()))

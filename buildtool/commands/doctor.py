@@ -1,4 +1,4 @@
-"""`buildtool doctor`: what this host has and lacks, with the command that mends it."""
+"""`buildtool doctor`: shows what this host has and what is missing, with the command that fixes it."""
 
 import argparse
 

@@ -27,4 +27,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _silent(_line: str) -> None:
-    """What is printed is a bake file and nothing else."""
+    """Only the bake file is printed."""

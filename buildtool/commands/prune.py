@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _means_file(name: str) -> bool:
-    """Can this be no image's name?"""
+    """Is this certainly not an image's name?"""
     return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or _ARCHIVE_NAME.search(name))
 
 
@@ -177,7 +177,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 
 
 def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
-    """What the audit says that goes; nothing is made."""
+    """What would be removed, by the audit's figures; nothing is made."""
     with Progress() as progress:
         names = tuple(map(str, targets))
         report = audit_image(ref, engine=Engine(), targets=names, say=progress.say)
@@ -207,7 +207,7 @@ def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
 
 
 def _by_target(result: TreeResult) -> Iterator[str]:
-    """What goes, card by card: bytes of files, and of code as it is unpacked."""
+    """What is removed, by card: bytes of files, and unpacked bytes of code."""
     in_files: Counter[str] = Counter()
     in_libraries: Counter[str] = Counter()
     for file in result.deleted:

@@ -1,1 +1,1 @@
-"""The Docker engine and BuildKit: the only code that talks to them, and what a host has and lacks."""
+"""The Docker engine and BuildKit: the only code that talks to them, and a host's diagnosis."""

@@ -1,4 +1,4 @@
-"""The gate to BuildKit: `docker buildx bake` with a plan of ours, its progress shown as it comes."""
+"""The gate to BuildKit: `docker buildx bake` with our plan, showing its progress as it comes."""
 
 import json
 import os
@@ -20,8 +20,8 @@ Say = Callable[[str], None]
 WORTH_SAYING = re.compile(
     r"^#\d+ (\[(?!.*internal).*|.*\bDONE [1-9].*|.*(exporting|unpacking|naming).*done.*|ERROR.*|\d+\.\d+ .*)"
 )
-# BuildKit's words when somebody removes images at the same time: the layer that it was about to build on is
-# collected between its look-up and its use. The next build doesn't find it and makes it anew.
+# BuildKit's message when somebody removes images at the same time: the layer that it was about to build on is
+# collected between its look-up and its use. The next build doesn't find it and makes it again.
 PASSING_FAULT = re.compile(r"parent snapshot \S+ does not exist")
 VERSION = re.compile(r"v?(\d+)\.(\d+)")
 MINIMUM = (0, 11)  # named contexts, `-f -` and the metadata file as we use them
@@ -41,7 +41,7 @@ def require_buildx() -> str:
 
 
 def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:
-    """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own words.
+    """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own output.
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
@@ -83,7 +83,7 @@ def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say) ->
 
 
 def _cause(error: CommandFailed, engine: Engine) -> ToolError:
-    """What really stopped a build: the disk, the engine, or a step."""
+    """The real cause of a failed build: the disk, the engine, or a step."""
     if "no space left" in error.tail.lower():
         return EnvironmentMissing(
             f"the disk filled up during the build:\n{error.tail}", "docker system df; docker builder prune"

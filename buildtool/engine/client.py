@@ -38,13 +38,13 @@ from buildtool.shipped import state_directory
 from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
 
-ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is passed over
+ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
 NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the engine says of itself."""
+    """What the engine reports about itself."""
 
     version: str
     storage_driver: str
@@ -65,7 +65,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What a container may take of the host.
+    """The host's resources that a container may use.
 
     The defaults are a multiple of what a proof of ROCm's torch takes: 1 GB, 50 threads, 30 s, 1 kB.
     """
@@ -84,7 +84,7 @@ _OWNER = "io.weir.owner"  # label of a container: the host and the directory of 
 
 
 class Engine:
-    """A connection to the engine. Construction connects; every method raises our errors."""
+    """A connection to the engine. The constructor connects; every method raises our errors."""
 
     def __init__(self, timeout_s: float = 600) -> None:
         with _translated():
@@ -116,7 +116,7 @@ class Engine:
     def registry_digest(self, ref: str) -> str:
         """The manifest (or index) digest that a registry now gives for a reference.
 
-        Asked through the engine, whose mirrors, proxy and credentials serve. Raises SourceUnreachable, and
+        Asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable, and
         EngineUnavailable when it is the engine that doesn't answer.
         """
         with _translated():
@@ -160,7 +160,7 @@ class Engine:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
     def load(self, chunks: Iterator[bytes]) -> None:
-        """Take in an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
+        """Load an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
         with _translated():
             for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
                 if "errorDetail" in row:
@@ -181,7 +181,7 @@ class Engine:
             raise BuildFailed(f"the engine didn't give the image {image_id[:19]} the name {name}")
 
     def forget(self, ref: str) -> None:
-        """Take a tag away, and with its last one the image; nothing where there is no such tag."""
+        """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
         with _translated():
             try:
                 self._client.images.remove(ref)
@@ -204,8 +204,8 @@ class Engine:
     ) -> RunResult:
         """Run a command in a fresh, unprivileged, offline container within limits, and remove it.
 
-        The image's own entry point and health check don't run, and all but /tmp is read-only. Of what the
-        command says the last `limits.log_bytes` are kept. Raises ProofFailed when it takes too long,
+        The image's own entry point and health check don't run, and all but /tmp is read-only. The last
+        `limits.log_bytes` of the command's output are kept. Raises ProofFailed when it takes too long,
         BuildFailed when the engine can't run it.
         """
         with _translated():
@@ -265,7 +265,7 @@ class Engine:
 
 
 def _limited(limits: RunLimits) -> dict[str, Any]:
-    """Limits as settings of a container; its log is kept in one file that starts anew when full."""
+    """Limits as settings of a container; its log is one file that starts over when full."""
     log = LogConfig(type=LogConfig.types.JSON, config={"max-size": str(limits.log_bytes), "max-file": "1"})
     return {
         "mem_limit": limits.memory_bytes,
@@ -302,7 +302,7 @@ def _unknown(ref: str) -> DataError:
     return DataError(f"the engine has no image {ref}", "list the images: docker images")
 
 
-_NO_NAME = ("invalid reference format", "repository name must")  # the engine's words for a malformed name
+_NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
 
 
 @contextmanager
@@ -363,12 +363,12 @@ def _client(timeout_s: float) -> docker.DockerClient:
         return docker.DockerClient(
             base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
         )
-    except ValueError as error:  # of an address that is none
+    except ValueError as error:  # for a malformed address
         raise docker.errors.DockerException(str(error)) from error
 
 
 def _unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
-    """Why an engine doesn't answer, and what to type. Pure."""
+    """The reason why an engine doesn't answer, and what to type. Pure."""
     if any(isinstance(cause, PermissionError) for cause in _causes(error)):
         return EngineForbidden(
             f"permission denied on {endpoint.host}: an engine is there, and you may not use it",

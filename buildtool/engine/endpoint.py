@@ -26,11 +26,11 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An engine's address. `named_by` says who named it; it is empty for the default socket of this host."""
+    """An engine's address. `named_by` says what named it; it is empty for the default socket of this host."""
 
     host: str
     named_by: str = ""
-    way_back: str = ""  # what to type for the default one
+    way_back: str = ""  # what to type to get the default one
     tls: Tls | None = None
     builder: str = "default"  # buildx's name for the builder inside this engine: its context's
 
@@ -53,7 +53,7 @@ def current_endpoint(env: Mapping[str, str], home: Path) -> Endpoint:
 def disk_of(
     endpoint: Endpoint, root: Path, *, engine_host: str, this_host: str, is_seen: bool
 ) -> Path | Unknown:
-    """The engine's directory where it is a directory of this host, else why nothing here measures its disk.
+    """The engine's directory if it is on this host, else the reason why its disk can't be measured.
 
     `root` is the engine's own word for it; `is_seen` says whether this host has a directory of that name,
     which may be another one. A socket alone proves nothing: ssh forwards them, containers are given them.
@@ -66,7 +66,7 @@ def disk_of(
 
 
 def _chosen(config: Path) -> str:
-    """The name of the context in the CLI's configuration; like the CLI, passes over what it can't read."""
+    """The name of the context in the CLI's configuration; like the CLI, ignores what it can't read."""
     try:
         found = json.loads(config.read_text(encoding="utf-8")).get("currentContext")
     except (OSError, ValueError, AttributeError, RecursionError):

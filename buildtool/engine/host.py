@@ -26,7 +26,7 @@ ROOMY_BYTES = 25_000_000_000  # the rocm image, its root file system, its contex
 
 
 class State(Enum):
-    """How a thing stands."""
+    """The state of one thing."""
 
     OK = "ok"
     MISSING = "MISSING"  # builds or runs fail without it
@@ -43,7 +43,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; None stands for not there."""
+    """What was found; None means absent."""
 
     engine: EngineInfo | ToolError  # or why none answers
     buildx: str | None
@@ -58,7 +58,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing, how it stands, and what to type about it."""
+    """One thing, its state, and what to type about it."""
 
     thing: str
     state: State
@@ -85,8 +85,8 @@ def gather(root: Path = Path("/")) -> Facts:
 def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards.
 
-    With HSA_OVERRIDE_GFX_VERSION set they are what it lets them pass for. Old kernels don't say a
-    card's target. Raises BadTarget when the variable is no version.
+    With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
+    card's target. Raises BadTarget when the variable isn't a version.
     """
     found = kfd.targets(root)
     override = env.get("HSA_OVERRIDE_GFX_VERSION")

@@ -1,4 +1,4 @@
-"""Judges what a fresh container said of itself (images/smoke.py). Pure: the running is the engine's."""
+"""Judges what a fresh container reported about itself (images/smoke.py). Pure: the engine runs it."""
 
 import json
 from dataclasses import astuple, dataclass
@@ -14,13 +14,13 @@ from probes.shared.quoting import command, terminal
 COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
 MARK = "SMOKE "
 MAX_FACTS = 64 << 10  # characters of the line; an honest one has 400
-SHOWN_LINES = 8  # of what a failed container said
+SHOWN_LINES = 8  # of a failed container's output
 SHOWN_CHARACTERS = 500  # of each line
 _MAX_TEXT = 1000  # characters of one fact; rocminfo's are the longest, 200
 
 
 class MalformedFacts(ProofFailed):
-    """What a container said isn't of the form that images/smoke.py writes."""
+    """A container's output doesn't have the form that images/smoke.py writes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Rocminfo:
 
 @dataclass(frozen=True)
 class Facts:
-    """What images/smoke.py said of its image. Texts are the image's own and may hold anything."""
+    """What images/smoke.py reported about its image. Texts come from the image and may hold anything."""
 
     python: str
     uid: int
@@ -47,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Proof:
-    """What an image was seen doing."""
+    """What was observed of an image."""
 
     python: str
     torch_version: str
@@ -56,7 +56,7 @@ class Proof:
 
 
 def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
-    """The proof, or ProofFailed saying which promise is broken."""
+    """The proof; raises ProofFailed naming the broken promise."""
     try:
         facts = facts_of(stdout)
     except MalformedFacts as error:
@@ -88,9 +88,9 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
 
 
 def facts_of(stdout: str) -> Facts | None:
-    """What images/smoke.py said; None when it printed nothing.
+    """What images/smoke.py reported; None when it printed nothing.
 
-    Raises MalformedFacts for an answer of another form: whoever made the image wrote it.
+    Raises MalformedFacts for an answer of another form: the image's maker wrote it.
     """
     line = next((text for text in stdout.splitlines() if text.startswith(MARK)), None)
     if line is None:
@@ -115,7 +115,7 @@ def told(facts: Facts) -> str:
 
 
 def last_words(output: str) -> str:
-    """The end of what a container said, for a terminal: whoever made the image chose the characters."""
+    """The end of what a container said, for a terminal: the image's maker chose the characters."""
     lines = output.strip().splitlines()[-SHOWN_LINES:]
     return "\n".join(terminal(line[:SHOWN_CHARACTERS]) for line in lines)
 

@@ -1,6 +1,6 @@
-"""Gets this host an engine: finds one, or on Debian and Ubuntu installs and starts the distribution's own.
+"""Provides an engine on this host: finds one, or installs and starts Debian's or Ubuntu's.
 
-What would be done is decided first, as a value (`plan_install`), and said before it is done.
+What to do is decided first, as a value (`plan_install`), and announced before it is done.
 """
 
 import os
@@ -32,7 +32,7 @@ BESIDE = ("mmdebstrap",)  # makes base images where no registry answers
 
 @dataclass(frozen=True)
 class Host:
-    """What decides how an engine can be had here."""
+    """The facts that decide how an engine can be provided here."""
 
     distribution: str
     codename: str
@@ -52,7 +52,7 @@ class InstallPlan:
 
 
 def plan_install(host: Host) -> InstallPlan:
-    """What to install. Raises EngineUnavailable where only a person can help."""
+    """What to install. Raises EngineUnavailable where the user has to act."""
     if host.distribution not in ("debian", "ubuntu"):
         raise EngineUnavailable(
             f"no Docker engine answers, and this tool can't install one on {host.distribution}", NEXT_STEP
@@ -72,7 +72,7 @@ def plan_install(host: Host) -> InstallPlan:
 
 
 def chooses_store(host: Host) -> bool:
-    """Whether the engine's settings are ours to write: nobody else has, and no images can be hidden by it.
+    """Whether this tool may write the engine's settings: nobody else has, and no images can be hidden by it.
 
     Another image store doesn't show the images of the first, so an engine that was here before keeps its own.
     """
@@ -82,7 +82,7 @@ def chooses_store(host: Host) -> bool:
 def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
     """A connection to a working engine, after installing and starting one if need be.
 
-    Raises EngineUnavailable with the next step where that isn't ours to do.
+    Raises EngineUnavailable with the next step where this tool can't do that.
     """
     try:
         return Engine()
@@ -154,7 +154,7 @@ def install(plan: InstallPlan, say: Say) -> None:
 
 
 def start(say: Say) -> None:
-    """Start the engine and wait until it answers. Raises EngineUnavailable with its last words."""
+    """Start the engine and wait until it answers. Raises EngineUnavailable with the last lines of its log."""
     if Path("/run/systemd/system").is_dir():
         say("starting docker with systemd")
         try:
@@ -210,7 +210,7 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
 
 
 def _agreed() -> bool:
-    """Ask where a person sits; elsewhere having said it is enough."""
+    """Prompt on a terminal; elsewhere proceed."""
     asked = sys.stdin is not None and sys.stdin.isatty()  # None: started with no standard input at all
     if not asked:
         return True

@@ -1,4 +1,4 @@
-"""Names of images, taken apart as engines and registries take them apart. Pure.
+"""Parses names of images as engines and registries do. Pure.
 
 The grammar is the distribution project's (reference/regexp.go), the defaults are the Docker engine's.
 """
@@ -24,7 +24,7 @@ _HINT = "write [HOST[:PORT]/]NAME[:TAG], with NAME in lower case"
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user wrote: a repository as it was written, and a tag or a digest (`sha256:...`) where given."""
+    """A reference as the user wrote it: the repository, and a tag or a digest (`sha256:...`) where given."""
 
     repository: str
     tag: str | None = None
@@ -50,7 +50,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """The parts of an image's name. Raises ConfigError for what no image can be called."""
+    """The parts of an image's name. Raises ConfigError for an impossible name."""
     if len(text) > _MAX_TEXT:
         raise _refused(text, "it is too long")
     rest, at, digest = text.partition("@")

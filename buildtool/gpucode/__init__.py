@@ -1,4 +1,4 @@
-"""GPU machine code in files: which cards it is for, where it lies, and how to take foreign cards' code out.
+"""GPU machine code in files: which cards it is for, where it is, and how to remove other cards' code.
 
 Pure and self-contained: no engine, no other program, no network.
 """

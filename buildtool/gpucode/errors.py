@@ -43,7 +43,7 @@ class VerifyFailed(ToolError):
 
 @contextmanager
 def naming(thing: object) -> Iterator[None]:
-    """Complaints about GPU code say what is wrong, not with which file or image; whoever knows adds that."""
+    """Errors about GPU code say what is wrong, not in which file or image; callers that know it add it."""
     try:
         yield
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:

@@ -1,12 +1,12 @@
-"""Paths and symbolic links as they are meant inside a root: of a tree, or of an archive. Pure."""
+"""Resolves paths and symbolic links inside a root: of a tree, or of an archive. Pure."""
 
 import posixpath
 from collections.abc import Mapping
 
 _MAX_LINKS = 40  # as many as Linux follows
-_MAX_PARTS = 4096  # of a path that links make longer and longer
+_MAX_PARTS = 4096  # of a path that links keep making longer
 
-_Node = dict[str, "_Node | str"]  # names below a directory -> directory, or what a link says
+_Node = dict[str, "_Node | str"]  # names below a directory -> directory, or a link's target
 
 
 def normal_path(path: str) -> str:
@@ -18,7 +18,7 @@ class Links:
     """All symbolic links below a root, followed as the kernel does and never out of the root."""
 
     def __init__(self, said: Mapping[str, str]) -> None:
-        """`said`: the path of each link -> what it says."""
+        """`said`: the path of each link -> its target."""
         self._root: _Node = {}
         for path, to in said.items():
             node = self._root

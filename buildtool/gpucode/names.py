@@ -1,4 +1,4 @@
-"""GPU code told by its path alone: the naming rules of AMD's libraries.
+"""Recognises GPU code by its path alone: the naming rules of AMD's libraries.
 
 rocBLAS, Tensile, hipBLASLt, hipSPARSELt (`library/*gfx*.{co,hsaco,dat}`), MIOpen (`db/gfx906_60.kdb`,
 `gfx90a68.db.txt`, `gfx*.model`), aotriton (`amd-gfx90a/**`, `kernels/gfx*/`), rocFFT's kernel cache,
@@ -45,7 +45,7 @@ def gfx_targets_of_path(path: str) -> tuple[str, ...]:
 
 
 def is_gpu_code_path(path: str) -> bool:
-    """True when the name alone says GPU code or its tuning data, with or without a target."""
+    """True when the name alone shows GPU code or its tuning data, with or without a target."""
     return bool(_ALWAYS_CODE.search(PurePosixPath(path).name) or gfx_targets_of_path(path))
 
 
@@ -57,14 +57,14 @@ def _targets_in(name: str, *, miopen: bool) -> tuple[str, ...]:
             found |= _family(token)
         elif miopen and f"gfx{token}" not in PROCESSORS:
             found |= _without_compute_units(f"gfx{token}")
-        elif _EXACT.fullmatch(token) and set(token) != {"0"}:  # gfx000 is Tensile's word for any target
+        elif _EXACT.fullmatch(token) and set(token) != {"0"}:  # gfx000 is Tensile's name for any target
             found.add(f"gfx{token}")
     return tuple(sorted(found))
 
 
 @lru_cache(maxsize=1 << 12)
 def _family(token: str) -> frozenset[str]:
-    """The processors whose digits a token such as `11xx` stands for."""
+    """The processors that a token such as `11xx` covers."""
     return frozenset(
         processor
         for processor in PROCESSORS

@@ -1,4 +1,4 @@
-"""A file's bytes by position, never past its end. How everything here reads, whatever the file comes from."""
+"""Reads a file's bytes by position, never past its end. Everything here reads this way, from any source."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

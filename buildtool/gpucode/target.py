@@ -43,7 +43,7 @@ MACH: Mapping[int, str] = {
 
 PROCESSORS = frozenset(MACH.values()) - GENERIC_ISAS.keys()
 
-SPIRV = "spirv"  # portable code, compiled for whatever card is there: it serves every target
+SPIRV = "spirv"  # portable code, compiled for the card that is present: it serves every target
 
 _PROCESSOR = re.compile(
     r"(sm|compute)_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic"
@@ -132,7 +132,7 @@ def parse_targets(text: str) -> tuple[TargetId, ...]:
 
 
 def target_of_override(version: str) -> TargetId:
-    """The target that `HSA_OVERRIDE_GFX_VERSION=10.3.0` makes a card pass for. Raises BadTarget."""
+    """The target that `HSA_OVERRIDE_GFX_VERSION=10.3.0` makes a card report. Raises BadTarget."""
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9])\.([0-9]{1,2})", version)
     if not match or int(match[3]) > 15:
         raise BadTarget(
@@ -147,7 +147,7 @@ def serves_any(code: TargetId, wanted: Iterable[TargetId]) -> bool:
 
 
 def known_targets(names: Iterable[str]) -> set[TargetId]:
-    """Targets by the names that a file's tables give them; what is no target, or unknown, is left out."""
+    """Targets by the names that a file's tables give them; invalid and unknown ones are left out."""
     found = set()
     for name in names:
         with suppress(BadTarget):
@@ -156,13 +156,13 @@ def known_targets(names: Iterable[str]) -> set[TargetId]:
 
 
 def unserved(had: Iterable[TargetId], targets: Sequence[TargetId]) -> tuple[TargetId, ...]:
-    """Those of the targets that nothing in `had` can serve."""
+    """The targets that nothing in `had` can serve."""
     there = tuple(had)
     return tuple(target for target in targets if not any(code.serves(target) for code in there))
 
 
 def served(had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool) -> tuple[TargetId, ...]:
-    """Those of the targets that something in `had` serves.
+    """The targets that something in `had` serves.
 
     Raises TargetMissing when that's none of them or, with `strict`, not all.
     """

@@ -1,7 +1,7 @@
 """Prune an archive into another one, as a stream of its parts: a root file system's tar, or a wheel.
 
-Nothing is unpacked, so no privilege is needed and no owner, mode, time, link or attribute can get lost: what
-stays of a tar is copied byte for byte. The same archive and targets give the same bytes.
+Nothing is unpacked, so no privilege is needed and no owner, mode, time, link or attribute can get lost: kept
+parts of a tar are copied byte for byte. The same archive and targets give the same bytes.
 """
 
 import copy
@@ -80,7 +80,7 @@ def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
 
 
 def _targets_in(source: Source) -> set[TargetId]:
-    """By the code in a file; none for one whose code can't be read, which no prune touches."""
+    """The targets of a file by its code; none where the code can't be read, since no prune touches it."""
     if not _worth_a_look(source):
         return set()
     try:
@@ -102,9 +102,9 @@ def prune_tar(
     """Write the tar `original` to `out` without what none of the targets can run.
 
     A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
-    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` go; files that `added` makes of
-    the result come last. Raises DataError for a file that is no plain tar or a damaged one, before anything
-    is written, VerifyFailed, and OSError when `out` can't be written.
+    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` are left out; files that `added`
+    makes from the result come last. Raises DataError for a file that isn't a plain tar or is damaged, before
+    anything is written; VerifyFailed, and OSError when `out` can't be written.
     """
     result = TreeResult(tuple(map(str, targets)))
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
@@ -126,7 +126,7 @@ def prune_tar(
 
 @dataclass(frozen=True)
 class _Member:
-    """An entry of a tar: all of it lies at `start` to `end`, its content at `content`."""
+    """An entry of a tar: it extends from `start` to `end`, with its content at `content`."""
 
     info: tarfile.TarInfo
     path: str
@@ -201,7 +201,10 @@ def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
 
 
 def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
-    """Paths for other cards alone. A file goes when all its names (hard links) do and no link needs it."""
+    """Paths that are only for other cards.
+
+    A file is deleted when all its names (hard links) are and no link needs it.
+    """
     said = {m.path: m.info.linkname for m in members if m.info.issym()}
     links = Links(said)
     needed = {links.destination(path) for path in said if not is_foreign_path(path, targets)}
@@ -227,7 +230,7 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Tr
 def _planned(
     member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
-    """How to prune a member; None when there is nothing to cut, or nothing that may be."""
+    """How to prune a member; None when there is nothing to cut, or when it may not be cut."""
     source = _window(descriptor, member.content, member.n_bytes)
     if not _worth_a_look(source):
         return None
@@ -302,8 +305,8 @@ def prune_wheel(
 ) -> TreeResult:
     """Write the wheel `original` to `out` without what none of the targets can run.
 
-    Files of it that are touched lie in a temporary folder beside `out`, one at a time. RECORD stays as it
-    is: whoever installs the wheel writes his own. Raises as `prune_tar` does.
+    Its changed files are in a temporary folder next to `out`, one at a time. RECORD stays
+    as it is: installers write their own. Raises as `prune_tar` does.
     """
     result = TreeResult(tuple(map(str, targets)))
     with _readable(original) as old, zipfile.ZipFile(out, "w") as new, scratch(out.parent) as folder:
@@ -365,5 +368,5 @@ def _pruned_in_place(
 
 
 def _refused(path: str, error: Exception) -> Refused:
-    """A file that stays whole."""
+    """A file that is left whole."""
     return Refused(path, str(error).splitlines()[0])

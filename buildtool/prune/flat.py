@@ -1,6 +1,6 @@
-"""An image remade from one root file system: config, manifest, and the archive that engines load. Pure.
+"""Remakes an image from one root file system: config, manifest, and the archive that engines load. Pure.
 
-The original's config is JSON and stays JSON: no word of it ever becomes text of a Dockerfile or a shell.
+The original's config is JSON and stays JSON: none of it ever becomes text of a Dockerfile or a shell.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ class LayerFile:
 class FlatImage:
     """An image of one layer: its documents by their path in an archive, and the layer's own path there.
 
-    `ids` are the digests of manifest and config: a containerd store calls an image by the first, the classic
-    store by the second.
+    `ids` are the digests of manifest and config: a containerd store identifies an image by the first, the
+    classic store by the second.
     """
 
     documents: Mapping[str, bytes]
@@ -46,8 +46,8 @@ class FlatImage:
 def flat_image(original: bytes, layer: LayerFile, *, name: str, targets: str) -> FlatImage:
     """The image of one layer with the config `original`, called `name` (with host and tag).
 
-    Only rootfs, history and our two labels differ from the original's; everything else, known or not,
-    is passed on. Raises DataError for a config that can't be read.
+    Only rootfs, history and our two labels differ from the original's; everything else, known or
+    unknown, is copied. Raises DataError for a config that can't be read.
     """
     document = read_config(original)
     step = {"created_by": f"weir prune --targets {targets}"}
@@ -84,7 +84,7 @@ def archive(image: FlatImage, layer: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def created(record: Mapping[str, Any]) -> int:
-    """When an image was made, seconds since 1970; 0 where it doesn't say."""
+    """When an image was made, seconds since 1970; 0 where the config doesn't record it."""
     text = str(record.get("Created") or "1970-01-01T00:00:00")
     return max(0, int(datetime.fromisoformat(text[:19] + "+00:00").timestamp()))
 

@@ -15,7 +15,7 @@ def config_of(
     """The config of the image `image_id` (`sha256:...`) in an engine's archive, which is read to its end.
 
     The id may be that of an index, of a manifest (containerd's store) or of the config (the classic store).
-    `platform` says which image of an index is meant. Raises DataError, ImageFault.
+    `platform` chooses the image of an index. Raises DataError, ImageFault.
     """
     documents = _documents(chunks, image_id, limits)
     wanted = image_id
@@ -29,7 +29,7 @@ def config_of(
 
 
 def _documents(chunks: Iterator[bytes], label: str, limits: Limits) -> dict[str, bytes]:
-    """Everything in the archive that is small enough for a document, by the archive's own path."""
+    """Everything in the archive that is small enough for a document, by its path there."""
     found: dict[str, bytes] = {}
     left = limits.documents_bytes
     reader = TarReader(chunks, place=label, limits=limits)
@@ -59,7 +59,7 @@ def _names_others(text: bytes, place: str, limits: Limits) -> bool:
 
 
 def _chosen(index: Index, platform: Platform, place: str) -> str:
-    """The digest in an index that is for the platform; a variant counts only where several differ in it."""
+    """The digest for the platform in an index; a variant counts only where several differ in it."""
     rows = [row for row in index.manifests if not row.is_attestation]
     same = [row for row in rows if row.platform and row.platform.os == platform.os
             and row.platform.architecture == platform.architecture]  # fmt: skip

@@ -30,15 +30,15 @@ from probes.shared.units import decimal_bytes
 
 Say = Callable[[str], None]
 
-_ENGINES_OWN = (".dockerenv",)  # put into every container, part of no image
-_TARS = 2  # of an image's files are on disk at once: all of them, and the pruned ones
+_ENGINES_OWN = (".dockerenv",)  # put into every container, not part of an image
+_TARS = 2  # copies of an image's files are on disk at once: all of them, and the pruned ones
 _TEMPORARY = "weir-pruning"  # the name of a copy until it is proved
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class PrunedImage:
-    """A pruned copy. `proof` says what it was seen doing, or why nothing could be seen."""
+    """A pruned copy. `proof` is what was observed of it, or why nothing could be observed."""
 
     name: Reference
     image_id: str
@@ -48,7 +48,7 @@ class PrunedImage:
 
 @dataclass(frozen=True)
 class _Original:
-    """The image as the engine knew it when the prune began: from then on it goes by its id alone."""
+    """The image as the engine knew it when the prune began; from then on only its id is used."""
 
     ref: str
     image_id: str
@@ -72,8 +72,8 @@ def prune_image(
     """Make a pruned copy of an image under the name `tag`; None when there is nothing to cut.
 
     Without a `tag` the copy gets the original's name with the targets as tag. It has one layer and the same
-    configuration, and gets its name once it is seen doing what the original does. Raises ConfigError for a
-    name that no image can have and for a target that the image has no code for, DataError, BuildFailed,
+    configuration, and gets its name once it does what the original does. Raises ConfigError for an
+    impossible name of an image and for a target that the image has no code for, DataError, BuildFailed,
     ProofFailed, EnvironmentMissing.
     """
     name = parse_new_name(tag) if tag is not None else None
@@ -107,7 +107,7 @@ def prune_image(
 
 
 def tag_of(targets: Sequence[TargetId]) -> str:
-    """Targets as a tag, in which `:` and `+` can't stand. Raises ConfigError for more than a tag can hold."""
+    """Targets as a tag, which can't contain `:` and `+`. Raises ConfigError for more than a tag can hold."""
     text = "-".join(str(target).replace(":", "") for target in targets).replace("+", "-on")
     return str(parse_new_name(f"x:{text}").tag)
 
@@ -137,7 +137,7 @@ def _is_id(ref: str, record: Mapping[str, Any]) -> bool:
 def _original(ref: str, record: Mapping[str, Any], engine: Engine) -> _Original:
     found = _Original(ref, str(record["Id"]), record, b"")
     config = config_of(engine.save(found.image_id), found.image_id, platform=found.platform)
-    read_config(config)  # what can't be read is said before anything is written
+    read_config(config)  # what can't be read is reported before anything is written
     return _Original(ref, found.image_id, record, config)
 
 
@@ -164,7 +164,7 @@ def _made(
 
 
 def _loaded_id(image: FlatImage, temporary: str, engine: Engine) -> str:
-    """What the engine calls it, which must be what we made."""
+    """The engine's id of it, which must be that of the image we made."""
     record = engine.inspect(temporary)
     if record is None or record["Id"] not in image.ids:
         raise ProofFailed(f"the engine holds another image as {temporary} than the one it was given")
@@ -214,7 +214,7 @@ def _prune_files(
 
 
 def _earlier_runs(whole: Path) -> list[Any]:
-    """What prunes before this one took out, as the image's own manifest says."""
+    """What earlier prunes removed, by the image's own manifest."""
     with tarfile.open(whole, "r:") as tar:
         for name in (IMAGE_PATH, f"./{IMAGE_PATH}"):
             with contextlib.suppress(KeyError, ValueError):
@@ -225,7 +225,7 @@ def _earlier_runs(whole: Path) -> list[Any]:
 
 
 def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> str:
-    """Let both images say what they are and do (images/smoke.py); they must say the same."""
+    """Run both images' self-test (images/smoke.py); both must report the same."""
     say("proving the pruned image in a fresh container")
     script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
     command = ["python3", "-B", "-c", script]
@@ -246,7 +246,7 @@ def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> st
 
 
 def _require_room(engine: Engine, image_id: str, state: Path) -> int:
-    """The free bytes under `state`. Raises EnvironmentMissing when they won't hold an image's files twice."""
+    """The free bytes under `state`. Raises EnvironmentMissing when they can't hold an image's files twice."""
     needed = engine.unpacked_bytes(image_id) * _TARS
     free = free_bytes(state)
     if free < needed:
@@ -258,7 +258,7 @@ def _require_room(engine: Engine, image_id: str, state: Path) -> int:
 
 
 def _clean_up(engine: Engine, state: Path) -> None:
-    """Remove what killed prunes left below `state` and in the engine; what others are at work on stays."""
+    """Remove what killed prunes left below `state` and in the engine; what other processes use stays."""
     sweep_partials(state)
     alive = {_token(path) for path in state.iterdir()}
     for name in engine.tags(_TEMPORARY):
@@ -268,10 +268,10 @@ def _clean_up(engine: Engine, state: Path) -> None:
 
 
 def _token(folder: Path) -> str:
-    """What tells one run's scratch folder, and the name of its image, from those of others."""
+    """What distinguishes one run's scratch folder, and the name of its image, from those of others."""
     return folder.name.removeprefix(".weir-").removesuffix(".partial")
 
 
 def temporary_prefix(state: Path) -> str:
-    """Before the token in a temporary name: other working directories of this engine have other ones."""
+    """The prefix of the token in a temporary name: each working directory of this engine has its own."""
     return f"{_TEMPORARY}:{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}-"

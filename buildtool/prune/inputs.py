@@ -1,6 +1,6 @@
 """Inputs of a build without the GPU code that its cards can't run, kept by content, targets and pruner.
 
-A root file system or a wheel is pruned on the host, before the engine sees a byte of it: docs/decisions/0006.
+A root file system or a wheel is pruned on the host, before the engine sees any of it: docs/decisions/0006.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from buildtool.prune.trees import TreeResult
 from probes.shared.units import decimal_bytes
 
 Say = Callable[[str], None]
-Verify = Callable[[Path, str], None]  # raises DataError when a file hasn't this SHA-256
+Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
 
 PRUNER = 2  # part of every key: raise it when the same input and targets would give other bytes
 INSPECTOR = 1  # likewise, when other targets would be found in the same input
@@ -37,7 +37,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class PrunedInput:
-    """What takes the place of an archive (itself where nothing went), and what a prune did to it."""
+    """What replaces an archive (itself where nothing was removed), and what a prune did to it."""
 
     path: Path
     run: dict[str, Any]  # an entry of the manifest
@@ -46,7 +46,7 @@ class PrunedInput:
 
 @dataclass(frozen=True)
 class PrunedInputs:
-    """All of a variant's inputs that were looked into, by the SHA-256 of the archive."""
+    """All of a variant's inputs that were inspected, by the SHA-256 of the archive."""
 
     targets: tuple[TargetId, ...]
     by_sha256: dict[str, PrunedInput]
@@ -57,7 +57,7 @@ class PrunedInputs:
         return found.path if found else original
 
     def manifest(self) -> str:
-        """What went, for the image: `/opt/weir/weir-prune.json`."""
+        """What was removed, for the image: `/opt/weir/weir-prune.json`."""
         return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
 
 
@@ -69,11 +69,11 @@ class Inspections:
         self._say = say
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
-        """What an earlier look found; None before there was one."""
+        """What an earlier inspection found; None before there was one."""
         return kept(self._place(sha256), _targets_from)
 
     def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
-        """The targets of a root file system's tar or a wheel, looked into where that hasn't happened yet.
+        """The targets of a root file system's tar or a wheel, inspected where that hasn't happened yet.
 
         Raises what `verify` raises, DataError for an archive that can't be read, OSError for a full disk.
         """
@@ -91,12 +91,12 @@ class Inspections:
 
 
 def _targets_from(text: str) -> frozenset[TargetId]:
-    """What `Inspections` wrote down. Raises what `kept` takes for damage."""
+    """What `Inspections` stored. Raises what `kept` takes for damage."""
     return frozenset(map(TargetId.parse, json.loads(text)))
 
 
 class PruneCache:
-    """Pruned archives, each beside the list of what went."""
+    """Pruned archives, each with the list of what was removed."""
 
     def __init__(self, directory: Path, say: Say) -> None:
         self._directory = directory
@@ -110,11 +110,11 @@ class PruneCache:
         *,
         verify: Verify = lambda _path, _sha256: None,
     ) -> PrunedInput:
-        """A root file system's tar or a wheel, pruned; made if it isn't here or isn't what was made.
+        """A root file system's tar or a wheel, pruned; made if it is missing or has changed.
 
-        It stays where it is for as long as the result is alive, whatever this and other runs make meanwhile.
-        `verify` is called before the original is used. Raises what it raises, DataError for an archive that
-        can't be read, EnvironmentMissing when the disk is full.
+        It stays where it is for as long as the result is alive, no matter what this and other runs make
+        meanwhile. `verify` is called before the original is used. Raises what it raises, DataError for an
+        archive that can't be read, EnvironmentMissing when the disk is full.
         """
         key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
         out = self._directory / f"{key[:24]}{original.suffix}"
@@ -130,7 +130,7 @@ class PruneCache:
         return PrunedInput(out if data["changed"] else original, data["run"], lease)
 
     def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
-        """What is known of an archive pruned earlier; None without one that is as it was made."""
+        """What is known of an archive pruned earlier; None where it is missing or has changed."""
         data = kept(told, _told_of)
         if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
@@ -148,7 +148,7 @@ class PruneCache:
                 "sha256": sha256_of(partial) if result.changed else "",
                 "run": run_of(original.name, result),
             }
-            write_text(told, json.dumps(data))  # before the archive: what nothing tells of is never removed
+            write_text(told, json.dumps(data))  # before the archive: what isn't recorded is never removed
         if not result.changed:
             out.unlink()
         self._say(_summary(original, result))
@@ -156,7 +156,7 @@ class PruneCache:
         return data
 
     def _forget(self) -> None:
-        """Leave the newest and what is in use; what a context links keeps its bytes until the next build."""
+        """Keep the newest and those in use; what a context links keeps its bytes until the next build."""
         for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
             _evict(old)
 
@@ -169,7 +169,7 @@ def _used_at(path: Path) -> float:
 
 
 def _evict(told: Path) -> None:
-    """Remove an entry, unless somebody holds a lease on it. Its lock goes last, while it is ours."""
+    """Remove an entry, unless somebody holds a lease on it. Its lock is removed last, while we hold it."""
     lock = told.with_suffix(".lock")
     with lock_if_free(lock) as ours:
         if ours:
@@ -178,7 +178,7 @@ def _evict(told: Path) -> None:
 
 
 def _told_of(text: str) -> dict[str, Any]:
-    """What `_make` wrote down. Raises what `kept` takes for damage."""
+    """What `_make` stored. Raises what `kept` takes for damage."""
     data: dict[str, Any] = json.loads(text)
     if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
         raise TypeError("not what a prune writes down")

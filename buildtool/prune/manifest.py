@@ -1,7 +1,7 @@
-"""The list of what prunes took out of a tree, kept beside it as JSON; each run adds an entry.
+"""The list of what prunes removed from a tree, kept with it as JSON; each run adds an entry.
 
 While a prune runs, the list is a journal: a line for each change, on disk before the change is made. Whatever
-stops the prune, the journal says what went, and this run or the next one adds it to the list.
+stops the prune, the journal lists what was removed, and this run or the next one adds it to the list.
 """
 
 import json
@@ -55,12 +55,12 @@ class Journal:
             raise
 
     def announce(self, changes: Sequence[Change]) -> None:
-        """Write down what is about to be done. Raises EnvironmentMissing, and it must not be done then."""
+        """Record what is about to be done. Raises EnvironmentMissing; then it must not be done."""
         self._append([json.dumps({_kind(change): asdict(change)}) for change in changes])
         self._announced.add(changes)
 
     def finish(self, result: TreeResult) -> None:
-        """The prune came to its end: this is what it did."""
+        """Record that the prune is complete, with its result."""
         self._result = result
 
     def close(self) -> None:
@@ -96,10 +96,10 @@ class Journal:
 
 @contextmanager
 def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator[Journal]:
-    """A journal for the prune of `root`; what a killed prune left of one is added to the manifest first.
+    """A journal for the prune of `root`; a killed prune's journal is added to the manifest first.
 
-    If the block raises, or doesn't `finish`, what was done till then is listed as unfinished. Raises
-    DataError for a manifest or a journal that is none, ConfigError while another prune is at work,
+    If the block raises, or doesn't `finish`, what was done until then is listed as unfinished. Raises
+    DataError for a file that isn't a manifest or a journal, ConfigError while another prune is running,
     EnvironmentMissing: all before anything is touched.
     """
     _refuse_link(manifest, root)
@@ -128,7 +128,10 @@ def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
 
 
 def runs_in(text: bytes) -> list[object]:
-    """The runs that a manifest lists, fit to be written again. Raises ValueError for what is no manifest."""
+    """The runs that a manifest lists, fit to be written again.
+
+    Raises ValueError for what isn't a manifest.
+    """
     document = load(text)
     runs = document.get("runs") if isinstance(document, Mapping) else None
     if not isinstance(document, Mapping) or not isinstance(runs, list):
@@ -151,7 +154,7 @@ def _finished(result: TreeResult) -> dict[str, Any] | None:
 
 
 def _unfinished(announced: TreeResult, root: Path) -> dict[str, Any] | None:
-    """What of the announced changes was made, by what is there now."""
+    """Which of the announced changes were made, judged by what is there now."""
     done = TreeResult(announced.targets)
     done.add([item for item in announced.deleted if not os.path.lexists(root / item.path)])
     done.add([item for item in announced.pruned if _size(root / item.path) != item.bytes_before])
@@ -175,7 +178,7 @@ def _as_text(document: dict[str, Any]) -> str:
 
 
 def _refuse_link(manifest: Path, root: Path) -> None:
-    """A link in the tree leads where its maker wants, and the list would replace what is there."""
+    """Refuses a link in the tree: its maker chose where it leads, and the list would replace a file there."""
     if manifest.parent == root and manifest.is_symlink():
         raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
 
@@ -264,7 +267,7 @@ def _remove(path: Path) -> None:
 
 
 def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
-    """A journal's changes and the tree that they are in. Raises DataError for what is no journal."""
+    """A journal's changes and the tree that they are in. Raises DataError for what isn't a journal."""
     lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
     if not lines:
         return TreeResult(()), path.parent
@@ -289,7 +292,7 @@ def _change(row: dict[str, Any]) -> Change:
 
 
 def _path(value: object) -> str:
-    """A path as a file system can have it. Raises ValueError."""
+    """A path that a file system can have. Raises ValueError."""
     if not isinstance(value, str) or b"\0" in os.fsencode(value):
         raise ValueError("a path that no file has")
     return value

@@ -1,4 +1,4 @@
-"""Carry out a prune plan on a file: written beside it, checked, then put in its place with one rename."""
+"""Carry out a prune plan on a file: written next to it, checked, then put in its place with one rename."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def prune_file(
     """Prune one file, in place or to `out`, and verify it before anything is replaced.
 
     `links` are the file's other hard links, which follow it. With `dry_run` all is checked and
-    planned, nothing written. `announce` hears of the change when it is ready to be made; if it raises, it
+    planned, nothing written. `announce` is called with the change when it is ready; if it raises, the change
     isn't made. Mode, owner, extended attributes and times are kept. Raises what `plan_prune` raises,
     VerifyFailed, EnvironmentMissing when the disk is full, DataError when it can't be written, and
     PruneRefused for hard links that aren't in `links`; the original is then untouched and nothing is left
@@ -88,7 +88,7 @@ def _write_checked(
 
 
 def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *, origin: int = 0) -> None:
-    """Write the pruned file where `handle` stands; the original begins at `origin` of `descriptor`."""
+    """Write the pruned file at the position of `handle`; the original begins at `origin` of `descriptor`."""
     begin = os.lseek(handle, 0, os.SEEK_CUR)
     for piece in plan.pieces:
         if isinstance(piece, Copy):
@@ -127,7 +127,7 @@ def _copy_status(original: int, copy: int) -> None:
 
 
 def _copy_attributes(original: int, copy: int) -> None:
-    """Extended attributes, but for those that the file system or our rights don't allow."""
+    """Extended attributes, except those that the file system or our rights don't allow."""
     names: list[str] = []
     with _where_allowed():
         names = os.listxattr(original)

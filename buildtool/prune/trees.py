@@ -59,7 +59,7 @@ class Refused:
 
 @dataclass
 class TreeResult:
-    """What a prune of a tree did, or in a dry run would do; accumulates. Paths are relative to the tree."""
+    """What a prune of a tree did, or what a dry run would do; accumulates. Paths are relative to the tree."""
 
     targets: tuple[str, ...]
     deleted: list[Deleted] = field(default_factory=list)
@@ -73,19 +73,19 @@ class TreeResult:
 
     @property
     def saved_bytes(self) -> int:
-        """How much less the files take together."""
+        """How many bytes smaller the files are together."""
         cut = sum(item.bytes_before - item.bytes_after for item in self.pruned)
         return cut + sum(item.freed_bytes for item in self.deleted)
 
     @property
     def changed(self) -> bool:
-        """Was, or would be, anything done?"""
+        """Whether anything was done, or would be done."""
         return bool(self.deleted or self.pruned)
 
 
 @dataclass
 class _Listing:
-    """A walk's finds: names by (device, inode), and symbolic links; accumulates."""
+    """What a walk found: names by (device, inode), and symbolic links; accumulates."""
 
     names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
     links: list[Path] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Job:
-    """The order: what to keep below which directory, whether to touch anything, and who hears of it."""
+    """A prune's settings: what to keep in which directory, whether to change anything, whom to notify."""
 
     root: Path
     targets: tuple[TargetId, ...]
@@ -110,7 +110,7 @@ class _Job:
 
 
 def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
-    """Does a file's name say that it is for other cards alone?"""
+    """Does a file's name show that it is only for other cards?"""
     named = gfx_targets_of_path(path)
     wanted = [target for target in targets if not target.is_cuda]
     return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
@@ -125,9 +125,9 @@ def prune_tree(
     say: Say = lambda _line: None,
     announce: Announce = lambda _changes: None,
 ) -> TreeResult:
-    """Prune everything below `root` to what `targets` can run; `say` hears a line for each change.
+    """Prune everything below `root` to what `targets` can run; `say` receives a line for each change.
 
-    `announce` hears of changes before they are made; what it raises stops the prune, and they aren't made.
+    `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` is no directory; TargetMissing when there
     is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing,
@@ -185,7 +185,7 @@ def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
-    """Before a file goes: a mistyped target would take all there is."""
+    """Checked before any file is deleted: a mistyped target would remove everything."""
     had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
     if had:
         served(had, job.targets, strict=True)
@@ -198,12 +198,12 @@ def _codes_of(job: _Job, path: Path) -> set[TargetId]:
     try:
         with open_source(path) as (source, _):
             return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
-    except (GpuCodeError, PruneRefused):  # told when its turn comes
+    except (GpuCodeError, PruneRefused):  # reported when its turn comes
         return set()
 
 
 def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
-    """Names for other cards alone that nothing else needs -> the bytes that go with each."""
+    """Names that are only for other cards and that nothing else needs -> the bytes that go with each."""
     said = {job.relative(link): _said_by(job.root, link) for link in listing.links}
     links = Links(said)
     needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
@@ -217,7 +217,10 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
 
 
 def _said_by(root: Path, link: Path) -> str:
-    """What a link says. A container will have the tree as its root; until then it may name its own place."""
+    """A link's target.
+
+    A container will have the tree as its root; until then a link may name the tree's own path.
+    """
     try:
         to = str(link.readlink())
     except OSError as error:

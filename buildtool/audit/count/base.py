@@ -1,4 +1,4 @@
-"""Which layers of an image are its base, what it was put onto: its history mostly tells, no manifest does."""
+"""Which layers of an image belong to its base image, inferred from its history: no manifest records it."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _NAME = "org.opencontainers.image.base.name"
 
 @dataclass(frozen=True)
 class Base:
-    """The lowest `n_layers` layers, and how that was told; 0 where nothing tells of a base."""
+    """The lowest `n_layers` layers, and what shows it; 0 where nothing shows a base."""
 
     n_layers: int = 0
     told_by: str = ""
@@ -23,7 +23,7 @@ class Base:
 
 
 def find_base(config: ImageConfig) -> Base:
-    """The base of an image that was built on one; a base by itself has none below it."""
+    """The base of an image that was built on one; a base image itself has none."""
     n_layers = len(config.diff_ids)
     name = terminal(config.labels.get(_NAME, ""))
     if sum(step.has_layer for step in config.history) != n_layers:

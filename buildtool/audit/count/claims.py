@@ -1,4 +1,7 @@
-"""Which findings want which bytes gone. Bytes that several want count once in the sum of all remedies."""
+"""Which findings would remove which bytes.
+
+Bytes that several would remove count once in the sum of all remedies.
+"""
 
 import re
 from collections import Counter
@@ -47,11 +50,11 @@ _CONDA_TOOL = re.compile(
 _TOOLS = {Manager.DEB: _DEB_TOOL, Manager.PYTHON: _PYTHON_TOOL, Manager.CONDA: _CONDA_TOOL}
 _TOOL_DIRECTORY = re.compile(rb"^(opt/rocm[^/]*/(lib/)?llvm|usr/local/cuda[^/]*/(bin|nvvm))(/|$)")
 
-Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly these want gone
+Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly these would remove
 
 
 def is_build_tool(package: Package) -> bool:
-    """Is this package only there to build software: a compiler, a build system, a -dev package?"""
+    """Is this package only needed to build software: a compiler, a build system, a -dev package?"""
     tools = _TOOLS.get(package.manager)
     return bool(tools and tools.match(package.name.lower()))
 
@@ -80,7 +83,7 @@ def is_foreign(key: str, wanted: list[TargetId]) -> bool:
 
 
 class ClaimCounter:
-    """Counts bytes by the findings that want them gone."""
+    """Counts bytes by the findings that would remove them."""
 
     def __init__(self, wanted: list[TargetId]) -> None:
         self._wanted = wanted
@@ -88,7 +91,7 @@ class ClaimCounter:
         self.claims: Counter[tuple[str, ...]] = Counter()
 
     def add(self, n_bytes: int, causes: list[str]) -> None:
-        """A file, or a part of one, with the ids of the findings that want it gone."""
+        """A file, or a part of one, with the ids of the findings that would remove it."""
         if causes and n_bytes:
             self.claims[tuple(causes)] += n_bytes
 
@@ -105,5 +108,5 @@ class ClaimCounter:
 
 
 def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
-    """What the remedies of these findings save together: each byte once."""
+    """Bytes that the remedies of these findings save together, each counted once."""
     return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))

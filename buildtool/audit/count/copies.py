@@ -22,14 +22,14 @@ _COPY = re.compile(r"(^|\s)(COPY|ADD)\s")
 
 @dataclass(frozen=True)
 class Maker:
-    """What the command that made a layer can have done; read once for each layer, a command may be long."""
+    """What the command that made a layer can have done; computed once per layer, as commands may be long."""
 
     changes_owners: bool
     copies: bool
 
     @classmethod
     def of(cls, command: str) -> "Maker":
-        """By the command's text, which is empty where the history doesn't tell it."""
+        """From the command's text, which is empty where the history doesn't record it."""
         return cls(bool(_OWNERSHIP.search(command)), bool(_COPY.search(command)))
 
 
@@ -43,7 +43,7 @@ class Duplicate:
 
     @property
     def wasted_bytes(self) -> int:
-        """What all copies but one take."""
+        """Bytes of all copies but one."""
         return self.unpacked_bytes * (len(self.paths) - 1)
 
 
@@ -73,7 +73,7 @@ def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
 
 
 def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
-    """Why a layer, made by `maker`, holds again at `row` what the same path had below."""
+    """Why a layer made by `maker` repeats at `row` the content that the same path had in a lower layer."""
     if maker.changes_owners:
         return CHOWN
     if row in merged.linked:

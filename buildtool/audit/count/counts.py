@@ -90,7 +90,7 @@ class Facts:
     gpu_files: Mapping[str, Tally]  # target -> visible files of GPU code, by name
     gpu_in_libraries: Mapping[str, Tally]  # target -> visible GPU code inside libraries
     strippable: Tally  # visible debug information inside libraries and programs
-    unread: tuple[tuple[bytes, str], ...]  # files that couldn't be looked into, and why
+    unread: tuple[tuple[bytes, str], ...]  # files that couldn't be inspected, and why
     cuda: Tally  # visible files of CUDA's distributions, and CUDA's libraries elsewhere
     overwritten: Tally  # path -> content that a later layer replaces
     rewritten: Mapping[str, int]  # of these, replaced by the same content: why -> bytes
@@ -109,7 +109,7 @@ class Facts:
 
 
 def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
-    """Count an image. `targets` are the GPUs it is meant for; the image's label speaks when empty."""
+    """Count an image. `targets` are the GPUs it is meant for; the image's label is used when empty."""
     indexes = [layer.index or LayerIndex() for layer in contents.layers]
     merged = merge(indexes)
     ownership = find_owners(merged)
@@ -159,7 +159,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
 
 
 class _Namer:
-    """Says who owns bytes: a package, else the base image that they came with, else what the place tells."""
+    """Finds the owner of bytes: a package, else the base image they came with, else what the path implies."""
 
     def __init__(self, ownership: Ownership, base_layers: int) -> None:
         self.ownership = ownership
@@ -173,7 +173,7 @@ class _Namer:
         return package.manager.value, package.name
 
     def group(self, directory: bytes, layer: int) -> str:
-        """Who has what no package has."""
+        """The owner of files that no package owns."""
         if layer < self._base_layers:
             return "base image"
         served = any(directory == place or directory.startswith(place + b"/") for place in _SERVICE)
@@ -265,7 +265,7 @@ class _Count:
     def _shown_parts(
         self, parts: Mapping[tuple[Kind, str], int], directory: bytes, name: bytes, causes: list[str]
     ) -> None:
-        """Visible bytes inside a file that are of another kind than the rest of it."""
+        """Visible bytes inside a file whose kind differs from the rest of it."""
         for (kind, target), n_bytes in parts.items():
             if kind is Kind.DEBUG:
                 self.strippable.add(n_bytes, directory)
@@ -276,7 +276,7 @@ class _Count:
                 self.claims.add_code({target: n_bytes}, causes)
 
     def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
-        """The findings that want a visible file gone; counts it for those that have tallies of their own."""
+        """The findings that would remove a visible file; counts it for those that have their own tallies."""
         causes = [OF_KIND[place.kind]] if place.kind in OF_KIND else []
         cuda = self._cuda[owner] or (path if _CUDA_LIBRARY.match(path.rpartition(b"/")[2]) else b"")
         if cuda:
@@ -329,7 +329,7 @@ def _cuda_place(package: Package) -> bytes:
 
 
 def _parts(index: LayerIndex, at: int, place: Place) -> Mapping[tuple[Kind, str], int]:
-    """What is inside a file and of another kind than the rest of it, by kind and GPU target."""
+    """Content inside a file whose kind differs from the rest of it, by kind and GPU target."""
     code, debug = index.gpu_code.get(at), index.debug.get(at)
     if not (code or debug) or place.targets:
         return _NO_PARTS

@@ -1,7 +1,7 @@
 """Package databases as images hold them: dpkg's status and lists, Python's RECORD and METADATA, conda's JSON.
 
 Their text comes from strangers: each reader takes time linear in it, holds one line of it at a time (conda's
-JSON, which has no lines, once as text), and passes over what it can't read.
+JSON, which has no lines, once as text), and skips what it can't read.
 """
 
 import posixpath
@@ -12,7 +12,7 @@ from itertools import islice
 from buildtool.jsontext import members, strings
 
 LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
-_MOST_MEMBERS = 1000  # of a conda-meta file's object that are looked at; conda writes some 30
+_MOST_MEMBERS = 1000  # members of a conda-meta file's object that are read; conda writes about 30
 _STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Status"})
 _METADATA_FIELDS = frozenset({b"Name", b"Version"})
 
@@ -59,7 +59,7 @@ def deb_packages(status: Iterable[bytes]) -> Iterator[DebPackage]:
 
 
 def python_name(metadata: Iterable[bytes]) -> tuple[str | None, str | None]:
-    """Name and version in the lines of a METADATA file; None for what it doesn't say."""
+    """Name and version in the lines of a METADATA file; None for what it doesn't contain."""
     fields = next(_stanzas(metadata, _METADATA_FIELDS), {})
     name, version = fields.get(b"Name"), fields.get(b"Version")
     return _text(name) if name is not None else None, _text(version) if version is not None else None
@@ -79,12 +79,12 @@ def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
 
 
 def conda_package(text: str) -> CondaPackage | None:
-    """What a file of conda-meta says; None for somebody's own file in that directory."""
+    """The package in a file of conda-meta; None for an unrelated file in that directory."""
     try:
         spans = dict(islice(members(text), _MOST_MEMBERS))
         name = next(strings(text, spans["name"]))
         version = next(strings(text, spans["version"]))
-        for _ in strings(text, spans["files"]):  # all of them are strings, before any is believed
+        for _ in strings(text, spans["files"]):  # all of them must be strings before any is used
             pass
     except (ValueError, KeyError, StopIteration):
         return None

@@ -1,4 +1,4 @@
-"""Where an image shows its credentials: in what it says of itself, and in files of any layer."""
+"""Where an image exposes credentials: in its metadata, and in files of any layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def exposed_secrets(contents: ImageContents, merged: Merged) -> Iterator[SecretP
 
 
 def _told_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
-    """Credentials in what an image says of itself."""
+    """Credentials in an image's metadata."""
     config = contents.config
     texts = [(f"ENV {text.partition('=')[0]}", text) for text in config.env]
     texts += [(f"label {key}", f"{key}={value}") for key, value in config.labels.items()]

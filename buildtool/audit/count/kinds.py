@@ -1,4 +1,4 @@
-"""What kind of bytes a file holds, told by its path: one kind a file. Directories first, then endings."""
+"""What kind of bytes a file holds, judged by its path: one kind per file. Directories first, then endings."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """A file's kind, and what a remedy would name: a directory of that kind alone, or one and an ending."""
+    """A file's kind, and what a remedy would name: a directory with only that kind, or one and an ending."""
 
     kind: Kind
     anchor: bytes | Pattern
@@ -94,7 +94,7 @@ _PROGRAMS = re.compile(rb"(^|/)s?bin$")
 
 
 class Classifier:
-    """Tells kinds, each directory looked at once."""
+    """Classifies files, examining each directory once."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Place | None, bool, bool]] = {}

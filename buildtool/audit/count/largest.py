@@ -19,7 +19,7 @@ class TopFile:
 
 
 def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> tuple[TopFile, ...]:
-    """Visible files; `name_of` tells the owner of a row."""
+    """Visible files; `name_of` gives the owner of a row."""
     return tuple(
         TopFile(merged.path(row), merged.size(row), merged.layer_of(row), name_of(row))
         for row in _largest(merged, count)

@@ -1,6 +1,6 @@
 """Which package a file belongs to, by the image's own databases: dpkg's, Python's, conda's.
 
-A file has one owner: the first of Debian, Python, conda that lists it. What nobody lists below /opt/rocm*
+A file has one owner: the first of Debian, Python and conda that lists it. An unlisted file below /opt/rocm*
 belongs to a component of ROCm. Bytes are real file sizes.
 """
 
@@ -29,7 +29,7 @@ class Manager(Enum):
     DEB = "deb"
     PYTHON = "python"
     CONDA = "conda"
-    ROCM = "rocm tree"  # nobody's list, told by the path
+    ROCM = "rocm tree"  # not listed anywhere, recognised by its path
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class Package:
 
 @dataclass
 class Ownership:
-    """`owner[row]` is a position in `packages`; position 0 stands for none. `left_out` were too many."""
+    """`owner[row]` is a position in `packages`; position 0 stands for none.
+
+    `left_out` counts those beyond the limit.
+    """
 
     packages: list[Package]
     owner: "array[int]"
@@ -90,7 +93,7 @@ def find_owners(merged: Merged) -> Ownership:
 
 
 def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
-    """Give owners to what no list names: hard links' content, bytecode, what later layers replaced, ROCm."""
+    """Assign owners to unlisted files: hard links' content, bytecode, what later layers replaced, ROCm."""
     for link, row in merged.links.items():
         if ownership.owner[row] == UNOWNED:
             ownership.owner[row] = ownership.owner[link]
@@ -100,7 +103,7 @@ def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
 
 
 def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
-    """Bytecode that no list names belongs to whoever owns its source."""
+    """Bytecode that no list names belongs to the owner of its source."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, (directory, name) in enumerate(zip(index.dirs, index.names, strict=True)):

@@ -1,4 +1,4 @@
-"""Which component of ROCm a file below /opt/rocm* belongs to, where no package says: told by its path."""
+"""Which component of ROCm an unlisted file below /opt/rocm* belongs to, judged by its path."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _ONE_COMPONENT = {"amdhip64": "hip", "hiprtc": "hip", "hiprtc-builtins": "hip"}
 
 @dataclass(frozen=True)
 class Component:
-    """A part of ROCm. `version` is of the whole tree, empty where its directory doesn't tell it."""
+    """A part of ROCm. `version` is that of the whole tree, empty where its directory doesn't contain it."""
 
     place: str
     version: str

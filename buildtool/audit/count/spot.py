@@ -41,7 +41,7 @@ def shown(spot: Spot) -> str:
 
 
 def naming(spots: Iterable[Spot], command: Callable[[str], str]) -> str:
-    """A command that names the spots, made by `command` of their words, without those that can't be pasted.
+    """A command that names the spots, made by `command` from their words, without those that can't be pasted.
 
     These are counted in a comment; where none can be pasted, there is no command.
     """

@@ -1,7 +1,7 @@
 """An image's bytes by place, small enough to draw: directories and large files, each with what is in it.
 
-A directory or file is kept when it holds 0.02 % of the image; what is smaller counts for the directory
-above it. Layers, owner groups and kinds stay exact, and so does the sum below every kept directory.
+A directory or file is kept when it holds 0.02 % of the image; smaller ones count for the
+directory above. Layers, owner groups and kinds stay exact, and so does the sum below every kept directory.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ NameOf = Callable[[int, bytes, int], tuple[str, str]]  # owner's number, directo
 
 @dataclass(frozen=True)
 class TreeRow:
-    """Bytes of one layer, owner and kind at one place: a file, or what a directory holds in small files.
+    """Bytes of one layer, owner and kind at one place: a file, or a directory's small files together.
 
     `owner` is empty where several small ones were added up, `target` where it isn't GPU code for one.
     `n_files` leaves out empty files and hard links.
@@ -42,7 +42,7 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class Tree:
-    """The rows, in the order of their paths; `least_bytes` is what a place must hold to be kept."""
+    """The rows, in the order of their paths; `least_bytes` is the smallest size of a place that is kept."""
 
     least_bytes: int = 1
     rows: tuple[TreeRow, ...] = ()
@@ -109,7 +109,7 @@ class TreeCounter:
         return sums
 
     def tree(self, name_of: NameOf) -> Tree:
-        """Everything counted, the small added up; coarser where that is too much to draw."""
+        """All rows, with small ones merged; coarser where there are too many to draw."""
         least = self._least
         while True:
             rows = self._rows(name_of, least)
@@ -157,7 +157,7 @@ class TreeCounter:
 
 
 def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:
-    """Small owners and targets of one place become one, unless there is but one of them."""
+    """Small owners and targets of one place are merged, unless there is only one."""
     small = [fine for fine, sums in parts.items() if sums.unpacked_bytes < least]
     if len(small) < 2:
         return parts
@@ -169,7 +169,7 @@ def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:
 
 
 class _Nearest:
-    """Finds the kept directory at or above one; each directory on the way is looked at once."""
+    """Finds the kept directory at or above one; each directory on the way is examined once."""
 
     def __init__(self, kept: set[bytes]) -> None:
         self._known = {directory: directory for directory in kept}

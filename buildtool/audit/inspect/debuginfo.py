@@ -1,6 +1,6 @@
-"""Counts debug information inside an ELF file that streams by: what `strip` would take out.
+"""Counts debug information inside an ELF file that streams by: what `strip` would remove.
 
-The section table lies behind the content that it speaks of, so the probe keeps it, and what surrounds
+The section table comes after the content that it describes, so the probe keeps it, and what surrounds
 the word `.shstrtab` in the parts that no segment loads: the sections' names, wherever the linker put them.
 """
 
@@ -37,7 +37,7 @@ Span = tuple[int, int]  # first byte of a file, and the one after the last
 
 @dataclass(frozen=True)
 class _Table:
-    """Where a file says its section headers are."""
+    """Where a file's header places its section headers."""
 
     offset: int
     count: int
@@ -77,7 +77,7 @@ class DebugCounter:
             self._take(piece, self._table)
 
     def debug_bytes(self, beside: int = 0) -> int:
-        """Bytes that stripping would take out of the file, which holds so many of something else `beside`.
+        """Bytes that stripping would remove from the file, of which `beside` bytes are something else.
 
         Raises BadElf, with the reason, where that isn't known.
         """
@@ -118,8 +118,8 @@ class DebugCounter:
             self._unloaded = self._parts_not_loaded(table)
 
     def _parts_not_loaded(self, table: _Table) -> list[Span]:
-        """Where the names can be: what no segment loads; where that isn't told yet, just before them."""
-        if table.end <= len(self._head):  # as Go writes it: the headers tell where the names will be
+        """Where the names can be: in what no segment loads; before that is known, just before the headers."""
+        if table.end <= len(self._head):  # as Go writes it: the headers give the position of the names
             at = table.offset + table.names_index * SECTION_BYTES
             offset, n_bytes = struct.unpack_from("<QQ", self._head, at + 24)
             return [(offset, offset + n_bytes)]

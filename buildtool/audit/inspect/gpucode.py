@@ -1,7 +1,7 @@
 """Looks for GPU code in a file that streams by, without keeping the stream.
 
 Only a file that shows a container's magic leaves anything behind: an unnamed, mostly empty temporary
-file with the pages that say where the code lies, or all from the magic on where that takes more.
+file with the pages that show where the code is, or all from the magic on where that takes more.
 """
 
 import errno
@@ -22,7 +22,7 @@ _BUNDLE_MAGIC = (
     b"__CLANG_OFFLOAD_BUNDLE__"  # clang puts it at the start of a page, with its table in that page
 )
 _OTHER_MAGICS = (b"CCOB", b"\x10\xff\x10\xad")  # at the start of a page too, but must be read whole
-_FIRST_BYTES = b"_C\x10"  # of these magics
+_FIRST_BYTES = b"_C\x10"  # of one of these magics
 _NVIDIA_MAGIC = b"\x50\xed\x55\xba"  # nvcc writes it after `.align 8`
 _EDGE_BYTES = 32  # more than any magic
 _CODE_MACHINES = (b"\xe0\x00", b"\xbe\x00")  # e_machine of AMDGPU and CUDA
@@ -40,7 +40,7 @@ class GpuCodeCounter:
         self._head = b""
         self._edge = b""  # the last bytes before, in which a magic may begin
         self._tables_at = size
-        self._code = False  # all of the file is code: its headers say for what
+        self._code = False  # the whole file is code: its headers say for which card
         self._bundles = False
         self._whole = False
         self._wanted: list[tuple[int, int]] = []  # spans of the file to keep

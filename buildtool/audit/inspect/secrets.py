@@ -1,9 +1,11 @@
-"""Finds credentials in an image: files, ENV, labels, history, attestations. Says what and where only.
+"""Finds credentials in an image: files, ENV, labels, history, attestations.
 
-Two signs: a value that has a token's known form, whatever it is called; and a value that is given to a
-name such as PASSWORD. What is plainly a placeholder is passed over.
+Reports only their kind and place.
 
-Every search takes time linear in the text, whatever it holds: repetitions are possessive (`++`) or bounded
+There are two signs: a value with a token's known form, under any name; and a value assigned
+to a name such as PASSWORD. Obvious placeholders are skipped.
+
+Every search takes time linear in the text, for any content: repetitions are possessive (`++`) or bounded
 where what follows them may be missing, and no search begins twice within one run of bytes.
 """
 
@@ -12,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-SCANNED_BYTES = 256 << 10  # larger files aren't looked through: credentials live in small ones
+SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
 _HIDDEN = "[redacted]"
 _JUDGED = 100  # bytes of a value in which a placeholder would show
 
 
 class Care(Enum):
-    """Which files of a directory are read in search of credentials."""
+    """Which files of a directory are searched for credentials."""
 
     NAMED_FILES = "files named after credentials"
     NO_CODE = "all text but code"
@@ -108,7 +110,7 @@ _WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"cred
 
 @dataclass(frozen=True, slots=True)
 class _Tie:
-    """How a kind of text ties a value to a name that tells: the value ends where a byte of `ends` stands."""
+    """How a kind of text assigns a value to a name such as PASSWORD: the value ends at a byte in `ends`."""
 
     head: re.Pattern[bytes]
     ends: re.Pattern[bytes]
@@ -116,7 +118,7 @@ class _Tie:
     closing: re.Pattern[bytes] = re.compile(b"")
 
     def values(self, raw: bytes) -> Iterator[tuple[bytes, int, int]]:
-        """What follows the name's telling word, and where its value lies."""
+        """What follows the decisive word in the name, and where the value is."""
         at = end = 0
         while head := self.head.search(raw, at):
             at = start = head.end()

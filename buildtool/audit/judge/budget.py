@@ -1,4 +1,4 @@
-"""Judging an image against its budget. Both numbers are always told; unknown is its own verdict."""
+"""Judges an image against its budget. Both numbers are always reported; unknown is a verdict of its own."""
 
 from dataclasses import dataclass
 from enum import Enum

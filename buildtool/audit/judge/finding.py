@@ -1,4 +1,4 @@
-"""One finding of an audit, and what the checks that make findings share."""
+"""One finding of an audit, and what the checks that produce findings share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WORTH_BYTES = 1 << 20  # less than this isn't worth a line, except where the ima
 
 
 class Severity(Enum):
-    """`error`: the image isn't what it says. `warning`: waste. `info`: worth knowing."""
+    """`error`: the image isn't what it claims to be. `warning`: waste. `info`: useful to know."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -22,7 +22,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of bytes that needn't be there. Bytes are unpacked bytes; 0 where it isn't about size."""
+    """One cause of unneeded bytes. Bytes are unpacked bytes; 0 where it isn't about size."""
 
     id: str
     severity: Severity
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The image after the remedies of all errors and warnings: what several would remove counts once."""
+    """The image after the remedies of all errors and warnings: bytes that several would remove count once."""
 
     unpacked_bytes: int
     saved_bytes: int

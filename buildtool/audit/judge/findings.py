@@ -1,4 +1,7 @@
-"""Waste, by cause: each finding has its bytes, where they are and what to type against it. Pure functions."""
+"""Waste, by cause: each finding has its bytes, where they are and what to type to remove them.
+
+Pure functions.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +38,7 @@ _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
 
 
 def find_waste(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, the gravest and largest first."""
+    """Every finding, the most severe and largest first."""
     order = list(Severity)
     total = sum(facts.layer_bytes)
     claiming = {cause for causes in facts.claims for cause in causes}
@@ -51,7 +54,7 @@ def find_waste(facts: Facts) -> tuple[Finding, ...]:
 
 
 def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
-    """The size after all remedies but those of mere information."""
+    """The size after all remedies except those of severity `info`."""
     saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
     return Prediction(sum(facts.layer_bytes) - saved, saved)
 
@@ -215,7 +218,7 @@ def _build_only(facts: Facts) -> Finding | None:
 
 
 def _secrets(facts: Facts) -> Finding | None:
-    """The only finding whose list isn't cut short: each of its places takes a person's hand."""
+    """The only finding whose list isn't shortened: somebody has to handle each of its places."""
     if not facts.secrets:
         return None
     return Finding(

@@ -71,7 +71,7 @@ def foreign_code_in_libraries(facts: Facts) -> Finding | None:
 
 
 def _prune(facts: Facts) -> str:
-    """What to type against foreign code of both forms: one command takes both out."""
+    """What to type to remove foreign code of both forms: one command removes both."""
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
     targets = ",".join(map(str, parse_targets(facts.wanted_targets)))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
@@ -84,7 +84,7 @@ def _prune(facts: Facts) -> str:
 
 
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
-    """A finding of the code that no wanted target can run; None where none is wanted."""
+    """A finding of the code that no wanted target can run; None where no target is wanted."""
     wanted = parse_targets(facts.wanted_targets)
     told = ", ".join(map(str, wanted))
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
@@ -102,12 +102,12 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
 
 
 def _meant_hardware(facts: Facts) -> str:
-    """What the image says it is for: cpu, rocm, cuda, or nothing."""
+    """What the image claims to be for: cpu, rocm, cuda, or nothing."""
     words = f"{_label(facts, 'variant')} {facts.ref}".lower()
     told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
     return told or _label(facts, "torch.build")
 
 
 def _label(facts: Facts, name: str) -> str:
-    """What a label of ours says; empty for an image without it."""
+    """The value of one of our labels; empty for an image without it."""
     return facts.labels.get(f"io.weir.{name}", "")

@@ -1,6 +1,6 @@
 """Where an image's blobs come from: an engine's stream, an archive file, an OCI layout directory.
 
-Each gives the same thing: named blobs, every one hashed and, where it is a layer, indexed.
+All give the same: named blobs, each hashed and, where it is a layer, indexed.
 """
 
 import os
@@ -31,16 +31,16 @@ from buildtool.errors import DataError
 from buildtool.places import Place, place_at
 
 CHUNK = 1 << 18
-_SMALL_CHUNKS = 3  # a layer of fewer isn't worth threads
+_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
 _LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
-Tick = Callable[[int], None]  # hears how many more bytes were read
+Tick = Callable[[int], None]  # is called with the number of further bytes read
 
 
 @dataclass(frozen=True)
 class Blob:
     """One blob after its only reading.
 
-    `digest` and `stored_bytes` are of the blob as it lies in the archive, `diff_id` and `tar_bytes`
+    `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
     after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
     only a manifest can say whether it matters.
     """
@@ -60,7 +60,7 @@ class Archive(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is odd about the tar that holds them, and was read all the same."""
+        """Oddities of the tar that holds them, which was read nevertheless."""
 
     def paths(self) -> frozenset[str]:
         """Every blob's path in the archive."""
@@ -70,7 +70,7 @@ class Archive(Protocol):
 
 
 class StreamArchive:
-    """A tar stream that is read once: each blob is read as it comes by, whatever it proves to be."""
+    """A tar stream that is read once: each blob is read as it passes, before it is known what it is."""
 
     def __init__(
         self, chunks: Iterator[bytes], *, label: str, limits: Limits = LIMITS, tick: Tick = lambda _: None
@@ -124,7 +124,7 @@ class _SeekableArchive:
 
 
 class FileArchive(_SeekableArchive):
-    """An uncompressed archive file: its headers are walked once, its blobs are read where they lie."""
+    """An uncompressed archive file: its headers are walked once, its blobs are read in place."""
 
     def __init__(self, file: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
         super().__init__(limits, tick)
@@ -154,7 +154,7 @@ class FileArchive(_SeekableArchive):
         return frozenset(self._spans) | frozenset(self._aliases)
 
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Where each blob lies in the file: offset and bytes."""
+        """Where each blob is in the file: offset and bytes."""
         return tuple(self._spans.values())
 
     def blob(self, path: str) -> Blob:
@@ -211,7 +211,10 @@ FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one blob may take: `room_bytes` of memory for its index, a share of the archive's allowance."""
+    """The limits of one blob:
+
+    `room_bytes` of memory for its index, and a share of the archive's allowance.
+    """
 
     limits: Limits = LIMITS
     room_bytes: int | None = None
@@ -246,7 +249,8 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
     pieces = decompressed(
         chain(first, rest), blob.form, place=path, limits=limits, allowance=bounds.allowance
     )
-    with ExitStack() as stages:  # a thread each: read, hash and decompress; hash again. Walking is ours
+    # a thread each: read, hash and decompress; hash again. This thread walks the tar
+    with ExitStack() as stages:
         if len(first) == _SMALL_CHUNKS:
             pieces = iter(stages.enter_context(Ahead(pieces)))
         if plain is not meter:
@@ -280,7 +284,8 @@ def _resolved(path: str, aliases: Mapping[str, str]) -> str:
 
 
 def _refuse_doubled(path: str, known: Mapping[str, object], label: str) -> None:
-    if path in known and not path.startswith("blobs/"):  # blobs are told by digest, others by name alone
+    # blobs are identified by digest, others by name alone
+    if path in known and not path.startswith("blobs/"):
         raise MalformedTar(f"the archive holds {path} twice", place=label)
 
 
@@ -318,7 +323,7 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
 def _opened(path: Path) -> Iterator[int]:
     """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to doesn't hold us up
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
     except OSError as error:
         raise DataError(
             f"can't read {path}: {error.strerror}", "check the path and its permissions"

@@ -1,4 +1,4 @@
-"""What the readers of every dialect share: images chosen by name, documents taken from blobs, layers."""
+"""What the readers of every dialect share: choosing images by name, documents from blobs, layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _OFFERED = 40  # names in a hint
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which image of an archive is meant; without a `ref` the only one.
+    """Which image of an archive is wanted; without a `ref`, the only one.
 
     `is_answer`: an engine made the archive for `ref`, which needn't be written in it (it may be an id).
     """
@@ -34,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Called:
-    """What one image of an archive is called. The first digest tells it from all others."""
+    """The names of one image in an archive. The first digest distinguishes it from all others."""
 
     names: tuple[str, ...]
     digests: tuple[str, ...]
@@ -45,7 +45,7 @@ class Called:
 
 
 def choose(wanted: Wanted, images: Sequence[Called]) -> tuple[int, ...]:
-    """Positions of the images that are meant; several only where they are one image on several platforms.
+    """Positions of the wanted images; several only where they are one image for several platforms.
 
     Raises NoSuchImage, whose hint names what `--image` accepts.
     """
@@ -60,7 +60,7 @@ def choose(wanted: Wanted, images: Sequence[Called]) -> tuple[int, ...]:
 
 
 def shown_name(wanted: Wanted, image: Called) -> str:
-    """What a report calls the chosen image: as asked for by name, else as the archive does."""
+    """The chosen image's name in a report: the name that was asked for, else the archive's."""
     if wanted.ref and (wanted.is_answer or not image.names or "sha256:" not in wanted.ref):
         return wanted.ref
     return next(iter(image.names), wanted.label)
@@ -101,7 +101,7 @@ def indexed(layer: Layer, blob: Blob, path: str) -> Layer:
 
 
 def _offered(images: Sequence[Called]) -> str:
-    """A hint with a word for each image: a name that no other one has, else its digest."""
+    """A hint that lists each image: by a name that no other image has, else by its digest."""
     holders: dict[str, set[str]] = {}
     for image in images:
         for name in image.names:

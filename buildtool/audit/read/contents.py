@@ -12,7 +12,7 @@ PLAIN_REASON = "the archive holds its layers uncompressed; what a registry would
 class Layer:
     """One layer, bottom first in its image.
 
-    `stored_bytes` is its compressed size, None where it lies uncompressed or is absent. `tar_bytes` is
+    `stored_bytes` is its compressed size, None where it is stored uncompressed or is absent. `tar_bytes` is
     the uncompressed tar with headers and padding. `index` is None for content that isn't in the archive.
     """
 
@@ -32,7 +32,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Attestations:
-    """Provenance and SBOM manifests beside the image; no part of its size."""
+    """Provenance and SBOM manifests of the image; not part of its size."""
 
     count: int = 0
     stored_bytes: int = 0
@@ -53,7 +53,7 @@ class ImageContents:
     notes: tuple[str, ...]
 
     def layer_notes(self) -> tuple[str, ...]:
-        """What was read although it is odd, each with the layers (0 is the lowest) that have it."""
+        """Oddities that were read nevertheless, each with the layers (0 is the lowest) that have it."""
         found: dict[str, list[int]] = {}
         for at, layer in enumerate(self.layers):
             for note in layer.index.notes if layer.index else ():

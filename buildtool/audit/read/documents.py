@@ -1,6 +1,6 @@
 """The JSON documents of an image (index, manifest, config, manifest.json): text to values.
 
-Lists that say which content is meant are read strictly. A config is read as the engines read it, with
+Lists that identify content are read strictly. A config is read as the engines read it, with
 a note for what a strict reader would refuse (docs/decisions/0010).
 """
 
@@ -23,7 +23,7 @@ _ATTESTATION_ARTIFACT = "application/vnd.docker.attestation.manifest.v1+json"
 
 @dataclass(frozen=True)
 class Platform:
-    """What a manifest runs on. `unknown/unknown` marks attestations."""
+    """The platform of a manifest. `unknown/unknown` marks attestations."""
 
     os: str
     architecture: str
@@ -41,7 +41,7 @@ class Descriptor:
     digest: str
     stored_bytes: int
     platform: Platform | None
-    names: tuple[str, ...]  # what annotations call the image
+    names: tuple[str, ...]  # the image's name in annotations
     urls: tuple[str, ...]
     is_attestation: bool
 
@@ -64,7 +64,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an image's history: what made it, and whether it left a layer."""
+    """One step of an image's history: what made it, and whether it made a layer."""
 
     command: str
     has_layer: bool
@@ -72,7 +72,10 @@ class Step:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What a config says of its image. `commands`: a text for each layer, None if the history doesn't fit."""
+    """What a config says about its image.
+
+    `commands`: a text for each layer, None if the history doesn't fit.
+    """
 
     platform: Platform
     diff_ids: tuple[str, ...]
@@ -99,7 +102,7 @@ def parse_json(text: bytes, *, place: str, limits: Limits = LIMITS) -> Json:
 
 
 def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS) -> Index | Manifest:
-    """An OCI index or manifest, or Docker's equal (v2 list and manifest), told by content.
+    """An OCI index or manifest, or Docker's equivalent (v2 list and manifest), recognised by content.
 
     Raises MalformedDocument, also for a document that could be read as either (CVE-2021-41190).
     """
@@ -162,7 +165,7 @@ def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[Sa
 
 
 class _Node:
-    """A JSON object that is read with the types we need, or a MalformedDocument that names the key.
+    """Reads a JSON object with the types we need; raises a MalformedDocument that names the key.
 
     Engines don't look at the letter case of a field's name. A name in another case is refused, unless there
     is `spelled`, which then gets it by the right name.

@@ -1,4 +1,4 @@
-"""From blobs to one image: which manifest is meant, its layers in its order, every digest checked."""
+"""From blobs to one image: chooses the manifest, puts the layers in its order, checks every digest."""
 
 import posixpath
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "38
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A manifest that could be the one that is meant."""
+    """A manifest that could be the wanted one."""
 
     top: Descriptor  # of index.json
     descriptor: Descriptor
@@ -60,7 +60,7 @@ def read_image(
 ) -> ImageContents:
     """The image in an archive: the one that `ref` names, for `platform` (else this host's).
 
-    `is_answer`: an engine made the archive for `ref`, so that its only image is meant whatever it is called.
+    `is_answer`: an engine made the archive for `ref`, so its only image is the wanted one, under any name.
     Raises NoSuchImage where the choice isn't clear, and the faults of what can't be read or trusted.
     """
     contents = _read(archive, Wanted(label, ref, is_answer, platform), limits)
@@ -151,7 +151,10 @@ def _leaves(
 
 
 def _chosen(leaves: list[_Leaf], wanted: Wanted, notes: list[str]) -> _Leaf:
-    """The manifest that is meant. Raises NoSuchImage when that can't be told, MissingContent for none."""
+    """The wanted manifest.
+
+    Raises NoSuchImage when the choice isn't clear, MissingContent when there is none.
+    """
     if not leaves:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise MissingContent(f"no image manifest with its config{why}", place=wanted.label, hint=FORMS)

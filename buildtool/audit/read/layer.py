@@ -30,8 +30,8 @@ class LayerIndex:
     `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
     package databases. `gpu_code` has the bytes by processor inside large files, `debug` those that `strip`
-    would take out, `unread` why a file couldn't be looked into, `secrets` the kinds of credentials in a
-    small one. `whiteouts` and `opaque` are about lower layers only. `notes` says what is odd about the tar.
+    would take out, `unread` why a file couldn't be inspected, `secrets` the kinds of credentials in a
+    small one. `whiteouts` and `opaque` are about lower layers only. `notes` lists oddities of the tar.
     """
 
     dirs: list[bytes] = field(default_factory=list)
@@ -169,14 +169,14 @@ def _note_whiteout(index: LayerIndex, directory: bytes, name: bytes, place: str)
         index.opaque.append(directory)
     elif name == _WHITEOUT or name[4:] in (b".", b".."):
         raise MalformedTar("a whiteout that names nothing", place=place)
-    elif not name.startswith(b".wh..wh."):  # AUFS' own bookkeeping, no part of the image
+    elif not name.startswith(b".wh..wh."):  # AUFS' own bookkeeping, not part of the image
         index.whiteouts.append((directory, name[4:]))
 
 
 def _read_content(
     index: LayerIndex, reader: TarReader, size: int, directory: _Directory, limits: Limits
 ) -> int:
-    """Take what is wanted of the newest row's content; returns the bytes of memory that took."""
+    """Keep the parts of the newest row's content that are needed; returns the bytes of memory used."""
     row = len(index.names) - 1
     name, (_, capture, care) = index.names[row], directory
     if capture and capture(name) and size <= limits.captured_file_bytes:
@@ -197,7 +197,7 @@ def _read_content(
 
 
 def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
-    """Hash a large file's content, look for GPU code and debug information; returns the memory that took."""
+    """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
     digest, symbols = hashlib.sha256(), DebugCounter(size)
     found: Mapping[str, int] = {}
     with GpuCodeCounter(size) as probe:

@@ -1,6 +1,6 @@
-"""Layers applied on one another by the OCI rules, without files: what is visible at last, and what is waste.
+"""Applies layers by the OCI rules, without writing files: what is visible at the end, and what is waste.
 
-Whiteouts speak of lower layers only, wherever they stand in the tar; a non-directory replaces a
+Whiteouts apply to lower layers only, wherever they are in the tar; a non-directory replaces a
 directory and the other way round; parents are resolved through symbolic links inside the image, as
 engines do (containerd's fs.RootPath). Time is linear in the layers' bytes: a path costs its own names,
 and the names that symbolic links add to paths are bounded for the whole image.
@@ -26,9 +26,9 @@ _HOPS = 255  # as many links as containerd follows in one path
 class Merged:
     """The image's file system and every member of every layer, numbered through ("row").
 
-    `visible[row]` is 1 for members, other than directories, that stand in the final tree, `shown[row]`
+    `visible[row]` is 1 for members, other than directories, that are in the final tree, `shown[row]`
     for files whose content some visible path has: a hard link keeps the content of a removed path.
-    `links` maps a hard link's row to the row that holds the content. `dangling` are links to nothing.
+    `links` maps a hard link's row to the row that holds the content. `dangling` are links without a target.
     """
 
     layers: Sequence[LayerIndex]
@@ -65,14 +65,17 @@ class Merged:
 
 
 class Finder:
-    """Looks up paths in a merged tree. Those of one directory mostly come together: few are remembered."""
+    """Looks up paths in a merged tree.
+
+    Caches few directories, because paths of one directory mostly come together.
+    """
 
     def __init__(self, merged: Merged) -> None:
         self._walker = _Walker(merged.layers, merged.starts, merged.tree, merged.links)
         self._known: dict[bytes, Tree | None] = {}
 
     def row(self, path: bytes) -> int | None:
-        """The row at a path; None for nothing there and for directories."""
+        """The row at a path; None for a missing path and for directories."""
         directory, _, name = path.rpartition(b"/")
         holder = self._holder(directory)
         row = holder.get(name) if holder is not None else None
@@ -110,7 +113,7 @@ def merge(layers: Sequence[LayerIndex]) -> Merged:
 
 
 class _Walker:
-    """Finds the directory that a path means in a tree."""
+    """Finds the directory that a path leads to in a tree."""
 
     def __init__(
         self, layers: Sequence[LayerIndex], starts: Sequence[int], tree: Tree, links: dict[int, int]
@@ -137,8 +140,8 @@ class _Walker:
     def _descend(self, directory: bytes) -> tuple[list[bytes], list[Tree | None]]:
         """The names of the directory's real path, and what is there at the root and at each of them.
 
-        Engines let `..` leave what isn't there, or no directory: its place is None. Raises MalformedTar for
-        links in a circle, and LimitExceeded.
+        Engines accept `..` after a name that doesn't exist or isn't a directory: its place is None. Raises
+        MalformedTar for links in a circle, and LimitExceeded.
         """
         names: list[bytes] = []
         trail: list[Tree | None] = [self.tree]
@@ -175,7 +178,7 @@ class _Walker:
 
 
 class _Merger(_Walker):
-    """The tree while layers are put onto it."""
+    """The tree while layers are applied."""
 
     def __init__(self, layers: Sequence[LayerIndex], starts: Sequence[int], total: int) -> None:
         super().__init__(layers, starts, {}, {})
@@ -185,7 +188,7 @@ class _Merger(_Walker):
         self._gone: dict[tuple[bytes, bytes], int] = {}
 
     def apply(self, position: int) -> None:
-        """Put one layer on top: first what it takes away, then what it brings."""
+        """Apply one layer: first what it removes, then what it adds."""
         index, start = self._layers[position], self._starts[position]
         self._known, self._gone = {}, {}
         self._take_away(index)
@@ -221,7 +224,7 @@ class _Merger(_Walker):
                     self._known = {}
 
     def _holder_for(self, directory: bytes) -> Tree:
-        """What a directory holds; it and those above it are made where something else or nothing is there."""
+        """What a directory holds; it and its parents are created where something else or nothing is there."""
         holder = self._known.get(directory)
         if holder is None:
             above, _, name = directory.rpartition(b"/")
@@ -238,12 +241,12 @@ class _Merger(_Walker):
         parent = holder = self.tree
         for name, there in zip(names, trail[1:], strict=True):
             parent, holder = holder, self._made(holder, name) if there is None else there
-        if b"/".join(names) == directory:  # the next directory is often beside this one
+        if b"/".join(names) == directory:  # the next directory is often a sibling of this one
             self._known[directory.rpartition(b"/")[0]] = parent
         return holder
 
     def _made(self, holder: Tree, name: bytes) -> Tree:
-        """A new directory, in the place of whatever else is there."""
+        """A new directory, replacing anything else at its place."""
         old = holder.get(name)
         if old is not None:
             self.removed(old)
@@ -277,7 +280,7 @@ class _Merger(_Walker):
             return self.tree
         above, _, name = directory.rpartition(b"/")
         holder, parts = self.tree, directory.split(b"/")
-        if above in self._known:  # the last whiteout was often beside this one
+        if above in self._known:  # the last whiteout was often next to this one
             holder, parts = self._known[above], [name]
         for at, part in enumerate(parts):
             if at == len(parts) - 1:

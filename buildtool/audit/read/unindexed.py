@@ -1,7 +1,7 @@
 """Images in archives that have no index.json: docker's manifest.json, a lone manifest, or a config alone.
 
-Without any list a config is enough: it names its layers by the digest of their content, in order, so
-that nothing is left to guess. What names no config can't be read, and is told so.
+Without any list a config is enough: it names its layers by the digest of their content,
+in order. An archive that names no config is refused with that reason.
 """
 
 import posixpath
@@ -60,9 +60,9 @@ def calls(archive: Archive, rows: Sequence[SavedImage]) -> list[Called]:
 
 
 def from_config(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> ImageContents:
-    """The image of the archive's only config, or of the one whose digest is wanted.
+    """The image of the archive's only config, or of the config with the wanted digest.
 
-    Raises MissingContent where there is none, NoSuchImage where it isn't clear which one is meant.
+    Raises MissingContent where there is none, NoSuchImage where the choice isn't clear.
     """
     by_diff_id: dict[str, tuple[str, Blob]] = {}
     configs: dict[str, tuple[str, Blob, ImageConfig]] = {}
@@ -148,5 +148,5 @@ def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
 
 
 def _inside(path: str) -> str:
-    """A path of manifest.json as the archive's members are called."""
+    """A path of manifest.json, normalised like the names of the archive's members."""
     return posixpath.normpath("/" + path).lstrip("/")

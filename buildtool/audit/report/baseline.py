@@ -1,4 +1,4 @@
-"""An image against an earlier report of it: what got worse. Pure."""
+"""Compares an image with an earlier report of it: what got worse. Pure."""
 
 import re
 from collections import defaultdict
@@ -14,7 +14,7 @@ from probes.shared.units import decimal_bytes
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much growth is none: a share of what was there (0.01 is 1 %), or so many bytes."""
+    """How much growth is ignored: a share of the earlier size (0.01 is 1 %), or a number of bytes."""
 
     share: float = 0.01
     n_bytes: int = 0
@@ -46,7 +46,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An image measured against its baseline; `not_compared` says what couldn't be, and why."""
+    """An image compared with its baseline; `not_compared` lists what couldn't be compared, and why."""
 
     label: str
     tolerance: Tolerance
@@ -93,7 +93,7 @@ def _grown(what: str, before: int, after: int, tolerance: Tolerance) -> list[Reg
 def _worse_findings(
     before: Iterable[Finding], after: Iterable[Finding], tolerance: Tolerance
 ) -> list[Regression]:
-    """Findings that weren't there, and those with more bytes or more cases. `info` is no reason to fail."""
+    """New findings, and those with more bytes or more cases. Findings of severity `info` never fail."""
     known, found = _by_id(before), []
     for name, rows in _by_id(after).items():
         earlier = known.get(name, [])

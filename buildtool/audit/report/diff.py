@@ -1,4 +1,4 @@
-"""Two audits side by side: what changed by owner, kind, package, place and finding. Pure."""
+"""Compares two audits: what changed by owner, kind, package, place and finding. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from buildtool.audit.count.treemap import Tree
 from buildtool.audit.report.schema import AuditReport, PackageRow
 
-EXPLAINS = 0.9  # a directory is left out where one thing in it is so much of its change
+EXPLAINS = 0.9  # a directory is left out where one thing in it makes up this share of its change
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Change:
 
     @property
     def delta_bytes(self) -> int:
-        """After minus before; what isn't there counts as nothing."""
+        """After minus before; a missing side counts as 0."""
         return (self.after_bytes or 0) - (self.before_bytes or 0)
 
 
@@ -73,7 +73,7 @@ def _finding_bytes(report: AuditReport) -> Mapping[str, int]:
 
 
 def _packages(before: Iterable[PackageRow], after: Iterable[PackageRow]) -> tuple[Change, ...]:
-    """Packages by manager and name; a version that changed is told, even at no difference in bytes."""
+    """Packages by manager and name; a changed version is listed even without a difference in bytes."""
     sides = _by_name(before), _by_name(after)
     rows = []
     for manager, name in sides[0].keys() | sides[1].keys():
@@ -94,7 +94,7 @@ def _by_name(packages: Iterable[PackageRow]) -> Mapping[tuple[str, str], list[Pa
 
 
 def _places(before: Tree, after: Tree) -> tuple[Change, ...]:
-    """Directories and files, without those whose change is nearly all of one thing inside them."""
+    """Directories and files, without directories whose change comes almost entirely from one thing inside."""
     least = max(before.least_bytes, after.least_bytes)
     rows = {row.name: row for row in _changes(_sums(before), _sums(after)) if abs(row.delta_bytes) >= least}
     heaviest: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A difference of two images as text: terminal table and Markdown."""
+"""The difference of two images as text: terminal table and Markdown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
 
 
 def _row(change: Change) -> tuple[str, ...]:
-    """A side without bytes of its own, as a finding that isn't about size, is told to be there."""
+    """A side without its own bytes, such as a finding that isn't about size, is shown as present."""
     sides = [
         "there" if side == 0 else told_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
     ]

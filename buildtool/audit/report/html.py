@@ -1,6 +1,6 @@
 """An audit report as one HTML file that loads nothing: styles, scripts and data are in it.
 
-All text of an image is quoted here or set as text by the scripts; a policy in the page admits these alone.
+All text of an image is quoted here or set as text by the scripts; the page's policy allows only these.
 """
 
 import base64
@@ -154,7 +154,7 @@ def _against(name: str, judged: Judgement) -> str:
 
 
 def _baseline(comparison: Comparison) -> str:
-    """What is worse than in an earlier report, first of all on the page: it makes the command fail."""
+    """What is worse than in an earlier report; first on the page because it makes the command fail."""
     worse = "".join(_regression(row) for row in comparison.regressions)
     left_out = "".join(f"<p>Not compared: {html(what)}.</p>" for what in comparison.not_compared)
     told = worse or f"<p>Nothing is worse, at a tolerance of {html(str(comparison.tolerance))}.</p>"

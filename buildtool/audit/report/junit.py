@@ -1,6 +1,7 @@
 """An audit as JUnit XML, for CI systems that show tests: limits, regressions and findings as test cases.
 
-A case fails where a limit or the baseline is broken, or a finding is an `error`; waste passes and is told.
+A case fails where a limit or the baseline is broken, or a finding is an `error`; waste passes and appears as
+output.
 """
 
 from xml.etree import ElementTree as Xml

@@ -81,7 +81,7 @@ def told_comparison(comparison: Comparison) -> str:
 
 
 def told_changes(comparison: Comparison) -> list[str]:
-    """A line for each thing that is worse, or that couldn't be compared."""
+    """A line for each regression, and for each thing that couldn't be compared."""
     worse = [f"worse: {row}" for row in comparison.regressions]
     return worse + [f"not compared: {what}" for what in comparison.not_compared]
 
@@ -199,7 +199,7 @@ def _budget(report: AuditReport) -> str:
 
 
 def _size_of(finding: Finding) -> str:
-    """A finding's bytes in brackets, and the image without them; nothing for what isn't about size."""
+    """A finding's bytes in brackets, and the image's size without them; empty where it isn't about size."""
     if not finding.unpacked_bytes:
         return ""
     after = finding.predicted_unpacked_bytes
@@ -229,7 +229,7 @@ def _short(text: str) -> str:
 
 
 def capped(text: str) -> str:
-    """Markdown of at most MARKDOWN_BYTES, cut at a line, and saying so."""
+    """Markdown of at most MARKDOWN_BYTES, cut at a line, with a note that it was cut."""
     raw = text.encode()
     if len(raw) <= MARKDOWN_BYTES:
         return text

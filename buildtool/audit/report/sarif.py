@@ -18,7 +18,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema
 MAX_RESULTS = 5_000
 MAX_BYTES = 10_000_000
 _MAX_TEXT = 4_000
-_SPARE_BYTES = 100_000  # for what stands around the results
+_SPARE_BYTES = 100_000  # for what surrounds the results
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 Json = dict[str, "Json"] | list["Json"] | str | int | bool
@@ -34,7 +34,7 @@ class _Result:
 
 
 def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
-    """The report as SARIF, within MAX_RESULTS and MAX_BYTES; what is left out is counted."""
+    """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
     results = list(_results(report, comparison))
     kept = _fitting([_result(report, row) for row in results])
     rules = {row.rule: row for row in reversed(results[: len(kept)])}
@@ -65,7 +65,7 @@ def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> s
 
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
-    """The gravest first, since the last are left out when there are too many."""
+    """The most severe first, since the last are left out when there are too many."""
     for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
         if judged.verdict is Verdict.FAIL:
             actual, limit = decimal_bytes(judged.actual_bytes or 0), decimal_bytes(judged.limit_bytes or 0)
@@ -88,7 +88,7 @@ def _rule(row: _Result) -> Json:
 
 
 def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
-    """One result. Its fingerprint stays when sizes change: builds don't open the same alert anew."""
+    """One result. Its fingerprint stays when sizes change, so builds don't reopen the same alert."""
     told = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
     return {
         "ruleId": row.rule,
@@ -100,7 +100,7 @@ def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
 
 
 def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
-    """Duplicates name several places with ` = ` between: the first of them is the location."""
+    """Duplicates name several places separated by ` = `; the first one is the location."""
     for path in paths:
         yield {
             "physicalLocation": {

@@ -1,4 +1,7 @@
-"""A saved JSON report, read back. Its text is trusted no more than an image's: controls are escaped again."""
+"""Reads a saved JSON report.
+
+Its text is trusted no more than an image's: control characters are escaped again.
+"""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -32,7 +35,7 @@ def read_report(path: Path) -> AuditReport:
 
 
 def parse_report(text: str, label: str) -> AuditReport:
-    """What `schema.to_json` wrote. Raises DataError naming the place of what is wrong."""
+    """The report that `schema.to_json` wrote. Raises DataError naming the faulty place."""
     try:
         document = load(text)
     except ValueError as error:

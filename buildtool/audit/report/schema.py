@@ -1,4 +1,4 @@
-"""What an audit says, as one value, and that value as JSON (schema: docs/schema/audit-report.schema.json)."""
+"""An audit's results as one value, and that value as JSON (schema: docs/schema/audit-report.schema.json)."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ _KEPT_DUPLICATES = 100
 
 @dataclass(frozen=True)
 class ImageRow:
-    """Which image was read. A digest that isn't known has its reason."""
+    """Which image was read. An unknown digest comes with the reason."""
 
     ref: str
     digest: str | None
@@ -32,7 +32,7 @@ class ImageRow:
     labels: Mapping[str, str]
     attestations: int
     attestations_stored_bytes: int
-    base_layers: int = 0  # the lowest so many layers are the base image; 0 where nothing tells of one
+    base_layers: int = 0  # number of lowest layers that are the base image; 0 where nothing shows one
     base_told_by: str = ""
     base_name: str = ""
 
@@ -41,7 +41,7 @@ class ImageRow:
 class Totals:
     """`unpacked_bytes` is the files' content in all layers; `visible_bytes` what the final tree still shows.
 
-    `stored_bytes` is the compressed layers; None with a reason where the source doesn't tell it.
+    `stored_bytes` is the compressed layers; None with a reason where the source doesn't give it.
     `tar_bytes` are the layers' tars with headers and padding. `n_files` are visible files; empty files and
     further names of a file (hard links) don't count.
     """
@@ -102,7 +102,7 @@ class DuplicateRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything an audit found out. Sums of `owners`, `kinds` and `layers` are equal."""
+    """Everything that an audit found. Sums of `owners`, `kinds` and `layers` are equal."""
 
     tool_version: str
     image: ImageRow
@@ -124,7 +124,7 @@ class AuditReport:
 
     @property
     def torch_build(self) -> str:
-        """The torch in the image, as its package says, else as its label says."""
+        """The torch in the image, by its package, else by its label."""
         torch = next((row for row in self.packages if row.name in ("torch", "python3-torch")), None)
         told = self.image.labels.get("io.weir.torch.build", "")
         version = f"{torch.version}" if torch else ""
@@ -132,7 +132,7 @@ class AuditReport:
 
 
 def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_version: str) -> AuditReport:
-    """Put together what was read, counted and found."""
+    """Combine what was read, counted and found."""
     totals = _totals(contents, facts)
     judged = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
     findings = find_waste(facts)

@@ -1,4 +1,7 @@
-"""Everything that can be wrong with an image's bytes. Each fault says where: member, layer, byte offset."""
+"""Everything that can be wrong with an image's bytes.
+
+Each fault names its place: member, layer, byte offset.
+"""
 
 from buildtool.errors import ConfigError, DataError
 from probes.shared.quoting import terminal
@@ -15,7 +18,7 @@ class ImageFault(DataError):
 
 
 class Truncated(ImageFault):
-    """A stream ends before what it announced."""
+    """A stream ends before its announced end."""
 
     def __init__(self, message: str, *, place: str, hint: str = _AGAIN) -> None:
         super().__init__(message, place=place, hint=hint)
@@ -26,11 +29,11 @@ class MalformedTar(ImageFault):
 
 
 class MalformedStream(ImageFault):
-    """Compressed data that doesn't decompress, or isn't what its place promises."""
+    """Compressed data that doesn't decompress, or isn't what it is declared to be."""
 
 
 class MalformedDocument(ImageFault):
-    """A JSON document (index, manifest, config) that lacks what it must have."""
+    """A JSON document (index, manifest, config) that lacks a required part."""
 
 
 class Mismatch(ImageFault):
@@ -38,7 +41,7 @@ class Mismatch(ImageFault):
 
 
 class LimitExceeded(ImageFault):
-    """More entries, metadata or bytes than any honest image has."""
+    """More entries, metadata or bytes than any legitimate image has."""
 
 
 class MissingContent(ImageFault):
@@ -46,7 +49,7 @@ class MissingContent(ImageFault):
 
 
 class NoSuchImage(ConfigError):
-    """An archive without an image, or with several and no word on which is meant."""
+    """An archive without an image, or with several of which none was chosen."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(terminal(message), terminal(hint))

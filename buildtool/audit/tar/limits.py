@@ -1,4 +1,4 @@
-"""How much of anything an image may have before reading stops: what keeps memory and time finite."""
+"""How much of anything an image may have before reading stops; these limits keep memory and time finite."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds for one image. The defaults are far above any image seen; each can be raised by hand."""
+    """Limits for one image. The defaults are far above any image seen; each can be raised."""
 
     meta_bytes: int = MIB  # one PAX header, GNU long name or sparse map; Go's archive/tar has the same bound
     meta_depth: int = 8  # extension headers before one entry; honest writers use at most three
@@ -19,7 +19,7 @@ class Limits:
     captured_file_bytes: int = 16 * MIB
     unpacked_bytes: int = 1 << 38  # of all blobs together after decompression
     unpacked_ratio: int = 100  # times the archive's own bytes; honest layers have 2 to 20, text up to 50
-    unpacked_free_bytes: int = 1 << 30  # whatever the ratio: honest layers may hold a file of zeros
+    unpacked_free_bytes: int = 1 << 30  # at any ratio: legitimate layers may hold a file of zeros
     window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window
     index_depth: int = 4  # indexes within indexes
     manifests: int = 1024  # of one index

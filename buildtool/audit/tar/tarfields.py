@@ -50,12 +50,12 @@ def number(field: bytes) -> int:
 
 
 def has_junk(field: bytes) -> bool:
-    """Does anything but padding follow the number that `number` reads?"""
+    """Does anything except padding follow the number that `number` reads?"""
     return not field[0] & 0x80 and b"\0" in field.strip(_PADDING)
 
 
 def check_numbers(block: bytes) -> None:
-    """Raises ValueError where a number of a header that nobody needs can't be read: engines refuse it."""
+    """Raises ValueError where an unused number of a header can't be read: engines refuse it."""
     known = block[257:263] == b"ustar\0" or block[257:265] == b"ustar  \0"
     fields = _OTHERS + _DEVICES if known else _OTHERS
     for field in fields:

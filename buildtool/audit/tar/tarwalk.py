@@ -1,8 +1,8 @@
 """Walks a tar stream's headers: ustar, PAX, GNU long names, sparse files, base-256 numbers. Extracts nothing.
 
 Reads a stream once, forwards, with bounded memory, and accepts what Go's archive/tar accepts (the
-engines' own reader): where the formats leave room, a comment names Go's choice. What is read although
-it is damaged or odd goes into `notes`.
+engines' own reader): where the formats leave room, a comment names Go's choice. Damage and oddities
+that were read nevertheless go into `notes`.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,11 +83,11 @@ class TarReader:
 
     @property
     def offset(self) -> int:
-        """Bytes of the stream that are behind us: where the current member's unread content begins."""
+        """Bytes of the stream read so far: where the current member's unread content begins."""
         return self._base + self._at
 
     def __iter__(self) -> Iterator[Member]:  # noqa: PLR0912  one loop: calls would halve its speed
-        """Every member in the archive's order. What of its content isn't read is skipped."""
+        """Every member in the archive's order. Unread content is skipped."""
         unpack, kinds, longest = _FIELDS.unpack, _KINDS, self._limits.path_bytes
         buffer, at, behind = self._buffer, self._at, -1
         while True:
@@ -147,14 +147,14 @@ class TarReader:
             yield piece
 
     def drain(self) -> None:
-        """Read the stream to its end, so that whatever hashes it sees all of it."""
+        """Read the stream to its end, so that its hash covers all of it."""
         self._base += len(self._buffer)
         self._buffer, self._at = b"", 0
         for chunk in self._chunks:
             self._base += len(chunk)
 
     def _fill(self, need: int) -> int:
-        """Have `need` bytes in the buffer, fewer where the stream ends; returns how many there are."""
+        """Fill the buffer to `need` bytes, fewer where the stream ends; returns how many there are."""
         rest = self._buffer[self._at :]
         self._base += self._at
         parts, have = [rest] if rest else [], len(rest)
@@ -178,7 +178,7 @@ class TarReader:
         return have > 0
 
     def _skip(self, padding: int) -> None:
-        """Pass over what is left of the current member and its padding, holding one chunk at a time."""
+        """Skip the rest of the current member and its padding, holding one chunk at a time."""
         here = len(self._buffer) - self._at
         if self._leap and self._left > here:
             self._base += len(self._buffer)
@@ -192,7 +192,7 @@ class TarReader:
 
     def _pass_padding(self, padding: int) -> None:
         if len(self._buffer) - self._at < padding and self._fill(padding) < padding:
-            self.notes[NO_PADDING] = None  # Go ends there without a word
+            self.notes[NO_PADDING] = None  # Go ends there without an error
             padding = len(self._buffer)
         self._at += padding
 
@@ -287,7 +287,7 @@ class TarReader:
         if flag == _SPARSE_FLAG:
             self._pass_sparse_map(block)
         if flag == 0 and name.endswith(b"/"):
-            kind = DIRECTORY  # before POSIX a directory was a file with a slash
+            kind = DIRECTORY  # before POSIX, a directory was a file whose name ends in a slash
         if flag != _SPARSE_FLAG and _is_sparse(pax):
             name = pax.get(b"GNU.sparse.name") or name  # Go takes it last, and for versions it knows
         return name, kind, size, link

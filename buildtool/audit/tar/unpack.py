@@ -1,4 +1,4 @@
-"""Byte streams on their way through: hashed, told apart by their first bytes, decompressed within bounds."""
+"""Hashes byte streams, recognises them by their first bytes, and decompresses them within limits."""
 
 import hashlib
 import sys
@@ -19,7 +19,7 @@ PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (meas
 
 
 class Form(Enum):
-    """What a blob is by its first bytes, whatever its media type says."""
+    """A blob's form by its first bytes, regardless of its media type."""
 
     GZIP = "gzip"
     ZSTD = "zstd"
@@ -32,7 +32,8 @@ class Form(Enum):
     OTHER = "something else"
 
 
-LAYERS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})  # what a layer may be; an empty tar is one
+# the forms that a layer may have; an empty tar is one
+LAYERS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})
 _MAGIC = {
     b"\x1f\x8b": Form.GZIP,
     b"\x28\xb5\x2f\xfd": Form.ZSTD,
@@ -95,7 +96,7 @@ MORE_UNPACKED = "if you trust the image, allow more, for example: audit --max-un
 
 
 def sniff(head: bytes) -> Form:
-    """Tell a blob's form from its first bytes (512 are enough)."""
+    """Recognise a blob's form from its first bytes (512 are enough)."""
     if not head:
         return Form.EMPTY
     if head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50":
@@ -132,7 +133,7 @@ def decompressed(
 ) -> Iterator[bytes]:
     """The plain bytes of a gzip (any number of members), zstd (any number of frames) or plain stream.
 
-    Pieces are at most PIECE bytes, whatever the ratio. `allowance` is the whole archive's; without one, the
+    Pieces are at most PIECE bytes, at any ratio. `allowance` is the whole archive's; without one, the
     stream counts as an archive. Raises MalformedStream, Truncated, LimitExceeded.
     """
     if form not in (Form.GZIP, Form.ZSTD):
@@ -194,7 +195,7 @@ def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[by
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """Is this a header from before `ustar`, which only its checksum tells?"""
+    """Is this a header from before `ustar`, recognisable only by its checksum?"""
     return len(head) >= 512 and has_right_checksum(head[:512])
 
 

@@ -96,7 +96,7 @@ def _codes(places: Sequence[BundlePlace]) -> set[TargetId]:
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:
-    """What stays of a bundle: the host entry first, then payloads as they lie in the file.
+    """The kept part of a bundle: the host entry first, then payloads in the file's order.
 
     All of it when nothing would be left for a card: the bundle never served the targets.
     """
@@ -151,7 +151,7 @@ def _compressed(source: Source, pieces: Sequence[Piece], version: int) -> bytes:
 
 
 def _selected(unpacking: ccob.Unpacking, kept: Sequence[Entry], table: bytes, new: Bundle) -> Iterator[bytes]:
-    """The new bundle's bytes, picked out of the old one while it unpacks; drains it, so it is verified."""
+    """The new bundle's bytes, taken from the old one as it unpacks; reads all of it, which verifies it."""
     yield table
     end = len(table)
     wanted = [(old, laid) for old, laid in zip(kept, new.entries, strict=True) if old.n_bytes]

@@ -1,4 +1,7 @@
-"""A file described as edits of another one: what to copy, what to write instead. Values, no writing."""
+"""Describes a file as edits of another one: what to copy, what to write instead.
+
+Only values; writes nothing.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

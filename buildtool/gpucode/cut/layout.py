@@ -1,4 +1,4 @@
-"""Give an ELF file's cut bytes back: new headers for a shorter section, every virtual address unchanged.
+"""Frees the cut bytes of an ELF file: new headers for a shorter section, every virtual address unchanged.
 
 The loaded segment that holds the section is split in two around the freed pages (or shortened, when
 the section ends it). That takes one more program header; the table has no spare room in linkers' output,
@@ -59,9 +59,9 @@ class Layout:
 
 
 def find_room(elf: Elf, section: Section, size: int) -> Room:
-    """Look at the section's surroundings. Raises PruneRefused when it can't be shortened safely."""
+    """Look at the section's surroundings. Raises PruneRefused when the section can't be shortened safely."""
     segment = _segment_of(elf, section)
-    # an earlier prune's table ends the segment and is nothing to keep: this prune writes its own
+    # an earlier prune's table ends the segment and isn't kept: this prune writes its own
     table_end = elf.segments_offset + len(elf.segments) * SEGMENT_BYTES
     moved_table = elf.segments_offset >= section.file_end and table_end == segment.file_end
     split = segment.file_end > section.file_end and not moved_table

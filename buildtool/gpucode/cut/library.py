@@ -1,4 +1,4 @@
-"""Plan to take foreign targets' code out of a file, as a value that says what the result will be."""
+"""Plans to remove foreign targets' code from a file, as a value that describes the result."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def plan_prune(
 
     `compress` writes raw bundles as CCOB of that version (1 to 3). With `strict` every target must
     be in the file and every HIP bundle must have code for one; without, one target suffices, a
-    bundle that never served any stays whole, and so does a file for other vendors' cards. A file
+    bundle that never served any is left whole, and so is a file for other vendors' cards. A file
     without GPU code, or where no page would be saved, gives a plan that changes nothing.
     Raises TargetMissing, PruneRefused when a cut might break the file; BadElf or BadBundle when it
     is damaged.

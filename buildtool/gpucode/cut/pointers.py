@@ -1,7 +1,7 @@
 """Everything in an x86-64 ELF file that points at a bundle, found, checked, and given its new address.
 
-The loader's own tables are the truth (dynamic segment, not section names): a pointer that it fills in
-is rewritten where the loader reads it. What can't be explained is refused.
+The loader's own tables are authoritative (dynamic segment, not section names): a pointer that it fills in
+is rewritten where the loader reads it. Anything unexplained is refused.
 """
 
 import struct

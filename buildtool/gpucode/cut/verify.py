@@ -1,4 +1,4 @@
-"""Is a pruned file what it should be? Looked at afresh, from both files and the targets alone, not the plan.
+"""Checks that a pruned file is what it should be, using only both files and the targets, not the plan.
 
 Kept code objects are byte-identical, no other code is there, every wrapper still reaches its bundle,
 and memory as the loader builds it, the other sections and the headers are otherwise unchanged.
@@ -52,7 +52,7 @@ _Inventory = Sequence[tuple[int, Sequence[tuple[str, bytes]]]]
 
 @dataclass(frozen=True)
 class _File:
-    """A library with what the checks ask of it. `pointers`: address -> (value, place it is read from)."""
+    """A library with what the checks need. `pointers`: address -> (value, place it is read from)."""
 
     source: Source
     elf: Elf
@@ -118,7 +118,7 @@ def _check_code(kept: _Inventory, there: _Inventory) -> int:
 def _hip_inventory(
     source: Source, start: int, end: int, targets: Sequence[TargetId] | None
 ) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """What is in the bundles; with `targets` only what should stay of it."""
+    """What is in the bundles; with `targets`, only what should be kept."""
     for place in iter_bundles(source, start, end):
         serving = [
             entry
@@ -206,7 +206,7 @@ def _relocated(source: Source, elf: Elf) -> Iterator[tuple[int, int, int]]:
 
 
 def _check_memory(before: _File, after: _File) -> None:
-    """What the loader maps, address by address, outside of the bundles."""
+    """What the loader maps, address by address, outside the bundles."""
     fatbin = before.fatbin
     excused = {(place, _WORD_BYTES) for _, place in before.pointers.values()}
     excused |= {(before.elf.offset_of(at, _WORD_BYTES), _WORD_BYTES) for at in before.pointers}
@@ -225,7 +225,7 @@ def _check_memory(before: _File, after: _File) -> None:
 
 
 def _outside(segment: Segment, fatbin: Section, elf: Elf) -> Iterator[tuple[int, int]]:
-    """File ranges of a segment but for the bundles, and a table of program headers behind them."""
+    """File ranges of a segment except the bundles, and a table of program headers behind them."""
     if not segment.offset <= fatbin.offset < segment.file_end:
         yield segment.offset, segment.file_end
         return

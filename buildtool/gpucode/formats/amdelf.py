@@ -1,4 +1,4 @@
-"""The target that an AMDGPU ELF file says it is for (LLVM's AMDGPUUsage, "ELF header e_flags")."""
+"""The target named in an AMDGPU ELF file's header (LLVM's AMDGPUUsage, "ELF header e_flags")."""
 
 from buildtool.gpucode.target import MACH, TargetId
 
@@ -8,7 +8,7 @@ _ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later numb
 def target_of_flags(flags: int, abi_version: int) -> TargetId | None:
     """From `e_flags` and the ABI version; None for a processor this table doesn't know.
 
-    A feature that may be on or off isn't named. Code object version 2 names none here.
+    A feature that may be on or off isn't named. Code object version 2 doesn't name any here.
     """
     processor = MACH.get(flags & 0xFF)
     if processor is None:

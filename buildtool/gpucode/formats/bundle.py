@@ -15,7 +15,7 @@ from buildtool.gpucode.target import SPIRV, TargetId
 
 MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runtimes can map them
-HEAD_BYTES = 1 << 16  # as much of a bundle as its entry table may take here
+HEAD_BYTES = 1 << 16  # the most bytes that a bundle's entry table may take here
 _MAX_ENTRIES = 1024
 _MAX_ID_BYTES = 512
 _ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]++[0-9a-z:+-]*+|amdgcnspirv))?-?")
@@ -23,7 +23,7 @@ _ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]++[0-9a-z:+
 
 @dataclass(frozen=True)
 class Entry:
-    """One code object: its id and where it lies, `offset` bytes after the bundle's start."""
+    """One code object: its id and its place, `offset` bytes after the bundle's start."""
 
     id: str
     offset: int
@@ -55,7 +55,7 @@ class Bundle:
 
     @property
     def n_bytes(self) -> int:
-        """From the magic to the end of the last payload; where an empty entry claims to be doesn't count."""
+        """From the magic to the end of the last payload; an empty entry's claimed place doesn't count."""
         ends = (entry.offset + entry.n_bytes for entry in self.entries if entry.n_bytes)
         return max(ends, default=self.table_bytes)
 
@@ -63,7 +63,7 @@ class Bundle:
 def parse_bundle(head: bytes, limit: int, *, place: int = 0) -> Bundle:
     """The entry table at the start of `head` (the bundle's first bytes, HEAD_BYTES are enough).
 
-    `limit` is the number of bytes from the bundle's start that its payloads may lie in; `place` is
+    `limit` is the number of bytes from the bundle's start that its payloads may use; `place` is
     the bundle's position in the file, for messages. Raises BadBundle.
     """
     if not head.startswith(MAGIC):

@@ -24,7 +24,7 @@ MAGIC = b"CCOB"
 _FIELDS = {1: "<IQ", 2: "<IIQ", 3: "<QQQ"}  # after magic, u16 version, u16 method
 _PREFIX_BYTES = 8
 UNPACKED_RATIO = 100  # times the file's own bytes, as for the audit's archives
-UNPACKED_FREE_BYTES = 1 << 30  # whatever the ratio
+UNPACKED_FREE_BYTES = 1 << 30  # at any ratio
 VERSIONS = tuple(_FIELDS)
 # clang's own defaults: level 3 with long-distance matching
 _ZSTD_OPTIONS: dict[int, int] = {
@@ -116,7 +116,7 @@ def read_header(source: Source, start: int, end: int) -> Header:
 
 
 class Allowance:
-    """How much all compressed bundles of a file may unpack to, by their headers' word."""
+    """How much all compressed bundles of a file may unpack to, by their headers."""
 
     def __init__(self, file_bytes: int) -> None:
         self._allowed = max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * file_bytes)
@@ -148,7 +148,7 @@ class Unpacking:
         self._end = end if self.stored_bytes is None else start + self.stored_bytes
 
     def head(self, length: int) -> bytes:
-        """The first `length` unpacked bytes (fewer if there aren't as many), nothing verified."""
+        """The first `length` unpacked bytes (fewer if there aren't as many), unverified."""
         head = b""
         for piece in self._pieces():
             head += piece

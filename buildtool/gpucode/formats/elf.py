@@ -1,7 +1,7 @@
 """ELF files, as far as cutting GPU code needs: headers, sections, dynamic entries. Strict, small, own.
 
 Only 64-bit little-endian. Every offset is checked against the file before it is read; numbers are the
-gABI's. pyelftools reads lazily and trusts sizes, which is no good on hostile input.
+gABI's. pyelftools reads lazily and trusts sizes, which is unsafe on hostile input.
 """
 
 import struct
@@ -103,14 +103,14 @@ class Elf:
     sections: tuple[Section, ...]
 
     def section(self, name: str) -> Section | None:
-        """The one section of that name, None without. Raises BadElf when there are more."""
+        """The one section of that name, None if there is none. Raises BadElf when there are several."""
         found = [section for section in self.sections if section.name == name]
         if len(found) > 1:
             raise BadElf(f"the file has {len(found)} sections named {name}")
         return found[0] if found else None
 
     def offset_of(self, address: int, length: int) -> int:
-        """Where in the file `length` bytes at a virtual address lie. Raises BadElf for nowhere."""
+        """The file position of `length` bytes at a virtual address. Raises BadElf where there is none."""
         for segment in self.segments:
             inside = address - segment.address
             if segment.type == PT_LOAD and inside >= 0 and inside + length <= segment.file_bytes:

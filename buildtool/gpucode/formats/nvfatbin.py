@@ -35,7 +35,7 @@ class NvEntry:
 
     @property
     def is_ptx(self) -> bool:
-        """True for PTX, which the driver compiles for whatever card is there."""
+        """True for PTX, which the driver compiles for the card that is present."""
         return self.kind == PTX
 
     @property
@@ -46,7 +46,7 @@ class NvEntry:
 
 @dataclass(frozen=True)
 class NvFatbin:
-    """A fat binary: position, length of its header and in all, entries."""
+    """A fat binary: position, length of its header and in total, entries."""
 
     start: int
     header_bytes: int
@@ -55,7 +55,7 @@ class NvFatbin:
 
 
 def iter_fatbins(source: Source, start: int, end: int) -> Iterator[NvFatbin]:
-    """Every fat binary between two file positions; only zeros may lie between. Raises BadBundle."""
+    """Every fat binary between two file positions; with only zeros between. Raises BadBundle."""
     position = source.skip_zeros(start, end)
     while position < end:
         fatbin = _read_fatbin(source, position, end)

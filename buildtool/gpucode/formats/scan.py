@@ -36,7 +36,7 @@ class CodeFormat(StrEnum):
 class CodeObject:
     """One piece of GPU code.
 
-    `target` as its container names it (`gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `spirv`,
+    `target` is the name in its container (`gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `spirv`,
     `unknown`); `processor` is that without features. In a compressed bundle, whose code objects are
     compressed together, `stored_bytes` is a share in proportion to the unpacked size.
     """
@@ -146,7 +146,7 @@ def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
 def iter_bundles(
     source: Source, start: int, end: int, allowance: ccob.Allowance | None = None
 ) -> Iterator[BundlePlace]:
-    """Every bundle between two file positions, in order; only zeros may lie between. Raises BadBundle.
+    """Every bundle between two file positions, in order; with only zeros between. Raises BadBundle.
 
     `allowance` is the whole file's; without one, these are taken for all of its bundles.
     """
@@ -171,7 +171,7 @@ def _read_bundle(source: Source, start: int, end: int, allowance: ccob.Allowance
     found = bundle.parse_bundle(
         unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
     )
-    # version 1 doesn't say where it ends, so only unpacking all of it tells where the next one starts
+    # version 1 doesn't say where it ends, so only unpacking all of it shows where the next one starts
     if unpacking.stored_bytes is None:
         for _ in unpacking:
             pass
