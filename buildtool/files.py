@@ -69,7 +69,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def link_over(existing: Path, path: Path) -> None:
-    """Make `path` one more name of the file `existing`, in one step. Raises as `replacing` does."""
+    """Make `path` another name of the file `existing`, in one step. Raises as `replacing` does."""
     with _translated(path):
         files.link_over(existing, path)
 

@@ -1,4 +1,4 @@
-"""Weir's in-container program: what memory placement costs. Needs the standard library and torch alone.
+"""Weir's in-container program: measures what memory placement costs; needs only torch and Python itself.
 
 Only `report/page`, which the host imports to draw a page, needs matplotlib.
 """

@@ -30,7 +30,7 @@ PURPOSE = (
     "What happens when VRAM is full? What runs a model larger than VRAM fastest? Begin with: run --quick. It "
     "ends with the answer in three sentences; show FILE has the tables."
 )
-TELL_EVERY_S = 5.0  # how long a run still takes
+TELL_EVERY_S = 5.0  # the remaining time of a run
 EXITS = (
     "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
     "or unusable, 4 a probe broke, 5 unreadable or unwritable report."
@@ -38,7 +38,7 @@ EXITS = (
 
 
 class Teller(session.Listener):
-    """Prints a run as it goes on, in plain lines, and now and then how long it still takes."""
+    """Prints a run's progress in plain lines, and at intervals the remaining time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -49,7 +49,7 @@ class Teller(session.Listener):
         self._began_s = self._planned_s = self._told_s = now()
 
     def planned(self, plan: tuple[Planned, ...]) -> None:
-        """How long the run takes, by the plan alone."""
+        """How long the run takes, by the plan."""
         self._plan = plan
         self._planned_s = self._now()
         self._tell()
@@ -61,12 +61,12 @@ class Teller(session.Listener):
             tell(f"-- {told(at, so_far_s=self._told_s - self._began_s)}")
 
     def machine(self, found: Machine) -> None:
-        """The machine, a line per fact."""
+        """The machine, one line per fact."""
         for text in machine_lines(found):
             tell(text)
 
     def unfinished(self, report: Path) -> None:
-        """How to go on with an earlier run."""
+        """How to resume an earlier run."""
         tell(f"an earlier run was cut short; to go on with it: run --resume {shlex.quote(str(report))}")
 
     def started(self, probe: catalog.Probe, turn: int) -> None:

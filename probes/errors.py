@@ -9,7 +9,7 @@ class Exit(IntEnum):
     """Exit codes of `python -m probes`."""
 
     OK = 0
-    REQUIRED = 1  # done, but what --require asked for isn't here; the report is written
+    REQUIRED = 1  # done, but what --require asked for is missing; the report is written
     USAGE = 2
     DEVICE = 3  # torch or the GPU is missing, unusable or in use by another run
     BROKEN = 4  # a probe crashed, hung or returned garbage; the report holds what it had measured
@@ -40,11 +40,11 @@ class LibraryMissing(DeviceUnusable):
 
 
 class DeviceBusy(DeviceUnusable):
-    """Another run holds the GPU: figures of two runs at once would be worth nothing."""
+    """Another run holds the GPU: figures of two simultaneous runs would be worthless."""
 
 
 class Unsupported(DeviceUnusable):
-    """This torch or device lacks a way of doing it; what doesn't need that way can go on."""
+    """This torch or device can't do it; measurements that don't need it can go on."""
 
 
 class OutOfMemory(DeviceUnusable):
@@ -52,7 +52,7 @@ class OutOfMemory(DeviceUnusable):
 
 
 class ContentMismatch(ProbeError):
-    """Bytes arrived that aren't the bytes that were sent; no timing of them may be kept."""
+    """The bytes that arrived differ from those sent; their timings must not be kept."""
 
 
 class ReportError(ProbeError):

@@ -173,7 +173,7 @@ class Engine:
                     raise BuildFailed(f"the engine refused the image: {reason}")
 
     def tag(self, image_id: str, name: Reference) -> None:
-        """Give an image one more name, which must hold a tag. Raises BuildFailed unless it has it then."""
+        """Give an image another name, which must hold a tag. Raises BuildFailed unless it has it then."""
         with _translated():
             done = self._client.api.tag(image_id, name.repository, name.tag)
         record = self.inspect(str(name)) if done else None

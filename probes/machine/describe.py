@@ -1,4 +1,4 @@
-"""A machine's snapshot in words, a line each. Pure."""
+"""Describes a machine's snapshot, one line per fact. Pure."""
 
 from probes.records.facts import (
     Card,
@@ -15,7 +15,7 @@ from probes.shared.unknown import Unknown
 
 
 def machine_lines(machine: Machine) -> list[str]:
-    """What is here, a line each."""
+    """The machine's facts, one line each."""
     place = "WSL" if machine.wsl else "container" if machine.container else "no container seen"
     lines = [
         f"host {machine.host}, kernel {_text(machine.kernel)}, {machine.cpus} CPUs, {place}",
@@ -38,7 +38,7 @@ def machine_lines(machine: Machine) -> list[str]:
 
 
 def _limit(limit_bytes: int | Unknown) -> str:
-    """A limit that isn't set is known not to be."""
+    """A limit that isn't set is known to be absent."""
     return limit_bytes.reason if isinstance(limit_bytes, Unknown) else binary_bytes(limit_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What asking for more VRAM than there is does on this system, driver and card; said before trying. Pure."""
+"""Predicts what a request for more VRAM than exists does on this system, driver and card. Pure."""
 
 import re
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from probes.records.schema import Card, Expectation, Machine, TorchFacts, Unknown
 
 Maker = Literal["amd", "nvidia", "unseen"]
-APU_KERNEL = (6, 10)  # from which on amdgpu may place an APU's allocations in GTT
+APU_KERNEL = (6, 10)  # from this version on, amdgpu may place an APU's allocations in GTT
 
 
 def expect(machine: Machine) -> Expectation:

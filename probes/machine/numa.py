@@ -1,4 +1,4 @@
-"""Where processors, host memory and the GPU lie on a machine of several NUMA nodes, and holding to one node.
+"""Where processors, host memory and the GPU are on a machine of several NUMA nodes, and binding to one node.
 
 Memory policies are set and read by system call (set_mempolicy(2), get_mempolicy(2)): the C library has no
 wrapper, and libnuma is not in every image.
@@ -24,7 +24,7 @@ MASK_BITS = 1024  # nodes that a mask can name
 
 
 def cpus_of(text: str) -> frozenset[int]:
-    """The processors in a list of the kernel's: `0-3,8`. Raises ValueError for anything else."""
+    """The processors in one of the kernel's lists: `0-3,8`. Raises ValueError for anything else."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -70,9 +70,9 @@ def processors(known: Collection[NumaNode], cpus: Collection[int]) -> tuple[int,
 
 
 def hold_to_gpu(machine: Machine) -> None:
-    """Hold this process to the processors and the host memory of the GPU's node.
+    """Bind this process to the processors and the host memory of the GPU's node.
 
-    Threads and memory from before stay where they are. Raises DeviceUnusable where the node isn't known, has
+    Existing threads and memory stay where they are. Raises DeviceUnusable where the node isn't known, has
     no processor that this process may use, or the kernel refuses.
     """
     node = machine.gpu_numa_node
@@ -106,7 +106,7 @@ def node_of(address: int) -> int | Unknown:
 
 
 def _call(which: int, *args: object) -> str:
-    """Why the call failed; empty when it didn't."""
+    """The reason why the call failed; empty when it succeeded."""
     numbers = CALLS.get(platform.machine())
     if numbers is None:
         return f"the system call's number on {platform.machine()} isn't known"
@@ -118,6 +118,6 @@ def _call(which: int, *args: object) -> str:
 
 
 def places(machine: Machine, *, pinned: int | Unknown, pageable: int | Unknown, held: bool) -> NumaPlaces:
-    """Where this process measures, now."""
+    """The nodes on which this process measures, at this moment."""
     mine = processors(machine.numa_nodes, os.sched_getaffinity(0))
     return NumaPlaces(machine.gpu_numa_node, mine, pinned, pageable, held)

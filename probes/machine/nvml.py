@@ -1,4 +1,6 @@
-"""The gate to NVML, NVIDIA's management library, by ctypes: no package needed, unknown where it says no.
+"""The gate to NVML, NVIDIA's management library, through ctypes; needs no package.
+
+What it refuses is unknown.
 
 Names, structures and codes: NVML API reference. Handles are looked up by PCI id, 0000:03:00.0.
 """
@@ -108,7 +110,7 @@ class Nvml:
         return Link(generation, lanes)
 
     def slowdowns(self, pci_id: str) -> tuple[str, ...] | Unknown:
-        """Why the card runs slower than it could, at this moment; nothing when it doesn't."""
+        """Why the card runs slower than it could at this moment; empty when it doesn't."""
         handle = self._handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
@@ -129,7 +131,7 @@ class Nvml:
         return told or tuple(int(one.pid) for one in found[: count.value])
 
     def uses(self, pci_id: str, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
-        """What processes did on the card since a time stamp of an earlier reading (0: as far as it knows)."""
+        """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
         handle = self._handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
@@ -154,7 +156,7 @@ class Nvml:
         )
 
     def link_bytes_per_s(self, pci_id: str, *, up: bool) -> int | Unknown:
-        """What crosses the card's link in one direction (`up`: towards the host); takes 20 ms."""
+        """The traffic on the card's link in one direction (`up`: towards the host); takes 20 ms."""
         handle = self._handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
@@ -182,7 +184,7 @@ class Nvml:
         return self._call(name, *before, byref(value)) or int(value.value)
 
     def _call(self, name: str, *args: object) -> Unknown | None:
-        """Nothing when it went well, else why not."""
+        """None on success, else the reason for the failure."""
         function = getattr(self._library, name, None)
         if function is None:
             return Unknown(f"this NVML has no {name}")

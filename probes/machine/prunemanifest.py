@@ -1,4 +1,4 @@
-"""Does a pruned image hold code for this machine's AMD card? Asked before torch wakes the GPU runtime."""
+"""Checks that a pruned image holds code for this machine's AMD card, before torch starts the GPU runtime."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
 
 
 def held_targets(manifest: Path) -> tuple[str, ...]:
-    """AMD targets that a prune kept, as its manifest says; none for an image that wasn't pruned."""
+    """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
         targets = json.loads(files.read_text(manifest, most_bytes=MOST_BYTES))["targets"]
         return tuple(name for name in targets if name.startswith("gfx"))

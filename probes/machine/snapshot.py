@@ -1,4 +1,4 @@
-"""What is here: kernel, memory and its limits, cards. Readers take the tree's root."""
+"""Reads what this machine has: kernel, memory and its limits, cards. Readers take the tree's root."""
 
 import os
 import re
@@ -15,7 +15,7 @@ LEAST_FLOOR = 2 * GIB
 
 
 def describe(root: Path, torch: TorchFacts | Unknown, nvidia: tuple[NvidiaCard, ...] = ()) -> Machine:
-    """The snapshot of this machine; what torch and NVML can reach is handed in."""
+    """The snapshot of this machine; the facts from torch and NVML are passed in."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
     around = surroundings.describe(root)
     files = tuple(file.path for file in around.files)
@@ -105,7 +105,7 @@ def available_bytes(root: Path) -> int | Unknown:
 
 
 def _cgroup_used_bytes(root: Path, group: _Cgroup) -> int | None:
-    """What counts against the limit and would not be given back under pressure, as idle page cache is."""
+    """Memory that counts against the limit and can't be reclaimed under pressure, unlike idle page cache."""
     used = read_int(root / "sys/fs/cgroup" / group.used)
     if isinstance(used, Unknown):
         return None
@@ -120,12 +120,12 @@ def floor_bytes(available: int) -> int:
 
 
 def spendable_bytes(available: int | Unknown, floor: int) -> int:
-    """What lies above the floor; nothing where it isn't known how much is available."""
+    """The memory above the floor; 0 where it isn't known how much is available."""
     return 0 if isinstance(available, Unknown) else max(available - floor, 0)
 
 
 def pci_id_of_first_gpu(torch: TorchFacts, cards: tuple[Card, ...], root: Path) -> str | Unknown:
-    """The PCI id of torch's first GPU: torch's word, else the only candidate that the files show."""
+    """The PCI id of torch's first GPU: by torch, else the only candidate in the files."""
     if torch.gpus and isinstance(torch.gpus[0].pci_id, str):
         return torch.gpus[0].pci_id
     nvidia = [path.name for path in (root / "proc/driver/nvidia/gpus").glob("*") if PCI_ID.match(path.name)]

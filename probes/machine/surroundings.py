@@ -1,4 +1,4 @@
-"""What this process runs in and what it is allowed: container, limits, device files."""
+"""Reads what this process runs in and what it is allowed: container, limits, device files."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def container_kind(root: Path) -> str:
 
 
 def _told_kind(root: Path) -> str | None:
-    """What systemd's container interface says: a file, or the first process's environment."""
+    """The container type by systemd's container interface: a file, or the first process's environment."""
     told = read_text(root / "run/systemd/container")
     if isinstance(told, str) and told:
         return told
@@ -55,7 +55,7 @@ def _told_kind(root: Path) -> str | None:
 
 
 def _mounted_kind(root: Path) -> str | None:
-    """What the names of control groups and mounts give away."""
+    """The container type by the names of control groups and mounts."""
     texts = [read_text(root / name) for name in ("proc/1/cgroup", "proc/self/mountinfo")]
     text = " ".join(text for text in texts if isinstance(text, str))
     return next((kind for pattern, kind in _TRACES if re.search(pattern, text)), None)

@@ -1,4 +1,4 @@
-"""Where memory is, by the kernel's own files. Every reader takes the root of the file tree; all in bytes.
+"""Reads where memory is from the kernel's files. Every reader takes the root of the file tree; all in bytes.
 
 Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu sysfs (mem_info_*), KFD topology.
 """
@@ -12,7 +12,7 @@ from probes.records.schema import Card, KfdNode, Link, Reading, Unknown
 from probes.shared.kfd import decimal, gfx_target, gpu_nodes, listed, properties
 
 FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
-# the newer kernels' word first; the older is an alias of it, so never both
+# the newer kernels' name first; the older is an alias of it, so never both
 RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
 # transfers per second to the generation of PCI Express, as the kernel writes them
 LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
@@ -124,7 +124,7 @@ def _kfd_pci_id(found: Mapping[str, str]) -> str | Unknown:
 
 
 def _local_bytes(node: Path) -> int | Unknown:
-    """The node's own memory by its banks; `local_mem_size` is no help, some kernels print 0 there."""
+    """The node's own memory by its banks; `local_mem_size` is useless: some kernels print 0 there."""
     total = 0
     for bank in listed(node / "mem_banks"):
         found = properties(bank)
@@ -145,7 +145,7 @@ def read_clients(root: Path, pid: str = "self") -> tuple[Client, ...]:
 
 
 def parse_fdinfo(text: str) -> Client | None:
-    """One fdinfo file; None when it isn't a DRM client's. Figures in a unit we don't know are left out."""
+    """One fdinfo file; None when it isn't a DRM client's. Figures in an unknown unit are left out."""
     keys = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     if "drm-client-id" not in keys or "drm-pdev" not in keys:
         return None
@@ -194,7 +194,7 @@ THROTTLE_OFFSETS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40}
 
 
 def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
-    """Whether an AMD card throttles, by its gpu_metrics; nothing when it doesn't."""
+    """Why an AMD card throttles, by its gpu_metrics; empty when it doesn't."""
     if isinstance(pci_id, Unknown):
         return pci_id
     try:

@@ -1,4 +1,4 @@
-"""What torch is and which GPUs it can really compute on. The other gate to torch, beside `device`."""
+"""Finds what torch is and which GPUs it can really compute on. The other gate to torch is `device`."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ LOAD_WORDS, LOAD_COPIES = 2**20, 64  # half a GiB in all: from 10 ms to 100 ms o
 
 
 def describe() -> TorchFacts:
-    """What this torch is and which GPUs it can really compute on (one sum is tried)."""
+    """The facts of this torch, and the GPUs that it can really compute on (one sum is tried)."""
     api, api_version = _api()
     obstacle = _obstacle(api)
     count = 0 if obstacle else torch.cuda.device_count()
@@ -45,7 +45,10 @@ def _obstacle(api: Api) -> str:
     try:
         torch.cuda.init()
         total = torch.ones(8, device="cuda").sum().item()
-    except (RuntimeError, AssertionError) as error:  # torch raises both for what a driver or build lacks
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # torch raises both for missing parts of a driver or build
         return f"torch can't use a GPU: {first_line(error)}"
     return "" if total == 8 else f"the GPU added eight ones to {total}"
 
@@ -94,5 +97,5 @@ def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """The first line of an error's message, or its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,6 +1,6 @@
 """The probe `breakeven`: read a buffer of host memory k times, copied to VRAM first or in place.
 
-What it measures is held against the prediction from `transfer`'s figures (`probes.report.crossover`).
+Its results are compared with the prediction from `transfer`'s figures (`probes.report.crossover`).
 """
 
 import random
@@ -57,7 +57,7 @@ def run(
 
 
 def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
-    """Every case with about how many seconds it takes on an ordinary machine. Pure."""
+    """Every case with its approximate seconds on an ordinary machine. Pure."""
     sizes, counts = (QUICK_SIZES, QUICK_READS) if settings.quick else (FULL_SIZES, FULL_READS)
     effort = QUICK_EFFORT if settings.quick else FULL_EFFORT
     return tuple(
@@ -90,7 +90,7 @@ class _Case:
 
 
 def _measure(bench: Workbench, case: _Case, effort: sampling.Effort) -> Reads:
-    """Time a case, then hold the sum of the last read of each place that was used against its closed form."""
+    """Time a case, then compare the sum of the last read of each used place with its closed form."""
     grid = case.grid
     bench.fill(case.sums.span(0, case.sums.n_bytes), SCRUB)
     if case.way == "copy_first":

@@ -24,7 +24,7 @@ from probes.records.schema import Unknown
 from probes.records.stats import median
 from probes.shared.units import binary_bytes
 
-CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which even a small container has
+CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which fits even in a small container
 SHORTEST_LEAD_S, LONGEST_LEAD_S = 20e-6, 0.2
 # The device is ahead when it has not even begun as the last operation is handed over. Where its queue is too
 # short for that (about a thousand kernels), when so much of the sample is still to be done.
@@ -35,7 +35,7 @@ BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
 class _HostView:
     """Pinned host memory as the CUDA array interface shows it to torch.
 
-    Keeps the owner alive: torch holds this object for as long as the tensor made of it lives.
+    Keeps the owner alive: torch holds this object as long as the tensor made from it exists.
     """
 
     def __init__(self, owner: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ class TorchSpan:
         return int(self.seen.numel()) * WORD_BYTES
 
     def against(self, pattern: Pattern) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Parts of `home` of no more than CHUNK_WORDS, each with what the pattern has there.
+        """Parts of `home` of at most CHUNK_WORDS, each with the pattern's content there.
 
         That is one tensor, moved on from part to part: it can be read until the next part is asked for.
         """
@@ -131,7 +131,7 @@ class TorchMemory:
         return TorchSpan(seen, home, self.kind, first_word=0, stride_words=stride)
 
     def release(self) -> None:
-        """Let go of the bytes, whoever still holds this object."""
+        """Free the bytes, even if something still holds this object."""
         del self._home, self._seen
 
 
@@ -164,7 +164,7 @@ class TorchWorkbench:
         if self.has_gpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-            # torch keeps freed pinned memory for later; older ones can't be asked to let go of it
+            # torch keeps freed pinned memory for later; older ones have no call that releases it
             getattr(torch._C, "_host_emptyCache", lambda: None)()
 
     def fill(self, span: Span, pattern: Pattern) -> None:
@@ -230,7 +230,7 @@ class TorchWorkbench:
         return Clocked(seconds, ahead=waiting or left_s >= STILL_TO_DO * seconds)
 
     def wait(self, seconds: float) -> None:
-        """Let the device do nothing for a while; the host goes on. No time at all: no wait."""
+        """Let the device do nothing for a while; the host goes on. With 0 seconds there is no wait."""
         if seconds > 0:
             torch.cuda._sleep(int(min(max(seconds, SHORTEST_LEAD_S), LONGEST_LEAD_S) * self.ticks_per_s))
 
@@ -257,7 +257,7 @@ class TorchWorkbench:
         return handed
 
     def numa_nodes(self) -> tuple[int | Unknown, int | Unknown]:
-        """The NUMA nodes on which a page of pinned and one of pageable memory come to lie."""
+        """The NUMA nodes on which a page of pinned and a page of pageable memory are placed."""
         pageable = torch.ones(BEAT_WORDS, dtype=torch.int64)
         pinned = self._pulse[0].data_ptr() if self._pulse else None
         return (
@@ -289,7 +289,7 @@ class TorchWorkbench:
         torch.cuda.set_per_process_memory_fraction(min(n_bytes / total, 1.0))
 
     def shape(self, model: str, *, dtype: str, width: int) -> Shape:
-        """What the plan must know of a model. Raises Unsupported when this image can't build it."""
+        """What the plan needs to know about a model. Raises Unsupported when this image can't build it."""
         return architectures.shape(model, dtype=dtype, width=width)
 
     def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[LayerStack]:
@@ -313,7 +313,7 @@ class TorchWorkbench:
 
 @contextmanager
 def refusals(wanted: str) -> Iterator[None]:
-    """Torch's ways of saying out of memory, for VRAM and for pinned memory, as ours. Others pass."""
+    """Maps torch's out-of-memory errors, for VRAM and for pinned memory, to ours. Others pass."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -330,7 +330,7 @@ def _torch(span: Span) -> TorchSpan:
 
 
 def _content(part: torch.Tensor, pattern: Pattern, *, first_word: int, stride_words: int) -> torch.Tensor:
-    """What the pattern has in a part of rows `stride_words` apart that begins at `first_word`."""
+    """The pattern's content in a part of rows `stride_words` apart that begins at `first_word`."""
     starts = torch.arange(part.shape[0], device=part.device).mul_(stride_words).add_(first_word)
     words = starts.unsqueeze(1) + torch.arange(part.shape[1], device=part.device)
     return words.mul_(signed(pattern.step)).add_(signed(pattern.start))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from probes.records.schema import Noise, Unknown
 from probes.shared.units import binary_bytes
 
-# A kernel alone takes 20 us from call to end, a small copy 30 us; beside a process that computes or copies,
+# A kernel alone takes 20 us from call to end, a small copy 30 us; next to a process that computes or copies,
 # both wait for its turns: 1 to 2.5 ms (measured on an H200, see docs/probes.md).
 WAITED_S = 500e-6
 IDLE_LINK_BYTES_PER_S = 100 * 10**6  # an idle link carries a few MB/s
@@ -19,14 +19,14 @@ SHORTEST_S = 0.1  # the kernel counts processor time in steps of 10 ms
 
 @dataclass(frozen=True)
 class Look:
-    """The machine at a moment at which this process lets the GPU rest."""
+    """The machine at a moment at which this process leaves the GPU idle."""
 
     at_s: float  # of a clock that only goes forward
     cpus: int
     busy_cpu_s: float | Unknown  # of the whole machine since its start
     own_cpu_s: float
     gpu_processes: int | Unknown  # that compute on it, this one included
-    foreign_percent: int | Unknown  # of the GPU, by the busiest other process since the look before
+    foreign_percent: int | Unknown  # of the GPU, by the busiest other process since the previous observation
     link_bytes_per_s: int | Unknown
     foreign_vram_bytes: int | Unknown
     slowdowns: tuple[str, ...] | Unknown
@@ -35,7 +35,7 @@ class Look:
 
 
 def judge(before: Look, after: Look) -> Noise:
-    """Every disturbance that the two looks give away, and the signals that were missing."""
+    """Every disturbance that the two observations show, and the signals that were missing."""
     flags = [*_foreign(before, after), *_host(before, after), *_throttled(before, after)]
     missing = [
         f"{what}: {value.reason}"

@@ -1,4 +1,4 @@
-"""The content that probes move: arithmetic, so that any piece of it can be checked without a copy of it.
+"""The content that probes move: arithmetic, so any piece of it can be checked without a copy.
 
 Word i (64 bits, from the start of the buffer) is step * i + start modulo 2^64. It is never all zeros.
 """

@@ -1,4 +1,4 @@
-"""Requests around and beyond a limit, in VRAM and in host memory: each ends in a record, whatever happens."""
+"""Requests around and beyond a limit, in VRAM and in host memory: each ends in a record, with any outcome."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def force(
 ) -> Iterator[Request]:
     """Ask `count` times for 0.9 to 1.5 of a limit, each kind of memory in turn; what is granted is touched.
 
-    What could take the host below its floor is not asked for, and that is told.
+    A request that could take the host below its floor isn't made, and is recorded as such.
     """
     draw = random.Random(seed)
     for turn in range(count):

@@ -23,13 +23,13 @@ MUCH = 20.0  # times that: one reading is enough to see that the operation needs
 SAFETY = 1.2  # aim above it: the estimate comes from shorter batches, which look slower per operation
 LONGEST_BATCH = 256  # a device's queue takes about a thousand commands before it blocks the host
 LEAD_MARGIN = 2.0  # the wait in front outlasts the queueing of a batch by this factor
-MOST_LEAD = 16.0  # times that, before an operation is taken to be one that the host can't keep ahead of
+MOST_LEAD = 16.0  # times that, before an operation counts as one that the host can't keep ahead of
 FEW_BEHIND = 0.05  # of the samples of a row may be taken while the device had run out of work
 # A device's wait counts ticks of a clock that differs by card: 2 GHz on an H200, perhaps 100 MHz on gfx11.
 # The first try takes 1 ms on the slowest of them.
 FIRST_TICKS, CALIBRATION_S = 100_000, 2e-3
 WAKE_S = 0.05  # an idle card needs it to raise its clocks
-# an ordinary machine's, to estimate how long a run takes; the pace that is seen corrects them
+# an ordinary machine's, to estimate how long a run takes; the observed pace corrects them
 LINK_BYTES_PER_S, VRAM_BYTES_PER_S = 20e9, 400e9
 
 
@@ -43,7 +43,7 @@ class Effort:
     spread_s: float = 0.0  # by the device's clock, with pauses in between, over no less than this
 
     def cut(self, factor: int) -> "Effort":
-        """A fraction of the time and of the least samples, for what is only looked at beside."""
+        """A fraction of the time and of the least samples, for the secondary clock."""
         return Effort(self.samples, max(self.at_least // factor, 2), self.budget_s / factor)
 
 
@@ -73,7 +73,7 @@ def _cost_s(effort: Effort, length_s: float) -> float:
 
 
 def _efforts(effort: Effort, leads: Clock) -> tuple[Effort, Effort]:
-    """By the device's clock and by the wall's: the one that leads gets all, the other is looked at beside."""
+    """By the device's clock and the wall's: the leading one gets the whole budget, the other a fraction."""
     return (effort, effort.cut(4)) if leads == "device" else (effort.cut(4), effort)
 
 
@@ -85,7 +85,7 @@ class Samples:
     device_s: tuple[float, ...] | Unknown
     wall_s: tuple[float, ...]
     host_bound: bool  # the device ran out of work while it was handed more
-    taken: int  # operations done in all: so many of the rotation were certainly used
+    taken: int  # operations done in all: at least this many of the rotation were used
 
 
 def sample(
@@ -151,7 +151,7 @@ def ticks_per_s(timed_sleep: Callable[[int], float]) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage collector may not run while a batch is handed over: the device would run dry."""
+    """Holds off Python's garbage collector while a batch is handed over: the device would run out of work."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -184,7 +184,7 @@ class _DeviceClock:
     def choose_batch(self) -> None:
         """How many operations make a sample long enough for the clock.
 
-        One operation alone tells too little: a hiccup or the cost of the clock itself can be longer than it.
+        A single operation isn't enough: a hiccup or the cost of the clock itself can be longer than it.
         So it goes up in steps, and the fastest of a few readings decides.
         """
         for _ in range(TRIALS):
@@ -198,7 +198,7 @@ class _DeviceClock:
             self.batch = min(LONGEST_BATCH, math.ceil(SAFETY * SAMPLE_S / one_s))
 
     def read(self) -> float | None:
-        """Seconds per operation; None where the device has no clock. Taken anew while a longer wait helps."""
+        """Seconds per operation; None where the device has no clock. Repeated while a longer wait helps."""
         while True:
             found = self._once()
             if found is None:
@@ -227,7 +227,7 @@ def _repeat(
     now: Callable[[], float],
     pause: Callable[[float], None],
 ) -> tuple[float, ...]:
-    """Samples until there are enough or the budget is spent; none at all where there is no clock."""
+    """Samples until there are enough or the budget is spent; none where there is no clock."""
     taken: list[float] = []
     began_s = now()
     paused_s = 0.0

@@ -85,8 +85,8 @@ def run(
 ) -> Iterator[Record]:
     """Time all scenarios of each model that aren't `done`, the split ones in an order drawn from the seed.
 
-    Raises ContentMismatch when an output differs from the reference's. A model that can't be had is a gap;
-    when none can, what that one says is raised.
+    Raises ContentMismatch when an output differs from the reference's. A model that can't be built is a
+    gap; when none can, its error is raised.
     """
     asked = _asked(settings)
     for model, dtype in asked:
@@ -102,7 +102,7 @@ def run(
 
 
 def planned(settings: Settings, *, has_transformers: bool) -> tuple[tuple[str, float], ...]:
-    """Every case with about how many seconds it takes on an ordinary machine. Pure.
+    """Every case with its approximate seconds on an ordinary machine. Pure.
 
     The first cases of a model also pay for drawing its weights.
     """

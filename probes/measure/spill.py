@@ -1,4 +1,4 @@
-"""The probe `spill`: ask for device memory up to and past the limit, say where the bytes went.
+"""The probe `spill`: asks for device memory up to and past the limit, and finds where the bytes went.
 
 Never uses managed memory: oversubscribing it can hang a GPU that others share.
 """
@@ -110,7 +110,7 @@ def run(
     expectation: Expectation,
     gauges: Gauges,
 ) -> Iterator[Record]:
-    """Allocate, touch, re-read, tell. Raises ContentMismatch when a block changed its content."""
+    """Allocate, touch, read again, record. Raises ContentMismatch when a block's content changed."""
     chosen = plan(settings, vram_total_bytes=vram_total_bytes, vram_free_bytes=bench.vram_free_bytes())
     yield expectation
     yield from gauges.readings("before")
@@ -121,7 +121,7 @@ def run(
         bench.cap_vram(chosen.cap_bytes)
     with ExitStack() as stack:
         state = _Run(bench, gauges, chosen, stack)
-        # A sum needs a little VRAM for its result, and the driver some for the kernel: had before it is full.
+        # A sum needs a little VRAM for its result, the driver some for the kernel: allocated while there is room.
         result = stack.enter_context(bench.memory("vram", WORD_BYTES))
         word = result.span(0, WORD_BYTES)
         warm = bench.operation("read", word, word)  # the kernel and the clock's events are there before
@@ -144,7 +144,7 @@ def run(
 
 
 def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
-    """One request that no free VRAM can satisfy, never touched: the driver's own answer, whatever our cap.
+    """One request that no free VRAM can satisfy, never touched: the driver's own answer, despite our cap.
 
     None when a driver that spills could break the host-memory floor by granting it.
     """
@@ -161,7 +161,7 @@ def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
 
 
 def _host_controls(state: _Run) -> Iterator[Record]:
-    """Blocks known to lie in host memory; without them no block is labelled by timing, and that is told."""
+    """Blocks known to be in host memory; without them a gap records that timing labels no block."""
     block = state.plan.block_bytes
     if state.gauges.host_spendable_bytes() < (CONTROLS + 1) * block:
         yield Gap("zero_copy control", block, "it could take the host below its memory floor")
@@ -191,7 +191,7 @@ def _fill_up(state: _Run) -> Iterator[Record]:
 
 def _request(state: _Run) -> Request:
     free, held = state.bench.vram_free_bytes(), state.held_bytes
-    control = sum(h.asked == "vram" for h in state.held) < CONTROLS  # the first lie in an empty card
+    control = sum(h.asked == "vram" for h in state.held) < CONTROLS  # the first are in an empty card
     message, granted = "", True
     try:
         _add(state, "vram", control=control)

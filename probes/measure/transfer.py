@@ -19,7 +19,7 @@ KIB, MIB = 2**10, 2**20
 FULL_SIZES = tuple(4 * KIB * 4**i for i in range(10))  # 4 KiB, 16 KiB, ... 1 GiB
 QUICK_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
 SMALLEST_ARENA = 16 * MIB
-# Rotation past caches needs many places for small sizes; beyond this, preparing them costs more than it says.
+# Rotation past caches needs many places for small sizes; beyond this, preparation costs more than it gains.
 MOST_SLOTS = 2048
 ROW_S = 0.05  # to prepare and to check a row
 SOURCE = Pattern(start=0x1234567)
@@ -35,7 +35,7 @@ class Path:
     target: Kind | None
     source: Kind | None
     weight: int = 1
-    rotates: bool = True  # past the caches; else one place again and again, which they may answer for
+    rotates: bool = True  # past the caches; else the same place again and again, which a cache may serve
 
     @property
     def queued(self) -> bool:
@@ -49,7 +49,7 @@ class Path:
 
     @property
     def clock(self) -> Clock:
-        """Whose figure leads: the device's, except where the host does part of the work."""
+        """The leading clock: the device's, except where the host does part of the work."""
         return "device" if self.queued else "wall"
 
 
@@ -74,7 +74,7 @@ HOST_PATHS = (
 
 
 def planned(settings: Settings, *, has_gpu: bool) -> tuple[tuple[str, float], ...]:
-    """Every case with about how many seconds it takes on an ordinary machine. Pure."""
+    """Every case with its approximate seconds on an ordinary machine. Pure."""
     return tuple(
         (case_name(path.name, n_bytes), ROW_S + _cost_s(settings, path, n_bytes, has_gpu=has_gpu))
         for path in (GPU_PATHS if has_gpu else HOST_PATHS)
@@ -146,7 +146,7 @@ def _measure_path(
 
 
 def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:
-    """What crosses the link is spread over more time than a slow spell of it lasts.
+    """Rows that cross the link are spread over more time than a slow spell of it lasts.
 
     So are copies of pageable memory, in which a processor does part of the work: it has slow spells as well.
     """
@@ -206,7 +206,7 @@ class _Buffers:
 
 
 def _measure(bench: Workbench, path: Path, buffers: _Buffers, *, settings: Settings) -> Measurement:
-    """Time a row, then compare what every place that was used holds. All are scrubbed before."""
+    """Time a row, then compare the content of every place that was used. All are scrubbed before."""
     grid = buffers.grid
     _scrub(bench, path, buffers)
     operations = _operations(bench, path, buffers)
@@ -237,7 +237,10 @@ def _operations(bench: Workbench, path: Path, buffers: _Buffers) -> list[Operati
 
 
 def _scrub(bench: Workbench, path: Path, buffers: _Buffers) -> None:
-    """So that neither an earlier row nor an operation that does nothing can pass. Pages are touched, too."""
+    """Scrub all places, so that neither an earlier row nor an operation that does nothing can pass.
+
+    Touches pages, too.
+    """
     target, grid = buffers.target, buffers.grid
     bench.fill(grid.all_of(target, grid.count) if path.target else target.span(0, target.n_bytes), SCRUB)
 

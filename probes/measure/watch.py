@@ -1,4 +1,4 @@
-"""Looks at the machine between measurements: processor time, the GPU's other users, its clocks."""
+"""Observes the machine between measurements: processor time, the GPU's other users, its clocks."""
 
 import os
 import re
@@ -16,7 +16,7 @@ LINK_EVERY_S = 0.4
 
 
 class Watch:
-    """Looks at one GPU and its host. Without a GPU only the host is watched."""
+    """Observes one GPU and its host. Without a GPU only the host is watched."""
 
     def __init__(self, bench: Workbench, root: Path, pci_id: str | Unknown) -> None:
         self._bench, self._root = bench, root
@@ -28,7 +28,7 @@ class Watch:
         self._link_at_s = -LINK_EVERY_S
 
     def look(self) -> Look:
-        """The machine now; the GPU has nothing of ours to do."""
+        """The machine at this moment, while this process leaves the GPU idle."""
         pulse = self._bench.pulse()
         kernel_s, copy_s = pulse or (Unknown("no GPU"), Unknown("no GPU"))
         return Look(
@@ -58,7 +58,7 @@ class Watch:
         return len(found) or Unknown("NVML doesn't even show this process")
 
     def _foreign_percent(self) -> int | Unknown:
-        """By the ids of processes; in a container with ids of its own nobody can be told from us."""
+        """By process ids; a container with its own ids can't distinguish other processes from this one."""
         asked = self._asked()
         if isinstance(asked, Unknown):
             return asked

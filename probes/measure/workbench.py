@@ -1,4 +1,4 @@
-"""What a probe may ask of a device. Torch's answer is `probes.measure.device`; tests simulate one."""
+"""What a probe can ask of a device. Torch's answer is `probes.measure.device`; tests simulate one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -63,7 +63,7 @@ class Stack(Protocol):
         """Bytes of one input."""
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
-        """Where one pass spends its time, in a pass of its own."""
+        """How one pass spends its time, in a pass of its own."""
 
     def passes(self, scenario: Scenario, rows: int) -> Operation:
         """One forward pass, to be repeated. "resident" works before `spill`, the others after it."""
@@ -118,7 +118,7 @@ class Workbench(Protocol):
         """Seconds that the host needs to hand the operation to the device, without its end."""
 
     def numa_nodes(self) -> "tuple[int | Unknown, int | Unknown]":
-        """The NUMA nodes on which a page of pinned and one of pageable memory come to lie."""
+        """The NUMA nodes on which a page of pinned and a page of pageable memory are placed."""
 
     def vram_free_bytes(self) -> int:
         """Free VRAM by the driver's account. 0 without a GPU."""

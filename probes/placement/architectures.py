@@ -23,7 +23,7 @@ QWEN = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary
 
 @dataclass(frozen=True)
 class Built:
-    """A model with its parts of equal size, and how to call it."""
+    """A model, its parts of equal size, and how to call it."""
 
     module: nn.Module
     layers: tuple[nn.Module, ...]
@@ -65,7 +65,7 @@ class _Block(nn.Module):  # type: ignore[misc]
 
 
 def shape(model: str, *, dtype: str, width: int) -> Shape:
-    """What the plan must know of a model. Raises Unsupported when this image can't build it."""
+    """What the plan needs to know about a model. Raises Unsupported when this image can't build it."""
     if model == "mlp":
         return Shape(model, dtype, width, width * width * DTYPE_BYTES[dtype])
     with torch.device("meta"):

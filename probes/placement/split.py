@@ -82,7 +82,7 @@ def plan_stack(shape: Shape, *, weight_bytes: int, budget_bytes: int, room_bytes
 
 
 def _plan_whole(shape: Shape, layers: int, *, budget_bytes: int, room_bytes: int) -> StackPlan:
-    """A model that is what it is; nothing of it is cut."""
+    """A model of fixed size; nothing of it is cut."""
     whole = StackPlan(shape, layers, ())
     if whole.weight_bytes > room_bytes:
         raise DeviceUnusable(

@@ -1,4 +1,7 @@
-"""A model whose layers can be placed, and four ways to run it. Layers keep their code: hooks move weights."""
+"""A model whose layers can be placed in VRAM or host memory, and four ways to run it.
+
+Layers keep their code: hooks move weights.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,7 +24,7 @@ ALIGNMENT = 256  # of each parameter in a layer's flat buffer, as the caching al
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's weights in one piece of host memory, and where in it each parameter lies."""
+    """One layer's weights in one piece of host memory, and where in it each parameter is."""
 
     module: nn.Module
     flat: torch.Tensor  # bytes, pinned
@@ -86,7 +89,7 @@ class LayerStack:
         return self._zero_copy(host) if self._zero_copy else host
 
     def release(self) -> None:
-        """Let go of every tensor."""
+        """Release every tensor."""
         self._built = self._stream = None
         for store in (self._spilled, self._inputs, self._reference):
             store.clear()
@@ -129,7 +132,7 @@ class LayerStack:
     def _forward_streamed(self, source: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self._stream is None:
             return self._forward(source)
-        # the input first: behind copies of weights it would hold up layers that could already run
+        # the input first: after copies of weights it would delay layers that could already run
         taken = source()
         with self._stream:
             return self._forward(lambda: taken)
@@ -145,7 +148,7 @@ class LayerStack:
         return float((found - reference).abs().max() / reference.abs().max())
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
-        """Where one pass spends its time, by events in a pass of its own.
+        """How one pass spends its time, by events in a pass of its own.
 
         Unknown where the device runs the pass while it is still being handed over: its waits for the host
         would count as waits for copies, or as computing.
@@ -173,7 +176,7 @@ class LayerStack:
 
         run = self._forward_streamed if scenario == "streamed" else self._forward
         torch.cuda.synchronize()
-        self._wait(lead_s)  # so that handing the pass over isn't part of it
+        self._wait(lead_s)  # so the time excludes handing the pass over
         marks[0].record()
         run(source)
         ahead = not marks[0].query()

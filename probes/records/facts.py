@@ -1,4 +1,4 @@
-"""What is here: torch, GPUs, cards, memory, limits. The machine's part of a report."""
+"""The machine's part of a report: torch, GPUs, cards, memory, limits."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -55,7 +55,7 @@ class TorchFacts:
 
 @dataclass(frozen=True)
 class Card:
-    """One display or compute card by the kernel's files, whatever torch thinks of it. Bytes."""
+    """One display or compute card by the kernel's files, independent of torch. Bytes."""
 
     name: str  # card0
     driver: str
@@ -148,7 +148,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is here, in one snapshot. The memory figures are those at the start of the run."""
+    """What this machine has, in one snapshot. The memory figures are those at the start of the run."""
 
     host: str
     kernel: str | Unknown

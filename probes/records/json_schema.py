@@ -1,6 +1,6 @@
 """The JSON Schema of a probe report, derived from the classes that write and read it. Pure.
 
-Keys that the schema lacks are allowed, as the reader passes over them; keys with a default may be missing.
+Keys that the schema lacks are allowed, as the reader ignores them; keys with a default may be missing.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def _of_hint(hint: object, defs: dict[str, Json]) -> Json:
         return {"type": "array", "items": _of_hint(args[0], defs)}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if hint.__name__ not in defs:
-            defs[hint.__name__] = {}  # holds the place while its fields are looked at
+            defs[hint.__name__] = {}  # placeholder while its fields are read
             defs[hint.__name__] = _of_class(hint, defs)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     return {"type": _PLAIN[typing.cast(type, hint)]}

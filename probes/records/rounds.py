@@ -1,7 +1,7 @@
 """The rounds of a report put together: each case once, with what every process measured of it. Pure.
 
 Each round measures in fresh processes, because a figure that is steady within one process can differ between
-two: memory lies elsewhere, clocks and libraries have settled differently.
+two: memory is elsewhere, clocks and libraries have settled differently.
 """
 
 from collections.abc import Iterable, Sequence

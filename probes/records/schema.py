@@ -1,4 +1,4 @@
-"""The report of a run: what was asked, what is here, every raw sample. Derived figures are not stored.
+"""The report of a run: its settings, the machine, and every raw sample. Derived figures are not stored.
 
 Schema 1: every case was measured by one process. Schema 2: `runs` holds a run for each process, so a case
 occurs once per round, and new kinds of records exist (`numa`). This program reads both and refuses others.
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Noise:
-    """What else went on while a row was measured. Nothing in `flags`: nothing was seen."""
+    """Other activity while a row was measured. Empty `flags` mean that none was seen."""
 
     tag: ClassVar[str] = "noise"
     flags: tuple[str, ...]
@@ -201,16 +201,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What an over-allocation should do here, said before trying, and who says so."""
+    """What an over-allocation should do here, predicted before trying, with the source."""
 
     tag: ClassVar[str] = "expectation"
     behaviour: Behaviour
     sentence: str
     source: str
-    note: str = ""  # what can happen besides
+    note: str = ""  # what else can happen
 
     def agrees(self, *, granted: bool) -> bool | None:
-        """Did a request beyond free VRAM end as expected? None where nothing is."""
+        """Did a request beyond free VRAM end as expected? None where nothing is expected."""
         return None if self.behaviour == "unknown" else (self.behaviour == "refuses") != granted
 
 
@@ -227,7 +227,7 @@ class Request:
     granted: bool
     message: str  # the refusal's words
     kind: str = "vram"  # or pinned, pageable
-    declined: bool = False  # by the probe itself, to keep the host-memory floor: nobody was asked
+    declined: bool = False  # by the probe itself, to keep the host-memory floor: no request was made
 
 
 UNTIMED = Unknown("not measured")
@@ -239,7 +239,7 @@ class Block:
 
     tag: ClassVar[str] = "block"
     index: int
-    asked: Asked  # zero_copy blocks are controls: known to lie in host memory
+    asked: Asked  # zero_copy blocks are controls: known to be in host memory
     control: bool
     n_bytes: int
     read_s: tuple[float, ...]
@@ -261,10 +261,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Split:
-    """Where one pass spends its time, seconds by the device's clock, in a pass measured for this alone."""
+    """How one pass spends its time, seconds by the device's clock, in a pass measured for this alone."""
 
     tag: ClassVar[str] = "split"
-    copy_s: float  # the copy engine's, which may run beside compute
+    copy_s: float  # the copy engine's, which may run alongside compute
     wait_s: float  # kernels waiting for a copy
     compute_s: float  # the rest of the pass; reading host memory in place counts here
 
@@ -372,7 +372,7 @@ Outcome = Done | Waived | Failed
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """The outcome of one process of a probe, and whatever it had measured by then."""
+    """The outcome of one process of a probe, and everything that it had measured by then."""
 
     probe: str
     outcome: Outcome

@@ -4,9 +4,9 @@ One figure stands for a row everywhere: the median over its processes of each pr
 because a slow spell spoils some samples of a process, or one process, and not the rest.
 
 Its error comes from two places. Within a process: half the distance between the quantiles at
-1/2 -+ 1/(2 sqrt(n)), which is where the median of n independent samples lies two times in three; n is cut to
-n (1 - r) / (1 + r) where successive samples correlate by r. Between processes: how far their medians lie
-apart. The larger of the two is told, as the half-width of an interval that covers two times in three.
+1/2 -+ 1/(2 sqrt(n)), which is where the median of n independent samples is two times in three; n is cut to
+n (1 - r) / (1 + r) where successive samples correlate by r. Between processes: how far apart their medians
+are. The larger of the two is reported, as the half-width of an interval that covers two times in three.
 """
 
 import math
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FEW_SAMPLES = 10
-WIDE_ERROR = 0.02  # of the figure: above it a difference of a few percent can't be told
-CORRELATED = 0.5  # lag 1: above it a process's samples are mostly one another's echo
+WIDE_ERROR = 0.02  # of the figure: above it a difference of a few percent can't be seen
+CORRELATED = 0.5  # lag 1: above it a process's samples mostly repeat each other
 LONG_TAIL = 1.5  # p95 over median
 # The median of R normal values errs by SPREAD[R] s, two times in three, where s is their own standard
 # deviation: Student's t for the few values behind s, and what a median loses against a mean. By simulation;
@@ -26,7 +26,7 @@ SPREAD = {2: 1.30, 3: 0.87, 4: 0.65, 5: 0.61}
 
 @dataclass(frozen=True)
 class Summary:
-    """What is told about a row. Every figure has the unit of the samples."""
+    """The statistics of a row. Every figure has the unit of the samples."""
 
     n: int  # samples of all processes
     processes: int
@@ -128,7 +128,7 @@ def _error(within: float | None, between: float | None, processes: int) -> float
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason not to believe a figure too much, and what would help."""
+    """A reason not to trust a figure too far, and what would help."""
 
     reason: str
     remedy: str

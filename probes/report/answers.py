@@ -29,7 +29,7 @@ from probes.shared.units import binary_bytes, duration, gb_per_s
 R = TypeVar("R", bound=Record)
 OWN_LOAD = "throttled: power cap"
 CLEAR = 3.0  # standard errors between two figures before one is called smaller
-NOTABLE = 0.01  # of the smaller: below it a difference is real perhaps, and of no use
+NOTABLE = 0.01  # of the smaller: below it a difference may be real, but is of no use
 
 
 def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
@@ -114,7 +114,7 @@ def _break_even(records: Sequence[Record]) -> list[str]:
 
 
 def _advice(found: Sequence[crossover.BreakEven]) -> str:
-    """For runs of neighbouring sizes with one answer: from how many reads on copying to VRAM first pays."""
+    """Groups neighbouring sizes with the same answer: from how many reads on copying to VRAM first pays."""
     parts = []
     for (least, sure), run in groupby(found, key=lambda at: (least_reads(at), surely_reads(at))):
         sizes = [at.n_bytes for at in run]
@@ -131,7 +131,7 @@ def _advice(found: Sequence[crossover.BreakEven]) -> str:
 
 
 def _undecided(least: int, sure: int) -> str:
-    """For which counts of reads the two ways are too close: from `least` to one below `sure`."""
+    """The counts of reads for which the two ways are too close: from `least` to one below `sure`."""
     if sure - least > 1:
         return f"{least} to {sure - 1} are too close to tell"
     return f"{'one read is' if least == 1 else f'{least} are'} too close to tell"
@@ -140,13 +140,13 @@ def _undecided(least: int, sure: int) -> str:
 def least_reads(at: crossover.BreakEven) -> int | None:
     """The smallest whole number of reads for which copying first may be faster; None when it never is.
 
-    It may be for the first whole number above what lies three standard errors below break-even.
+    That is the first whole number above the point three standard errors below break-even.
     """
     return None if math.isinf(at.reads) else max(math.floor(at.reads - CLEAR * at.error) + 1, 1)
 
 
 def surely_reads(at: crossover.BreakEven) -> int | None:
-    """The smallest whole number of reads that lies above break-even by three standard errors."""
+    """The smallest whole number of reads above break-even by three standard errors."""
     return None if math.isinf(at.reads) else math.floor(at.reads + CLEAR * at.error) + 1
 
 
@@ -271,7 +271,7 @@ def took_s(one: Pass) -> float:
 
 
 def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
-    """The verdict, held against every other way, and the figures of the fastest of them."""
+    """The verdict against every other way, and the figures of the fastest of them."""
     resident = times["resident"]
     others = sorted((one for name, one in times.items() if name != "resident"), key=took_s)
     best = others[0]
@@ -307,11 +307,11 @@ def _ms(passes: Pass) -> str:
 
 
 def is_faster(one: Timed, other: Timed) -> bool | None:
-    """Whether the first is the faster one; None where it can't be told.
+    """Whether the first is the faster one; None where that isn't clear.
 
     By more than three standard errors, which include how processes differ and how successive samples
-    correlate, and by more than a percent. What else goes on only ever slows a row down: where the slower one
-    was disturbed, its fastest samples (p5) stand for it.
+    correlate, and by more than a percent. Other activity only ever slows a row down: where the slower one
+    was disturbed, its fastest samples (p5) represent it.
     """
     a, b = summarize(one.times_s), summarize(other.times_s)
     gap, error = b.median - a.median, math.hypot(a.error or 0.0, b.error or 0.0)
@@ -324,7 +324,7 @@ def is_faster(one: Timed, other: Timed) -> bool | None:
 
 
 def disturbed(row: Timed) -> bool:
-    """Whether something else was seen to go on while the row was measured.
+    """Whether other activity was seen while the row was measured.
 
     A card that reaches its power cap under the row's own load is no disturbance: it does so in every run.
     """

@@ -1,4 +1,4 @@
-"""Two reports side by side: ratios of times with their errors, and why two may not be compared. Pure."""
+"""Compares two reports: ratios of times with their errors, and why two may not be compared. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
 
 @dataclass(frozen=True)
 class Difference:
-    """Something about which two reports differ, as each tells it."""
+    """Something in which two reports differ, with the value of each."""
 
     what: str
     a: str
@@ -41,7 +41,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of both reports. `speed` is how many times faster B is; unknown where it can't be said."""
+    """One row of both reports. `speed` is how many times faster B is; unknown where it can't be judged."""
 
     key: Key
     a: str
@@ -54,7 +54,7 @@ class Comparison:
     """Two reports side by side."""
 
     names: tuple[str, str]
-    forced: tuple[Difference, ...]  # that make the two unlike; told although --force was given
+    forced: tuple[Difference, ...]  # that make the two unlike; listed even with --force
     remarks: tuple[Difference, ...]  # that may explain a ratio
     lines: tuple[Line, ...]
     only_a: tuple[Key, ...]
@@ -193,7 +193,7 @@ def _verdict(report: ProbeReport) -> str:
 
 
 def render_markdown(found: Comparison) -> str:
-    """The comparison for pasting; readable as it stands."""
+    """The comparison as Markdown, readable as plain text."""
     parts = [f"# A: {markdown(found.names[0])}, B: {markdown(found.names[1])}"]
     if found.forced:
         parts.append(

@@ -1,4 +1,4 @@
-"""From how many reads on does copying to VRAM first pay: predicted from bandwidths, and as measured. Pure.
+"""The break-even of copying to VRAM first, in reads: predicted from bandwidths, and as measured. Pure.
 
 S bytes, a copy with latency alpha and bandwidth B_c, in-place reads at B_z, VRAM reads at B_v, f the share of
 the buffer that a read touches, k reads:
@@ -18,7 +18,7 @@ from probes.report.fit import Fit, Point, between, fit
 
 # The copy as the work that reads it sees it: copies in a row hide the handover between the copy engine and
 # kernels, which on an H200 is twice a small copy's own latency. VRAM as rereads see it: what was just copied
-# may lie in a cache.
+# may be in a cache.
 COPY, IN_PLACE, REREAD = "h2d_then_read", "zero_copy_read", "vram_reread"
 PATHS = (COPY, IN_PLACE, REREAD)
 
@@ -58,7 +58,7 @@ def k_star(n_bytes: int, copy: Timed, *, in_place: Timed, vram: Timed, share: fl
 class _Curve:
     """Times over size, each with its standard error; between sizes the nearest one's error counts.
 
-    Copies follow latency plus size over bandwidth, and a fit evens out a size that was unlucky. Reads by a
+    Copies follow latency plus size over bandwidth, and a fit smooths out an unlucky size. Reads by a
     kernel don't: it spreads over more of the GPU as the size grows.
     """
 
@@ -139,7 +139,7 @@ class Crossing:
 
     @property
     def off(self) -> float:
-        """By what share of the measurement the prediction is too high."""
+        """How much too high the prediction is, as a share of the measurement."""
         return self.predicted.reads / self.measured.reads - 1
 
     @property

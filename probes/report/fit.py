@@ -1,6 +1,6 @@
 """Time over size as straight pieces: t(S) = alpha + S / beta on each. Pure.
 
-Pieces, because real machines change their way at certain sizes: HIP copies by kernel up to 16 KiB and by a
+Pieces, because real machines change their method at certain sizes: HIP copies by kernel up to 16 KiB and by a
 copy engine beyond, CUDA stages pageable memory from 64 KiB on, a kernel's read leaves a cache.
 """
 
@@ -12,10 +12,10 @@ from itertools import combinations, pairwise
 from probes.records.schema import Measurement, Unknown
 from probes.records.stats import summarize
 
-FEWEST_POINTS = 3  # in a piece: two make a line that can't miss
+FEWEST_POINTS = 3  # in a piece: a line through two can't miss
 MOST_PIECES = 4
-GOOD_RESIDUAL = 0.05  # no further break for less
-WORST_RESIDUAL = 0.20  # beyond it a fit is not told
+GOOD_RESIDUAL = 0.05  # a smaller gain doesn't justify another break
+WORST_RESIDUAL = 0.20  # a fit with a larger one is not shown
 
 
 @dataclass(frozen=True)

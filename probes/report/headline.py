@@ -43,7 +43,7 @@ SPILLED: dict[Scenario, str] = {
 
 
 def headline(report: ProbeReport) -> tuple[str, str, str]:
-    """Three sentences; what can't be said is said to be unknown, with the reason. Passes: wall clock."""
+    """Three sentences; an unknown answer is given as unknown, with the reason. Passes: wall clock."""
     records = all_records(report)
     return _inputs(report, records), _full_card(report, records), _fastest(report, records)
 
@@ -127,7 +127,7 @@ def _untried(report: ProbeReport) -> str:
 
 
 def next_step(machine: Machine) -> str:
-    """How a GPU that this torch can't use could be measured; nothing where torch has one."""
+    """How a GPU that this torch can't use could be measured; empty where torch has one."""
     if isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle:
         return ""
     services = {"amd": "probe-wsl" if machine.wsl else "probe-rocm", "nvidia": "probe-cuda"}

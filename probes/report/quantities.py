@@ -1,4 +1,4 @@
-"""Figures with their errors: how they are written. Pure."""
+"""Writes figures with their errors. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from probes.records.schema import Unknown
 from probes.records.stats import Summary, summarize
 from probes.shared.units import binary_bytes
 
-ERROR_DIGITS = 2  # significant digits of an error; its value is told to the same place
+ERROR_DIGITS = 2  # significant digits of an error; its value is written to the same place
 MOST_DECIMALS = 9
 
 
@@ -91,5 +91,5 @@ def text(value: object) -> str:
 
 
 def unknown(value: Unknown) -> str:
-    """How the page says that a figure couldn't be had."""
+    """How the page shows that a figure is unknown."""
     return f"unknown ({value.reason})"

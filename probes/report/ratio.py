@@ -45,7 +45,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Whether B is another by more than errors and by what is worth telling."""
+        """Whether B differs by more than the errors and by a notable amount."""
         if self.error is None:
             return "can't be judged: one process"
         off = math.log(self.value)

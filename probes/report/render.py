@@ -44,7 +44,7 @@ def table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
 
 
 def _noted(drawn: str, notes: Sequence[str], *, markdown: bool) -> str:
-    """A table and what there is to say about it: in Markdown a list apart, or it would become rows."""
+    """A table and the notes on it: in Markdown a separate list, since notes would otherwise become rows."""
     said = _bullets(notes, markdown=True) if markdown else "\n".join(map(terminal, notes))
     return ("\n\n" if markdown else "\n").join(part for part in (drawn, said) if part)
 
@@ -147,7 +147,7 @@ _SPREAD = ("within", "between", "p5 .. p95", "n")
 
 
 def _spread(told: stats.Summary) -> list[str]:
-    """How far samples lie apart: the errors within a process and between processes, relative."""
+    """How far apart samples are: the errors within a process and between processes, relative."""
     return [
         _share(told.within, told.median),
         _share(told.between, told.median),
@@ -177,7 +177,7 @@ def _remedies(rows: Sequence[Timed]) -> list[str]:
 
 
 def noise_lines(rows: Sequence[Timed]) -> list[str]:
-    """What else went on, each kind of disturbance once with its number of rows; what couldn't be watched."""
+    """Other activity, each kind of disturbance once with its number of rows; what couldn't be watched."""
     seen = [row.noise for row in rows if isinstance(row.noise, Noise)]
     flags = Counter(flag for noise in seen for flag in noise.flags)
     kinds: dict[str, list[str]] = {}
@@ -257,7 +257,7 @@ def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
 
 
 def _block_row(alike: Sequence[residency.Placed]) -> list[str]:
-    """A row for neighbouring blocks of one kind and one fate."""
+    """A row for neighbouring blocks of one kind and one outcome."""
     first = alike[0]
     return [
         f"{first.block.asked}{' (control)' if first.block.control else ''}",
@@ -280,7 +280,7 @@ def _first_read(alike: Sequence[Block]) -> str:
 
 
 def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
-    """Each gauge with its readings in order; one that was never known only with its reason."""
+    """Each gauge with its readings in order; one that was never known appears only with its reason."""
     lines = []
     for gauge in dict.fromkeys(reading.gauge for reading in readings):
         mine = [reading for reading in readings if reading.gauge == gauge]
@@ -314,7 +314,7 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
 
 
 DEVICE_TIME = (
-    "device time alone: behind a queued wait, so that handing the pass over isn't part of it; what calls a "
+    "device time alone: behind a queued wait, so the time excludes handing the pass over; what calls a "
     "model waits for the wall clock's time"
 )
 
@@ -338,7 +338,7 @@ def _pass_row(passes: Pass) -> list[str]:
 
 
 def record_line(record: Record) -> str:
-    """One record as a run tells it while it goes on; empty for those that only the report needs."""
+    """One record as a run prints it in progress; empty for those that only the report needs."""
     text = ""
     match record:
         case Measurement():
@@ -385,7 +385,7 @@ def numa_line(found: NumaPlaces) -> str:
 
 
 def expectation_line(expected: Expectation) -> str:
-    """What should happen, who says so, and what can happen besides."""
+    """What should happen, who says so, and what else can happen."""
     return f"expected: {expected.sentence} [{expected.source}] {expected.note}".rstrip()
 
 

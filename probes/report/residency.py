@@ -1,6 +1,6 @@
-"""Where a block lies, by two independent signals, and what an over-allocation did. Pure.
+"""Finds where a block is, by two independent signals, and what an over-allocation did. Pure.
 
-The first signal is the bandwidth of reading the block, held against two controls of known place:
+The first signal is the bandwidth of reading the block, compared with two controls of known place:
 VRAM and the link differ by more than tenfold on every discrete card (96 against 6.5 GB/s on a WX 4100,
 3459 against 51 on an H200). The second is what the driver's counters did when it was allocated.
 """
@@ -14,7 +14,7 @@ from probes.records.stats import median
 from probes.shared.units import binary_bytes, gb_per_s
 
 SLOW_FIRST = 3.0  # times as long as later reads: the block was fetched from elsewhere first
-LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't tell one from the other
+LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't distinguish the two
 FAR_BELOW = 3.0  # slower than the link by this factor: pages come and go
 
 
@@ -37,7 +37,7 @@ class Placed:
 
     @property
     def disagree(self) -> bool:
-        """Whether both signals speak and say different things."""
+        """Whether both signals are known and disagree."""
         return "unclear" not in (self.by_timing, self.by_counters) and self.by_timing != self.by_counters
 
 
@@ -65,7 +65,7 @@ def by_timing(read: float, known: Controls) -> Label:
 
 
 def by_counters(block: Block) -> Label:
-    """The label that the driver's own accounts give; unclear when they moved by less than half the block."""
+    """The label by the driver's own accounts; unclear when they moved by less than half the block."""
     half = block.n_bytes // 2
     if isinstance(block.gtt_growth_bytes, int) and block.gtt_growth_bytes >= half:
         return "host"

@@ -29,7 +29,7 @@ from probes.report.answers import pick
 from probes.report.fit import Fit, fit, points_of
 from probes.report.quantities import figure, rate, size, span, text, with_error
 
-OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are told field by field
+OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field
 TITLES = {
     Expectation: "What should happen, predicted before trying",
     Gap: "Not measured",
@@ -159,7 +159,7 @@ def _table(title: str, note: str, columns: Sequence[Column], rows: Iterable[obje
 
 
 def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
-    """The columns that tell the samples of each process, in seconds."""
+    """The columns of each process's samples, in seconds."""
     return (
         Column("processes", lambda row: str(len(of(row)))),
         Column("n", lambda row: str(summarize(of(row)).n)),

@@ -19,7 +19,7 @@ START_S = 2.0  # to start a process, import torch and open the card; less where 
 
 @dataclass(frozen=True)
 class Context:
-    """What a probe is told: the settings, the machine as it was at the start, the root of its files."""
+    """A probe's input: the settings, the machine as it was at the start, the root of its files."""
 
     settings: Settings
     machine: Machine
@@ -38,7 +38,7 @@ class Context:
         return self.torch.gpus[0]
 
     def available_bytes(self) -> int:
-        """Host memory that can be had, read now; none where it isn't known."""
+        """Available host memory, read now; 0 where it isn't known."""
         available = here.available_bytes(self.root)
         return 0 if isinstance(available, Unknown) else available
 
@@ -51,14 +51,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe. The time limits of a process are for a slow machine: past them it is taken to hang."""
+    """One probe. The time limits of a process are for a slow machine: past them it counts as hanging."""
 
     name: str
     summary: str
     needs_gpu: bool
     quick_limit_s: float
     full_limit_s: float
-    repeats: bool  # whether every round measures it again; what isn't a timing is looked at once
+    repeats: bool  # whether every round measures it again; what isn't a timing is measured once
     run: Callable[[Workbench, Context], Iterator[Record]]
 
 
@@ -176,7 +176,7 @@ def plan(
 def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, int], ...]:
     """The processes of a run in order: each probe and its round.
 
-    Round by round, so that the rounds of a case lie as far apart in time as the run allows. Pure.
+    Round by round, so that the rounds of a case are as far apart in time as the run allows. Pure.
     """
     rounds = QUICK_ROUNDS if settings.quick else FULL_ROUNDS
     return tuple((probe, turn) for turn in range(rounds) for probe in probes if turn == 0 or probe.repeats)

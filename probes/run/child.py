@@ -36,7 +36,7 @@ from probes.records.schema import (
 from probes.run.catalog import PROBES, Context
 from probes.shared.codec import decode, encode
 
-DESCRIBE = "describe"  # not a probe: tells TorchFacts
+DESCRIBE = "describe"  # not a probe: reports TorchFacts
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 Told = Record | TorchFacts
@@ -61,7 +61,7 @@ class Line:
 
 
 def messages(job: Job) -> Iterator[Message]:
-    """Do the job, telling what it finds; the last message is Done or Failed. Imports torch."""
+    """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         if job.machine is None:
             yield _describe()
@@ -117,24 +117,24 @@ def die_with(parent: int) -> None:
 
 
 def _preload() -> None:
-    """Import torch before there is a job; what is wrong with it is told when there is one."""
+    """Import torch before there is a job; an error is reported when there is one."""
     with suppress(ImportError, OSError):
         importlib.import_module("probes.measure.device")
 
 
 def write(out: TextIO, message: Message) -> None:
-    """One line, out of our hands when this returns."""
+    """Writes one line, which is delivered when this returns."""
     out.write(json.dumps(encode(Line(message)), allow_nan=False) + "\n")
     out.flush()
 
 
 def main(argv: list[str]) -> int:
-    """Do the job on stdin; returns 0 when a last message was written, whatever it says."""
+    """Do the job on stdin; returns 0 when a last message was written, of any kind."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
     _preload()
     line = sys.stdin.readline()
-    if not line:  # nobody had a job for us
+    if not line:  # there was no job
         return 0
     job = decode(Job, json.loads(line), "job")
     with open(descriptor, "w", encoding="utf-8") as out:

@@ -1,7 +1,7 @@
-"""The journal of a run: every record as soon as it is measured, beside the report, so that a run can go on.
+"""The journal of a run: every record as soon as it is measured, so that a run can be resumed.
 
 A file of JSON lines named after the report, locked while its run is alive. The first line is the report as it
-was at the start; each further one names a probe and holds a record of it. A torn last line is passed over.
+was at the start; each further one names a probe and holds a record of it. A torn last line is ignored.
 """
 
 import errno
@@ -21,7 +21,7 @@ from probes.shared.files import lock_now, sweep_partials
 from probes.shared.invocation import probe_command
 
 SUFFIX = ".journal"
-# Its name follows from the report's: a symbolic link that somebody put there must not lead elsewhere.
+# Its name follows from the report's, so a symbolic link there must not be followed.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
@@ -47,7 +47,7 @@ class Past:
 
 
 def path_of(report: Path) -> Path:
-    """Where the journal of a report lies. A journal's own path is given back."""
+    """The path of a report's journal. A journal's own path is given back."""
     return report if report.suffix == SUFFIX else report.with_name(report.name + SUFFIX)
 
 
@@ -82,7 +82,7 @@ class Journal:
             ) from error
 
     def remove(self) -> None:
-        """The report holds everything: the journal has done its work."""
+        """The report holds everything: remove the journal."""
         with suppress(OSError):
             self._path.unlink()
 
@@ -91,8 +91,8 @@ class Journal:
 def open_journal(report: Path) -> Iterator[Journal]:
     """The journal of a report, made if it isn't there, held for this run alone.
 
-    A torn last line is cut off, so that the next one starts afresh. Raises DeviceBusy when the run is alive,
-    ReportError when the folder can't be written.
+    A torn last line is cut off, so that the next one starts on a new line. Raises DeviceBusy when the run is
+    alive, ReportError when the folder can't be written.
     """
     path = path_of(report)
     try:
@@ -113,7 +113,7 @@ def open_journal(report: Path) -> Iterator[Journal]:
 
 
 def read(report: Path) -> Past | None:
-    """What the journal of a report holds; None for one that had not got its first line.
+    """What the journal of a report holds; None for one that hadn't received its first line.
 
     Raises ReportError when there is no journal, or a line other than the last is broken.
     """
@@ -141,7 +141,7 @@ def read(report: Path) -> Past | None:
 
 
 def sweep(folder: Path) -> tuple[Path, ...]:
-    """Remove what dead runs left half-written; the reports of those that can go on, oldest first.
+    """Remove half-written files of dead runs; the reports of those that can go on, oldest first.
 
     A file is left alone while the run that it belongs to is alive, and so is what only has a journal's name.
     """

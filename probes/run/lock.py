@@ -13,8 +13,8 @@ from probes.shared.files import lock_now
 def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
     """Hold the GPU's lock in a folder that all runs share (the reports', also when they are in containers).
 
-    The kernel releases it however the holder ends. Raises DeviceBusy when another run holds it, ReportError
-    when the folder can't be written.
+    The kernel releases it no matter how the holder ends. Raises DeviceBusy when another run holds it,
+    ReportError when the folder can't be written.
     """
     path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
     try:  # reading is enough for flock, so that another user's file will do

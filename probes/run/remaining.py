@@ -1,11 +1,11 @@
-"""How far a run is and how long it still takes: planned costs, corrected by the pace seen so far. Pure."""
+"""How far a run is and how much time is left: planned costs, corrected by the pace seen so far. Pure."""
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 TRUST = 0.05  # of the planned cost: until about as much is done, the plan counts more than the pace
-BEGINNING = ""  # the case that stands for a probe's start; it is done with the first record
+BEGINNING = ""  # the case that represents a probe's start; it is done with the first record
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ CPUS_PER_SPARE = 2
 
 
 class Listener:
-    """What a run tells while it goes on. This one keeps silent."""
+    """A run's progress. This one prints nothing."""
 
     def machine(self, found: Machine) -> None:
         """The machine was looked at."""
@@ -69,17 +69,17 @@ class Listener:
 def measure(
     probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener
 ) -> tuple[ProbeReport, Path]:
-    """Run the probes and write the report, after each probe anew, and a journal of every record.
+    """Run the probes and write the report again after each probe, and a journal of every record.
 
     Raises DeviceBusy when another run holds the GPU, ReportError when the report can't be written,
-    KeyboardInterrupt when interrupted; then as after a power cut, `resume` goes on from there.
+    KeyboardInterrupt when interrupted; then, as after a power cut, `resume` goes on from there.
     """
     with supervisor.crew(spares(len(schedule(probes, settings)), os.cpu_count() or 1)) as crew:
         return _measure(probes, settings, folder=folder, listener=listener, crew=crew)
 
 
 def spares(processes: int, cpus: int) -> int:
-    """How many workers to start ahead: where processors abound, they import torch beside each other. Pure."""
+    """How many workers to start ahead: with enough processors, they import torch at the same time. Pure."""
     return min(processes, cpus // CPUS_PER_SPARE)
 
 
@@ -138,7 +138,7 @@ def _interrupted(run: ProbeRun) -> bool:
 
 
 def refuse_other_machine(then: Machine, now: Machine) -> None:
-    """Figures of two machines don't belong into one report. Raises ReportError naming what differs."""
+    """Figures of two machines don't belong in one report. Raises ReportError naming what differs."""
     for what, a, b in (
         ("host", then.host, now.host),
         ("torch", _identity(then.torch), _identity(now.torch)),
@@ -158,7 +158,7 @@ def _identity(facts: TorchFacts | Unknown) -> str:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run under way holds."""
+    """The state of a run in progress."""
 
     path: Path
     book: Journal
@@ -167,7 +167,7 @@ class _Run:
 
 
 def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
-    """Run what the report lacks. At the end the journal has done its work."""
+    """Run what the report lacks. At the end the journal is removed."""
     known = {(run.probe, run.round) for run in report.runs}
     going.listener.planned(_plan(report, past))
     for probe, turn in schedule(select(report.asked), report.settings):
@@ -296,7 +296,7 @@ def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record]
 
 
 def exit_code(report: ProbeReport, *, require_gpu: bool) -> Exit:
-    """What a script is told about the run. Pure."""
+    """The run's exit code. Pure."""
     failures = [run.outcome.exit_code for run in report.runs if isinstance(run.outcome, Failed)]
     facts = report.machine.torch
     if failures:
@@ -304,7 +304,7 @@ def exit_code(report: ProbeReport, *, require_gpu: bool) -> Exit:
     if isinstance(facts, Unknown):
         return Exit.DEVICE
     if facts.obstacle and facts.api != "none" and report.machine.device_files:
-        return Exit.DEVICE  # a GPU build beside a GPU that it can't use
+        return Exit.DEVICE  # a GPU build on a machine with a GPU that it can't use
     if require_gpu and facts.obstacle:
         return Exit.REQUIRED
     return Exit.OK

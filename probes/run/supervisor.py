@@ -1,4 +1,4 @@
-"""Runs a job in a fresh process and survives whatever becomes of it: crash, garbage, hang, wedge."""
+"""Runs a job in a fresh process and survives any outcome: crash, garbage, hang, wedge."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from probes.run.child import Job, Line, Message, Told
 from probes.shared.codec import decode, encode
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
-KEPT_LINES = 8  # of what the worker's libraries said, enough to hold the cause
+KEPT_LINES = 8  # of the output of the worker's libraries, enough to hold the cause
 LONGEST_LINE = 64 * 2**20
 READ_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended and all it had told by then."""
+    """How a job ended and everything it had sent by then."""
 
     outcome: Outcome
     records: tuple[Told, ...]
@@ -47,7 +47,7 @@ def run(
     grace_s: float = GRACE_S,
     spare: "Spare | None" = None,
 ) -> Ended:
-    """Run the job for at most `limit_s` in a fresh process, handing every record to `heard` as it comes.
+    """Run the job for at most `limit_s` in a fresh process, passing every record to `heard` as it comes.
 
     Never raises for what the worker does. An interrupt ends the worker and is an outcome too.
     """
@@ -83,7 +83,7 @@ def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
 
 @contextmanager
 def crew(count: int) -> Iterator[list[Spare]]:
-    """Workers started together, to be taken one by one; those that nobody took are ended."""
+    """Workers started together, to be taken one by one; unused ones are ended."""
     spares = [start() for _ in range(count)]
     try:
         yield spares
@@ -109,7 +109,7 @@ def _start(args: Sequence[str], inherited: int) -> "subprocess.Popen[bytes]":
 def _watch(
     process: "subprocess.Popen[bytes]", reading: int, *, job: Job, ear: "_Ear", limit_s: float, grace_s: float
 ) -> Outcome:
-    """Hear the worker out, or stop it."""
+    """Read all of the worker's messages, or stop it."""
     try:
         ear.kept = partial(_acknowledge, process)
         _hand_over(process, job)
@@ -136,7 +136,7 @@ def _watch(
 
 def _hand_over(process: "subprocess.Popen[bytes]", job: Job) -> None:
     assert process.stdin
-    with suppress(BrokenPipeError):  # it died before it read; its exit code tells
+    with suppress(BrokenPipeError):  # it died before it read; its exit code shows why
         process.stdin.write(json.dumps(encode(job)).encode() + b"\n")
         process.stdin.flush()
 
@@ -151,7 +151,7 @@ def _acknowledge(process: "subprocess.Popen[bytes]") -> None:
 
 @dataclass
 class _Ear:
-    """Collects what a worker says: messages from its pipe, the last lines of anything else."""
+    """Collects a worker's output: messages from its pipe, the last lines of anything else."""
 
     heard: Callable[[Told], None]
     records: list[Told] = field(default_factory=list)
@@ -190,7 +190,7 @@ class _Ear:
 
 
 def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear, until: float) -> bool:
-    """Hear everything until the pipe is closed at the other end or garbage comes; False when time is up."""
+    """Read everything until the pipe is closed at the other end or garbage comes; False when time is up."""
     assert process.stdout
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ, ear.said)
@@ -209,7 +209,7 @@ def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear, until: 
 
 
 def _end(process: "subprocess.Popen[bytes]", *, at_once: bool, grace_s: float) -> bool:
-    """Wait for the process, asking ever less politely; False when it is still there after SIGKILL."""
+    """Wait for the process, with ever stronger signals; False when it is still there after SIGKILL."""
     steps = (process.terminate, process.kill)
     for step in steps if at_once else (lambda: None, *steps):
         step()

@@ -6,7 +6,7 @@ from enum import IntEnum
 class Failure(Exception):
     """A failure that a user can cause or meet. Never shown as a traceback.
 
-    `message` says what happened and to which thing, `hint` what to type next.
+    `message` says what happened to which thing, `hint` what to type next.
     """
 
     exit_code: IntEnum

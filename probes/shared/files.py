@@ -1,7 +1,7 @@
 """The one way in which both programs write files: whole or not at all.
 
-A file is written under an unpredictable name beside its destination, synced, then renamed. Whoever writes one
-holds a lock on it, so that a later run can tell what a killed run left from what another run is writing.
+A file is written under an unpredictable name beside its destination, synced, then renamed. Its writer holds
+a lock on it, so a later run can distinguish a killed run's file from one that is being written.
 Standard library only; every failure is an OSError, which the callers turn into errors of their own.
 """
 
@@ -25,12 +25,12 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file to write into; it takes the place of `path` if the block ends well, else it is removed.
+    """An empty file to write into; it replaces `path` if the block succeeds, else it is removed.
 
     The block must write into that very file: a rename over it would lose its lock. Symbolic links are
     followed. A destination that isn't a regular file (a device, a FIFO, /dev/stdout) is written into at the
     end of the block instead of being replaced. The file gets the mode and owner of the file it replaces, else
-    those that any new file of this process gets. Raises OSError.
+    those of any new file of this process. Raises OSError.
     """
     destination = _regular(path)
     if destination is None:
@@ -108,14 +108,14 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def link_over(existing: Path, path: Path) -> None:
-    """Make `path` one more name of the file `existing`, in one step; what had that name loses it.
+    """Make `path` another name of the file `existing`, in one step, replacing what had that name.
 
     Raises OSError. Symbolic links aren't followed.
     """
     descriptor = os.open(existing, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     partial = path.parent / _new_name()
     try:
-        with suppress(OSError):  # without locks on this file system, a sweep leaves all alone
+        with suppress(OSError):  # without locks on this file system, a sweep leaves everything alone
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.link(existing, partial, follow_symlinks=False)
         partial.replace(path)
@@ -128,8 +128,9 @@ def link_over(existing: Path, path: Path) -> None:
 def open_lock(path: Path, *, shared: bool) -> int | None:
     """A descriptor that holds the lock on the file `path`, made if it isn't there; the caller closes it.
 
-    A shared lock is waited for. Another one is not: None when somebody holds the lock. Where the file
-    system has no locks, a shared one is as good as held, and another one isn't to be had. Raises OSError.
+    A shared lock is waited for. An exclusive one isn't: None when somebody holds the lock. Where the
+    file system has no locks, a shared one counts as held, and an exclusive one is never granted. Raises
+    OSError.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -190,7 +191,7 @@ def _regular(path: Path) -> Path | None:
     for _ in range(_MAX_LINKS + 1):
         parent = Path(os.path.realpath(path.parent))
         path = parent / path.name
-        if parent.parts[:2] == ("/", "proc"):  # /dev/stdout is a link to there, whatever it is open on
+        if parent.parts[:2] == ("/", "proc"):  # /dev/stdout is a link to there, no matter what it is open on
             return None
         try:
             mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""How this process was started, so that hints name what the reader can type where they are.
+"""How this process was started, so that hints name a command that the reader can type there.
 
 On the host that is `weir`, or `python -m buildtool` from a checkout; in a container, where only the probes
 are, `python -m probes`.

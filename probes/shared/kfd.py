@@ -24,7 +24,7 @@ def properties(place: Path) -> Mapping[str, str]:
 
 
 def targets(root: Path) -> tuple[str, ...]:
-    """The targets of this machine's AMD GPUs, each once and in order; those the kernel names."""
+    """The targets of this machine's AMD GPUs, each once and in order, as far as the kernel names them."""
     found = {gfx_target(decimal(words.get("gfx_target_version"))) for _, words in gpu_nodes(root)}
     return tuple(sorted(found - {UNKNOWN_TARGET}))
 

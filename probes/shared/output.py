@@ -1,6 +1,6 @@
 """Standard output and error of both programs, which write through this module alone.
 
-What is told to people holds no control characters: names and messages come from images, trees and drivers.
+Text for people holds no control characters: names and messages come from images, trees and drivers.
 Lost output is an error of its own, never a traceback.
 
 A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _OUT, _ERR = 1, 2
-_LAYOUT = "\n\t"  # what programs lay their words out with
+_LAYOUT = "\n\t"  # what programs use for layout
 _CLEAR_LINE = "\r\x1b[K"
 
 

@@ -35,7 +35,7 @@ __all__ = [
 
 _BYTES = range(0xDC80, 0xDD00)  # what Python's `surrogateescape` makes of bytes 0x80 to 0xFF
 _SURROGATES = 0xDC00
-# What means something within a line of CommonMark, or of GitHub's tables, autolinks, addresses and maths.
+# Characters with meaning within a line of CommonMark, or of GitHub's tables, autolinks, addresses and maths.
 # Signs that only mean something at a line's ends (lists, headings, quotes) or before others are left
 # readable elsewhere: `torch_build`, `sha256:0a1b`, `a > b`.
 _MARKDOWN = (
@@ -152,7 +152,7 @@ def prometheus(text: str) -> str:
 def shell(text: str | bytes) -> str:
     """A text as one word of a POSIX shell, also in the shell form of a Dockerfile's RUN.
 
-    A name that may begin with `-` needs `--` before it besides. Raises Unquotable.
+    A name that may begin with `-` also needs `--` before it. Raises Unquotable.
     """
     word = _pasteable(text)
     return word if _PLAIN_WORD.fullmatch(word) else "'" + word.replace("'", "'\"'\"'") + "'"
@@ -180,7 +180,7 @@ def bake_text(text: str) -> str:
 
 
 def _pasteable(text: str | bytes) -> str:
-    """The text if every character of it survives being shown, copied and pasted into one line."""
+    """The text, if every character survives being shown, copied and pasted into one line."""
     try:
         word = text if isinstance(text, str) else text.decode()
         word.encode()

@@ -16,12 +16,12 @@ def _scaled(n_bytes: float, step: int, names: tuple[str, ...]) -> str:
 
 
 def decimal_bytes(n_bytes: float) -> str:
-    """Bytes with decimal units (1 MB = 10^6), as image sizes and bandwidths are told."""
+    """Bytes with decimal units (1 MB = 10^6), used for image sizes and bandwidths."""
     return _scaled(n_bytes, 1000, _DECIMAL)
 
 
 def binary_bytes(n_bytes: float) -> str:
-    """Bytes with binary units (1 MiB = 2^20), as memory and buffers are told."""
+    """Bytes with binary units (1 MiB = 2^20), used for memory and buffers."""
     return _scaled(n_bytes, 1024, _BINARY)
 
 

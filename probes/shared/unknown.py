@@ -1,4 +1,4 @@
-"""The value of a figure that couldn't be had."""
+"""The value of a figure that couldn't be determined."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Unknown:
-    """A figure that couldn't be had, and why. Never stands for zero."""
+    """A figure that couldn't be determined, and why. Never a substitute for zero."""
 
     tag: ClassVar[str] = "unknown"
     reason: str

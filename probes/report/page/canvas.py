@@ -1,4 +1,7 @@
-"""A figure in the page's style, and its SVG text. With `draw` the only module that knows matplotlib."""
+"""A figure in the page's style, and its SVG text.
+
+This module and `draw` are the only ones that know matplotlib.
+"""
 
 import io
 from collections.abc import Callable
@@ -17,7 +20,10 @@ from probes.report.quantities import size
 
 @dataclass(frozen=True)
 class Sheet:
-    """Where a plot is read. Inches are those of the drawing: the page scales it to its column."""
+    """The device on which a plot is read.
+
+    Inches are those of the drawing: the page scales it to its column.
+    """
 
     name: str
     width_in: float
@@ -29,7 +35,7 @@ PHONE = Sheet("phone", 4.5, 1)
 
 _STYLE = {
     "text.parse_math": False,  # a dollar sign in a name is one
-    "svg.fonttype": "none",  # text stays text: it can be found, copied and read aloud
+    "svg.fonttype": "none",  # text stays text, so it can be searched, copied and read aloud
     "svg.hashsalt": "weir",  # the same report gives the same page
     "font.family": "DejaVu Sans",  # comes with matplotlib; the page sets narrower fonts into its places
     "font.size": 10,

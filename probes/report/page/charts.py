@@ -43,7 +43,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class BandwidthPanel:
-    """Paths that are of one order of magnitude."""
+    """Paths of one order of magnitude."""
 
     title: str
     traces: tuple[Trace, ...]
@@ -63,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResidencyChart:
-    """Where blocks lie, between the read rates (GB/s) of the controls of known place."""
+    """Where blocks are, between the read rates (GB/s) of the controls of known place."""
 
     cells: tuple[Cell, ...]
     controls: residency.Controls | Unknown
@@ -91,7 +91,7 @@ class BreakEvenChart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Everything that is drawn; a chart that can't be says why."""
+    """Everything that is drawn; a chart that can't be drawn gives the reason."""
 
     bandwidth: tuple[BandwidthPanel, ...] | Unknown
     residency: ResidencyChart | Unknown

@@ -54,9 +54,9 @@ SCENARIOS: dict[Scenario, tuple[str, str]] = {  # colour, in words
     "zero_copy_weights": ("vermillion", "weights in place"),
     "zero_copy_all": ("purple", "weights, inputs in place"),
 }
-MOST_LETTERS = {"desk": 48, "phone": 18}  # cells of a row that still hold a letter
+MOST_LETTERS = {"desk": 48, "phone": 18}  # cells of a row in which a letter still fits
 GIB = 2**30
-ROOM = {"desk": 1.85, "phone": 2.2}  # of the longest bar: its words stand beside it
+ROOM = {"desk": 1.85, "phone": 2.2}  # of the longest bar: its label is next to it
 
 
 def bandwidth(panels: Sequence[BandwidthPanel], sheet: Sheet) -> str:
@@ -95,7 +95,7 @@ def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
     axes.vlines(sizes, [r.low for r in rates], [r.high for r in rates], color=colour, alpha=0.25, linewidth=4)
     if trace.fitted:
         axes.plot([x for x, _ in trace.fitted], [y for _, y in trace.fitted], color=colour, linewidth=1.2)
-    else:  # no model: a thread between the points, for the eye alone
+    else:  # no model: a thin line between the points, only to guide the eye
         axes.plot(sizes, [r.value for r in rates], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
     axes.errorbar(
         sizes,
@@ -109,7 +109,7 @@ def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
 
 
 def residency(chart: ResidencyChart, sheet: Sheet) -> str:
-    """Read rate of every block where it was allocated; under it what each of the two signals says."""
+    """Read rate of every block where it was allocated; under it the label by each of the two signals."""
 
     def paint(figure: Figure) -> None:
         rates, signals = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))

@@ -30,7 +30,7 @@ from probes.report.render import ended_line
 from probes.report.tables import Table, break_even_table, doubts_of, facts, tables
 from probes.shared.quoting import html
 
-# nothing but what is in the file; a browser holds the page to it
+# nothing but what is in the file; browsers enforce it
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -46,7 +46,7 @@ class Plot:
 
 
 def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
-    """The whole page. `raw` is the report's file, which the page carries along; `name` what to call that."""
+    """The whole page. `raw` is the report's file, which the page includes; `name` what to call that."""
     body = "\n".join(
         (
             _header(report),
@@ -171,7 +171,7 @@ def _machine_terms(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _limit(limit_bytes: int | Unknown) -> str:
-    """A limit that isn't set is known not to be."""
+    """A limit that isn't set is known to be absent."""
     return limit_bytes.reason if isinstance(limit_bytes, Unknown) else size(limit_bytes)
 
 
@@ -257,7 +257,7 @@ def _raw(raw: str, name: str) -> str:
 
 
 def _prose(said: str) -> str:
-    """A sentence as markup: signs that terminals may lack, figure and unit on one line, names as code."""
+    """A sentence as markup: signs such as ±, figure and unit on one line, names as code."""
     signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
     kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", kept)

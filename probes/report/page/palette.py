@@ -1,7 +1,10 @@
-"""Colours of page and plots, by name, for light and dark; chosen to hold apart with colour-blind eyes. Pure.
+"""Colours of page and plots, by name, for light and dark; chosen to be distinguishable with colour blindness.
+
+Pure.
 
 Hues after M. Okabe and K. Ito, "Color Universal Design" (2008), darkened or lightened to a contrast of at
-least 3 : 1 on their background (WCAG 2.2, 1.4.11). No plot tells by colour alone: shapes and words do too.
+least 3 : 1 on their background (WCAG 2.2, 1.4.11). No plot relies on colour alone: shapes and words carry the
+same information.
 """
 
 # name -> (on light, on dark). The plots are drawn in the light ones, each of which occurs once.

@@ -1,4 +1,4 @@
-"""Every plot of a report with title and caption, drawn and ready for the page; or why it isn't there."""
+"""Every plot of a report with title and caption, drawn and ready for the page; or why it is missing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class _Words:
-    """What is said about a plot. The alternative text is for those who can't see it."""
+    """The words about a plot. The alternative text is for those who can't see it."""
 
     name: str
     title: str
