@@ -109,9 +109,9 @@ def spellings(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
-    """A JSON value in which these fields, if it is an object, have their right names alone.
+    """A JSON value in which these fields, if it is an object, have only their right names.
 
-    With each field come those of the object that is its value.
+    Each field comes with those of the object that is its value.
     """
     if not isinstance(value, dict):
         return value

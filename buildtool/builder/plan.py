@@ -117,9 +117,9 @@ def build_args(variant: Variant, resolved: Resolved, epoch: int) -> dict[str, st
 
 
 def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
-    """Labels of an image: what it is, and which sources served.
+    """Labels of an image: what it is, and which sources it came from.
 
-    Why others didn't stays on the host (lock file, report): such words name its network.
+    Why other sources failed stays on the host (lock file, report): such messages name its network.
     """
     return {
         "org.opencontainers.image.title": f"weir/{variant.name}",

@@ -90,9 +90,9 @@ def created(record: Mapping[str, Any]) -> int:
 
 
 def read_config(text: bytes) -> dict[str, Any]:
-    """A config as a value, as in the engine: what isn't UTF-8 becomes U+FFFD.
+    """A config as a value, as the engine reads it: what isn't UTF-8 becomes U+FFFD.
 
-    The fields that a pruned image's config gets anew, or adds to, have their right names. Raises DataError.
+    The fields that a pruned image's config replaces or extends have their right names. Raises DataError.
     """
     try:
         document = json.loads(text.decode("utf-8", "replace"), object_pairs_hook=joined)

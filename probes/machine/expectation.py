@@ -10,9 +10,9 @@ APU_KERNEL = (6, 10)  # from this version on, amdgpu may place an APU's allocati
 
 
 def expect(machine: Machine) -> Expectation:
-    """The documented behaviour, with its source; `unknown` where nothing written down applies.
+    """The documented behaviour, with its source; `unknown` where no documentation applies.
 
-    Also for a card that is here and that this torch can't use.
+    It also covers a card that this torch can't use.
     """
     maker = maker_of(machine)
     if machine.wsl and (maker != "unseen" or "/dev/dxg" in machine.device_files):

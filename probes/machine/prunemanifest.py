@@ -11,9 +11,9 @@ MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole 
 
 
 def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) -> str:
-    """What to say when a pruned image has no code for any of the cards here; empty when all is well.
+    """The message for a pruned image without code for any of the cards here; empty when there is code.
 
-    With HSA_OVERRIDE_GFX_VERSION set, cards count as what it names.
+    With HSA_OVERRIDE_GFX_VERSION set, cards count as the target that it names.
     """
     cards = list(kfd.targets(root))
     override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
@@ -24,9 +24,9 @@ def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) 
 
 
 def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
-    """The sentence; none where the image isn't pruned, no card is known, or one of them is held.
+    """The message; empty where the image isn't pruned, no card is known, or the image has code for one.
 
-    An image for a family (`gfx11-generic`) is given the benefit of the doubt.
+    An image for a family (`gfx11-generic`) is assumed to have it.
     """
     processors = {target.partition(":")[0] for target in held}
     family = any(name.endswith("-generic") for name in processors)

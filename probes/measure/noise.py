@@ -1,6 +1,6 @@
-"""What else went on beside a measurement, by looks at the machine before and after it. Pure.
+"""Finds other activity during a measurement, from the machine's state before and after it. Pure.
 
-Each flag begins with what it is about: `foreign` users of the GPU, `host` load, `throttled` clocks.
+Each flag begins with its subject: `foreign` users of the GPU, `host` load, `throttled` clocks.
 """
 
 from dataclasses import dataclass

@@ -121,7 +121,7 @@ def run(
         bench.cap_vram(chosen.cap_bytes)
     with ExitStack() as stack:
         state = _Run(bench, gauges, chosen, stack)
-        # A sum needs a little VRAM for its result, the driver some for the kernel: allocated while there is room.
+        # A sum needs a little VRAM for its result, the driver some for the kernel: allocate both early.
         result = stack.enter_context(bench.memory("vram", WORD_BYTES))
         word = result.span(0, WORD_BYTES)
         warm = bench.operation("read", word, word)  # the kernel and the clock's events are there before
