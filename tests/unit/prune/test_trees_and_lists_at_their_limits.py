@@ -94,7 +94,7 @@ def test_no_descriptor_of_a_list_stays_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     listed(tmp_path / "list.json", tmp_path)
     (tmp_path / "list.json.journal").write_text("odd\n")
-    with pytest.raises(DataError, match="no journal"):
+    with pytest.raises(DataError, match="not a journal"):
         listed(tmp_path / "list.json", tmp_path)
     (tmp_path / "list.json").write_text("odd")
     with pytest.raises(DataError, match="no manifest"):
