@@ -97,7 +97,7 @@ def test_no_descriptor_of_a_list_stays_open(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a journal"):
         listed(tmp_path / "list.json", tmp_path)
     (tmp_path / "list.json").write_text("odd")
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError, match="not a manifest"):
         listed(tmp_path / "list.json", tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
