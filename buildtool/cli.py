@@ -42,7 +42,7 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
     return delivered(
-        _run_verb, argv, interrupted="what is half-written is removed, by the next run at the latest"
+        _run_verb, argv, interrupted="half-written files are removed, by the next run at the latest"
     )
 
 
@@ -53,7 +53,7 @@ def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser(verb).parse_args(argv)
     try:
         return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
-    except OSError as error:  # of a file in our way that no module expects there
+    except OSError as error:  # about a file in the way that no module expects
         where = f" {error.filename}" if error.filename else ""
         complain(f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions")
         return int(Exit.DATA)

@@ -65,7 +65,7 @@ class Lock:
                 f"can't read {path}: {error.strerror}", "name another lock file: WEIR_LOCK=FILE"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            hint = f"remove it to resolve afresh: {command('rm', '--', str(path))}"
+            hint = f"remove it to resolve again: {command('rm', '--', str(path))}"
             raise ConfigError(
                 f"{path}: not a lock file of this tool ({type(error).__name__}: {error})", hint
             ) from error
@@ -127,5 +127,5 @@ def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
 def _checked(wheel: Wheel) -> Wheel:
     """A wheel whose name and digest make a path inside the cache. Raises ValueError."""
     if not (_WHEEL.fullmatch(wheel.filename) and _SHA256.fullmatch(wheel.sha256)):
-        raise ValueError(f"{wheel.filename!r} with SHA-256 {wheel.sha256!r} is no wheel")
+        raise ValueError(f"{wheel.filename!r} with SHA-256 {wheel.sha256!r} is not a wheel")
     return wheel

@@ -121,7 +121,7 @@ def last_words(output: str) -> str:
 
 
 def to_seal(proof: Proof) -> str:
-    """A proof as text, kept under the image's digest: what was proved once needn't be run again."""
+    """A proof as text, kept under the image's digest: one proof per digest is enough."""
     return json.dumps(encode(proof))
 
 

@@ -151,7 +151,7 @@ def lock_now(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no locks on this file system: nobody can take them, and a sweep leaves all alone
+    except OSError:  # no locks on this file system: nobody can take them, and a sweep leaves everything alone
         pass
     return True
 

@@ -94,6 +94,6 @@ def _object(value: Json, where: str) -> Mapping[str, Json]:
 
 def _not_a_report(why: object) -> DataError:
     return DataError(
-        terminal(f"{why}: this is no audit report"),
+        terminal(f"{why}: this is not an audit report"),
         f"write one with: {host_command()} audit IMAGE --json FILE",
     )

@@ -70,7 +70,7 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
             r"expected a count, found '-1'",
         ),
         (broken(lambda d: d["totals"].update(unpacked_bytes=True)), r"expected int, found 'True'"),
-        (broken(lambda d: d["totals"].update(unpacked_bytes=float("nan"))), r"not JSON \(NaN is no JSON\)"),
+        (broken(lambda d: d["totals"].update(unpacked_bytes=float("nan"))), r"not JSON \(NaN is not JSON\)"),
         (
             broken(lambda d: d["findings"][0].update(severity="dire")),
             r"findings\[0\].severity: expected one of error, warning, info, found 'dire'",
