@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from buildtool.errors import Exit
 from probes.shared.entry import delivered, run_as_program
@@ -19,13 +19,14 @@ VERBS = {
     "probe": "measure memory placement on this machine; show, compare and draw the reports",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show what this host has and what is missing: engine, plugins, cards, groups, disk",
+    "completion": "print a script that completes verbs, options and paths in bash or zsh",
 }
 
 
-def build_parser(verb: str | None) -> argparse.ArgumentParser:
-    """The parser with every verb, the arguments of `verb` alone filled in (imports stay lazy)."""
+def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
+    """The parser with every verb, of which those `filled` have their arguments (imports stay lazy)."""
     parser = Parser(
-        prog=host_command(),
+        prog=prog,
         description="Build, audit and prune container images of PyTorch services.",
         epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
         allow_abbrev=False,
@@ -34,7 +35,7 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
         sub = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if name == verb:
+        if name in filled:
             importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
     return parser
 
@@ -50,7 +51,7 @@ def _run_verb(argv: Sequence[str]) -> int:
     if list(argv[:1]) == ["probe"]:  # its arguments, --help included, are for the other program
         return int(importlib.import_module("buildtool.commands.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
-    args = build_parser(verb).parse_args(argv)
+    args = build_parser([verb] if verb else [], host_command()).parse_args(argv)
     try:
         return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
     except OSError as error:  # about a file in the way that no module expects

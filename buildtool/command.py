@@ -104,6 +104,22 @@ def run_loud(
     return Completed("", tail)
 
 
+def relay(
+    say: Callable[[str], None], shorten: Callable[[str], str | None], *, verbose: bool
+) -> Callable[[str], None]:
+    """A function that passes a program's lines on to `say`: all when `verbose`, else what `shorten` returns.
+
+    `shorten` returns None for a line that isn't worth saying.
+    """
+
+    def hear(line: str) -> None:
+        told = line if verbose else shorten(line)
+        if told is not None:
+            say(told)
+
+    return hear
+
+
 def stop_children() -> None:
     """End every program that runs now, with all that it started, and let none start afterwards.
 

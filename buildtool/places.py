@@ -10,6 +10,11 @@ from buildtool.errors import DataError
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
+def path_or_name(text: str) -> str:
+    """The type of an argument that a path or an image's name may follow: shells complete it as a path."""
+    return text
+
+
 class Place(Enum):
     """What a path leads to, symbolic links followed."""
 

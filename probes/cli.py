@@ -100,6 +100,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXITS,
         allow_abbrev=False,
     )
+    add_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verbs with their arguments."""
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", help="name the probes", allow_abbrev=False)
@@ -133,7 +139,6 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
     add_verbs(verbs)
-    return parser
 
 
 def _size(text: str) -> int:

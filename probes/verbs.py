@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.records.schema import named_report
 from probes.shared import files
-from probes.shared.output import Parser, hand_over, tell
+from probes.shared.output import hand_over, tell
 
 if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[Parser]
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_verbs(verbs: "Verbs") -> None:

@@ -1,12 +1,17 @@
 """What the verbs share about builds: which cards an image is for, where caches are kept."""
 
 import argparse
+import platform
 
+from buildtool.audit.read.image import host_platform, parse_platform
 from buildtool.builder import catalog, pipeline
 from buildtool.engine import host
+from buildtool.errors import ConfigError
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.shipped import lock_file, state_directory
+
+_BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +47,26 @@ def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list
     return asked, [list(dict.fromkeys(variants)) for variants in each], catalogs[0].source_date_epoch
 
 
-def workplace(say: pipeline.Say) -> pipeline.Workplace:
+def workplace(say: pipeline.Say, *, verbose: bool = False) -> pipeline.Workplace:
     """Where builds keep their caches and their lock: `buildtool.shipped` says."""
-    return pipeline.Workplace(state_directory(), lock_file(), say)
+    return pipeline.Workplace(state_directory(), lock_file(), say, verbose)
+
+
+def require_platform(asked: str, engine_machine: str) -> None:
+    """Refuse to build for a platform other than this host's. Raises ConfigError.
+
+    Programs on this host make the base, choose the wheels and prove the image, and the engine has to run it.
+    `engine_machine` is the engine's name for its processor (`x86_64`), empty when it isn't known yet.
+    """
+    here, wish = host_platform(), parse_platform(asked)
+    plain = wish.variant in ("", _BASELINE.get(here.architecture))
+    if (wish.os, wish.architecture) != (here.os, here.architecture) or not plain:
+        raise ConfigError(
+            f"can't build for {wish}: bases, wheels and proofs are made on this host, which is {here}",
+            f"run this on a {wish} machine, and push from there; or leave --platform out",
+        )
+    if engine_machine not in ("", platform.machine()):
+        raise ConfigError(
+            f"can't build for {wish}: the engine is on another machine, of type {engine_machine}",
+            f"use an engine on {here}: see `docker context ls`",
+        )

@@ -44,6 +44,7 @@ class Workplace:
     state: Path
     lock: Path
     say: Say = field(repr=False)
+    verbose: bool = False  # whether programs that bring inputs are heard in full
 
     def seal(self, kind: str, *settings: object) -> Path:
         """Where observations of an image are kept: one file for each digest, settings and tool.
@@ -68,12 +69,12 @@ class Workplace:
     @property
     def wheels(self) -> WheelCache:
         """The wheel cache."""
-        return WheelCache(self.state / "wheels", self.say)
+        return WheelCache(self.state / "wheels", self.say, verbose=self.verbose)
 
     @property
     def rootfs(self) -> RootfsCache:
         """The cache of root file systems."""
-        return RootfsCache(self.state / "rootfs", self.say)
+        return RootfsCache(self.state / "rootfs", self.say, verbose=self.verbose)
 
     @property
     def prunes(self) -> PruneCache:
@@ -213,10 +214,12 @@ def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
     return PrunedInputs(targets, found)
 
 
-def bake(plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False) -> list[BuiltImage]:
+def bake(
+    plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False, verbose: bool = False
+) -> list[BuiltImage]:
     """Build every image of the plan. Raises as `buildx.bake_plan` does."""
     baked = plan.bake(zstd=engine.info().containerd_store)
-    digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache)
+    digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache, verbose=verbose)
     variants = [image.variant for image in plan.images]
     return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
 

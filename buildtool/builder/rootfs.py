@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from buildtool.command import CommandFailed, find, run, run_loud
+from buildtool.command import CommandFailed, find, relay, run, run_loud
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
@@ -115,11 +115,12 @@ def _container() -> Sequence[str]:
 
 
 class RootfsCache:
-    """Root file systems as plain tars, by recipe."""
+    """Root file systems as plain tars, by recipe. When `verbose`, it says every line of mmdebstrap's."""
 
-    def __init__(self, directory: Path, say: Say) -> None:
+    def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
         self._directory = directory
         self._say = say
+        self._verbose = verbose
 
     def path(self, base: Bootstrap, epoch: int) -> Path:
         """Where the tar of this recipe is, or would be."""
@@ -169,8 +170,10 @@ class RootfsCache:
             try:
                 run_loud(
                     command,
-                    say=lambda line: (
-                        self._say(f"{base.suite}: {line}") if line.startswith(("I:", "E:", "W:")) else None
+                    say=relay(
+                        lambda line: self._say(f"{base.suite}: {line}"),
+                        lambda line: line if line.startswith(("I:", "E:", "W:")) else None,
+                        verbose=self._verbose,
                     ),
                     env={**environment(base, os.environ, epoch), "TMPDIR": str(named)},
                 )

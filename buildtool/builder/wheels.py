@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from buildtool.command import CommandFailed, run, run_loud
+from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.errors import DataError, SourceUnreachable
 from buildtool.files import discard, scratch, sha256_of, sync_directory
 from buildtool.model import TorchBuild, TorchSource, Wheel
@@ -35,11 +35,12 @@ TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
 
 class WheelCache:
-    """Wheels by content, filled by pip."""
+    """Wheels by content, filled by pip. When `verbose`, it says every line of pip's."""
 
-    def __init__(self, directory: Path, say: Say) -> None:
+    def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
         self._directory = directory
         self._say = say
+        self._verbose = verbose
 
     def path(self, wheel: Wheel) -> Path:
         """Where a wheel is, or would be."""
@@ -138,8 +139,10 @@ class WheelCache:
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
         run_loud(
             [*base, *target, "--dest", str(into), *arguments],
-            say=lambda line: (
-                self._say(f"python {python}: {Path(line).name}") if line.startswith("Saved") else None
+            say=relay(
+                lambda line: self._say(f"python {python}: {line}"),
+                lambda line: Path(line).name if line.startswith("Saved") else None,
+                verbose=self._verbose,
             ),
             env={**(_connection_settings() if alone else os.environ), "PIP_NO_INPUT": "1"},
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildtool.audit.audit import Wish
 from buildtool.audit.judge.budget import Verdict
-from buildtool.audit.read.documents import Platform
+from buildtool.audit.read.image import parse_platform
 from buildtool.audit.report.baseline import Comparison, compare, parse_tolerance
 from buildtool.audit.report.html import render_html
 from buildtool.audit.report.junit import render_junit
@@ -20,7 +20,7 @@ from buildtool.audit.tar.limits import LIMITS
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
-from buildtool.places import Place, place_at
+from buildtool.places import Place, path_or_name, place_at
 from probes.shared.output import hand_over
 
 _FORMS = {
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument(
         "source",
+        type=path_or_name,
         metavar="IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json",
         help="image in the engine, or a path; a saved report is shown again",
     )
@@ -127,17 +128,10 @@ def _wish(args: argparse.Namespace) -> Wish:
         ),
         targets=targets,
         image=args.image,
-        platform=_platform(args.platform) if args.platform else None,
+        platform=parse_platform(args.platform) if args.platform else None,
         top=max(args.top, Wish.top),
         limits=limits,
     )
-
-
-def _platform(text: str) -> Platform:
-    parts = text.split("/")
-    if not 2 <= len(parts) <= 3 or not all(parts):
-        raise ConfigError(f"{text!r} is not a platform", "write one such as linux/amd64 or linux/arm/v7")
-    return Platform(*parts)
 
 
 def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top: int) -> str:

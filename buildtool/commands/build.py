@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
-from buildtool.builder.choices import add_targets, wanted, workplace
+from buildtool.builder.choices import add_targets, require_platform, wanted, workplace
 from buildtool.engine import provision
 from buildtool.errors import Exit
 from buildtool.progress import Progress
@@ -30,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reports", type=Path, default=REPORTS, metavar="DIR", help="where audits go (%(default)s)"
     )
+    parser.add_argument(
+        "--platform",
+        metavar="OS/ARCH",
+        help="refuse to build for another one (only this host's can be built)",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="every line of BuildKit, pip, mmdebstrap and apt, not a choice"
+    )
     parser.add_argument("--yes", action="store_true", help="install a missing engine without asking")
 
 
@@ -42,14 +50,18 @@ def run(args: argparse.Namespace) -> int:
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
     asked, candidates, epoch = wanted(args, say)  # a wrong name is reported before an engine is installed
-    place = workplace(say)
-    engine = provision.ensure_engine(say, assume_yes=args.yes)
+    if args.platform:
+        require_platform(args.platform, "")
+    place = workplace(say, verbose=args.verbose)
+    engine = provision.ensure_engine(say, assume_yes=args.yes, verbose=args.verbose)
+    if args.platform:
+        require_platform(args.platform, engine.info().machine)
     with place.alone():
         plan = pipeline.make_plan(
             place, candidates, engine=engine, epoch=epoch, update_lock=args.update_lock, asked=asked
         )
         pipeline.stage(place, plan)
-        images = pipeline.bake(plan, engine=engine, say=say, no_cache=args.no_cache)
+        images = pipeline.bake(plan, engine=engine, say=say, no_cache=args.no_cache, verbose=args.verbose)
     both = list(zip(plan.images, images, strict=True))
     proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
     for (planned, image), proved in zip(both, proofs, strict=True):

@@ -9,14 +9,15 @@ from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_t
 from buildtool.audit.subject import report_of
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
+from buildtool.places import path_or_name
 from probes.shared.output import hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     what = "image in the engine, archive, layout directory or saved JSON report"
-    parser.add_argument("before", metavar="A", help=what)
-    parser.add_argument("after", metavar="B", help="the same, compared with A")
+    parser.add_argument("before", type=path_or_name, metavar="A", help=what)
+    parser.add_argument("after", type=path_or_name, metavar="B", help="the same, compared with A")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
     parser.add_argument("--format", choices=("table", "markdown"), default="table", help="of standard output")
     parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default 15)")

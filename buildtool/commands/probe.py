@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `weir --help` needs; the probes parse the arguments themselves."""
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="VERB ...", help="a verb of the probes")
+    """The verbs of the probes, for completion; a command line of theirs goes to them unparsed."""
+    from probes import cli
+
+    cli.add_arguments(parser)
 
 
 def run(words: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from buildtool.command import CommandFailed, run, run_loud
+from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.engine.client import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
@@ -40,8 +40,12 @@ def require_buildx() -> str:
     return match[0]
 
 
-def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False) -> dict[str, str]:
+def bake_plan(
+    plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False, verbose: bool = False
+) -> dict[str, str]:
     """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own output.
+
+    When `verbose`, `say` hears every line of BuildKit's, else those in WORTH_SAYING.
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
@@ -51,7 +55,8 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
         command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
         command += ["--progress=plain", f"--metadata-file={metadata}"]
         command += ["--no-cache"] if no_cache else []
-        _run_bake(command, render_plan(plan), engine=engine, say=say)
+        hear = relay(say, _worth_saying, verbose=verbose)
+        _run_bake(command, render_plan(plan), engine=engine, say=say, hear=hear)
         data = json.loads(metadata.read_text())
     digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
     for name, digest in digests.items():
@@ -63,13 +68,17 @@ def bake_plan(plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool 
     return digests
 
 
-def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say) -> None:
-    """Run bake, once more after a fault that passes. Raises as `bake_plan` does."""
+def _worth_saying(line: str) -> str | None:
+    return line if WORTH_SAYING.match(line) else None
+
+
+def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say, hear: Say) -> None:
+    """Run bake, once more after a fault that passes; `hear` gets its lines. Raises as `bake_plan` does."""
     for is_last in (False, True):
         try:
             run_loud(
                 command,
-                say=lambda line: say(line) if WORTH_SAYING.match(line) else None,
+                say=hear,
                 stdin=plan,
                 env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
             )
@@ -97,7 +106,7 @@ def _cause(error: CommandFailed, engine: Engine) -> ToolError:
     said = [line for line in error.tail.splitlines() if line.strip()]
     return BuildFailed(
         "the build failed:\n" + "\n".join(said[-12:]),
-        f"run it alone to see all: {host_command()} build VARIANT",
+        f"see every line of it: {host_command()} build VARIANT --verbose",
     )
 
 

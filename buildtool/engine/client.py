@@ -52,6 +52,7 @@ class EngineInfo:
     host: str  # the name of the machine it runs on
     root_dir: str  # on that machine
     security_options: tuple[str, ...]
+    machine: str = ""  # its processor, as `uname -m` writes it
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Engine:
             host=str(info.get("Name") or ""),
             root_dir=str(info.get("DockerRootDir", "/var/lib/docker")),
             security_options=tuple(info.get("SecurityOptions") or ()),
+            machine=str(info.get("Architecture") or ""),
         )
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:

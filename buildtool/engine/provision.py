@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.command import CommandFailed, find, run, run_loud, spawn
+from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
 from buildtool.engine.client import NEXT_STEP, Engine, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch, write_text
@@ -79,10 +79,11 @@ def chooses_store(host: Host) -> bool:
     return not (host.has_engine or host.has_settings or host.has_images)
 
 
-def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
+def ensure_engine(say: Say, *, assume_yes: bool = False, verbose: bool = False) -> Engine:
     """A connection to a working engine, after installing and starting one if need be.
 
-    Raises EngineUnavailable with the next step where this tool can't do that.
+    When `verbose`, `say` gets every line of apt's. Raises EngineUnavailable with the next step where this
+    tool can't do that.
     """
     try:
         return Engine()
@@ -98,19 +99,19 @@ def ensure_engine(say: Say, *, assume_yes: bool = False) -> Engine:
         say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
         if not (assume_yes or _agreed()):
             raise EngineUnavailable("no Docker engine answers, and you declined to install one", NEXT_STEP)
-        _install_on(host, plan, say)
+        _install_on(host, plan, say, verbose=verbose)
     start(say)
     return Engine()
 
 
-def _install_on(host: Host, plan: InstallPlan, say: Say) -> None:
+def _install_on(host: Host, plan: InstallPlan, say: Say, *, verbose: bool) -> None:
     """Install; a new engine's settings come first, since its package may start it at once."""
     ours = chooses_store(host)
     if ours:
         say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
         write_text(DAEMON_JSON, MODERN_STORE)
     try:
-        install(plan, say)
+        install(plan, say, verbose=verbose)
     except BaseException:
         if ours:
             DAEMON_JSON.unlink(missing_ok=True)
@@ -134,7 +135,7 @@ def describe_host() -> Host:
     )
 
 
-def install(plan: InstallPlan, say: Say) -> None:
+def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
     """Install with apt; another suite's packages come through a configuration of our own."""
     with scratch() as folder:
         options = _borrow_suite(folder, plan.suite) if plan.suite else []
@@ -142,11 +143,11 @@ def install(plan: InstallPlan, say: Say) -> None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]
         try:
-            run_loud([*quiet, "update"], say=lambda _line: None, env=environment)
+            run_loud([*quiet, "update"], say=relay(say, lambda _line: None, verbose=verbose), env=environment)
             command = [*quiet, "install", "-y", "--no-install-recommends", *packages]
             run_loud(
                 command,
-                say=lambda line: say(line) if line.startswith("Setting up") else None,
+                say=relay(say, lambda line: line if line.startswith("Setting up") else None, verbose=verbose),
                 env=environment,
             )
         except CommandFailed as error:

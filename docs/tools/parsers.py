@@ -38,9 +38,7 @@ def parse(main: Main, words: Sequence[str]) -> None:
     original = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser, args: Sequence[str] | None = None) -> argparse.Namespace:
-        parsed = original(parser, args)
-        if delegates(parser, words):
-            return parsed  # the verb passes its words on, to a parser that is caught in its turn
+        original(parser, args)
         raise _Caught(parser)
 
     said = io.StringIO()
@@ -94,9 +92,3 @@ def verbs(main: Main) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for verb in subparsers(parser_of(main, ["--help"])):
         caught = parser_of(main, [verb, "--help"])
         yield verb, subparsers(caught).get(verb, caught)
-
-
-def delegates(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
-    """Whether the verb takes its words as they are, to pass them on."""
-    chosen = next((sub for verb, sub in subparsers(parser).items() if verb in words[:1]), parser)
-    return any(action.nargs == argparse.REMAINDER for action in chosen._actions)

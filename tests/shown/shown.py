@@ -48,6 +48,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
 )
 INLINE = re.compile(r"(?<!`)`(?P<text>(?:weir|make|python3? -m (?:buildtool|probes)) [^`\n]+)`(?!`)")
+SUBSTITUTED = re.compile(r"<\(([^()]+)\)")  # a command whose output another one reads
 SETTINGS = re.compile(r"^(?:\w+=(?:\$\([^)]*\)|'[^']*'|\S+)\s+)+")
 ORDER = ("README.md", "docs/tutorial", "docs/howto", "CONTRIBUTING.md", "docs")
 COMPOSE_VERBS = {"up", "down", "run", "logs", "ps", "config"}
@@ -118,6 +119,8 @@ def forwarded(words: Sequence[str]) -> list[str]:
 
 def check(command: Command) -> None:
     """Parse a command by its program's own means. Raises Refused, and Unaccounted where there are none."""
+    for inner in SUBSTITUTED.findall(command.text):
+        check(Command(command.page, inner))
     words = forwarded(command.words)
     mains = programs()
     if words[0] == "weir":

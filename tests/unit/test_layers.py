@@ -15,6 +15,7 @@ from architecture import MODULES, ROOT, imports, name_of, nodes
 GATES = {
     "docker": {"buildtool/engine/client.py"},
     "requests": {"buildtool/engine/client.py"},
+    "shtab": {"buildtool/commands/completion.py"},
     "yaml": {"buildtool/builder/catalog.py"},
     "jsonschema": {"buildtool/builder/catalog.py"},
     "subprocess": {"buildtool/command.py", "probes/run/supervisor.py"},

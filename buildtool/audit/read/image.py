@@ -22,6 +22,7 @@ from buildtool.audit.read.unindexed import calls, from_config, from_saved
 from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument, Mismatch, MissingContent, NoSuchImage
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.unpack import Form
+from buildtool.errors import ConfigError
 
 _EMPTY_INDEX = (
     "index.json names no image, which is how Docker 25.0 writes an untagged one; manifest.json was read"
@@ -47,6 +48,14 @@ class _Leaf:
 def host_platform() -> Platform:
     """The platform whose images run here."""
     return Platform("linux", _MACHINES.get(machine(), machine()))
+
+
+def parse_platform(text: str) -> Platform:
+    """A platform as users write it: `linux/arm64`, `linux/arm/v7`. Raises ConfigError."""
+    parts = text.split("/")
+    if not 2 <= len(parts) <= 3 or not all(parts):
+        raise ConfigError(f"{text!r} is not a platform", "write one such as linux/amd64 or linux/arm/v7")
+    return Platform(*parts)
 
 
 def read_image(

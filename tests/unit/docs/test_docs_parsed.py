@@ -68,6 +68,7 @@ def test_no_reason_is_kept_for_a_command_that_is_not_shown() -> None:
         "NO_SUCH_SETTING=1 docker compose up",
         "docker compose run --rm no-such-service",
         "docker compose run --rm probe python3 -m probes run --no-such-option",
+        "source <(weir completion no-such-shell)",
     ],
 )
 def test_a_mistyped_command_is_noticed(text: str) -> None:

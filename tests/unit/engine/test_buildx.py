@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from buildtool.command import CommandFailed, Completed
+from buildtool.command import CommandFailed, Completed, relay
 from buildtool.engine import buildx
 from buildtool.errors import BuildFailed, EnvironmentMissing
 
@@ -67,3 +67,31 @@ def test_a_step_that_fails_is_not_run_again(
     error, said = bake(words)
     assert isinstance(error, BuildFailed | EnvironmentMissing)
     assert said == ["run"]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_verbose_build_hides_no_line_of_buildkit(monkeypatch: pytest.MonkeyPatch, verbose: bool) -> None:
+    lines = ["#1 [internal] load build definition", "#2 [base 1/2] FROM scratch", "#2 sha256:00 1.2MB / 4MB"]
+    said = list[str]()
+
+    def run_loud(command: list[str], *, say: Callable[[str], None], **_more: object) -> Completed:
+        for line in lines:
+            say(line)
+        raise CommandFailed(command, 1, "ERROR: step failed")
+
+    monkeypatch.setattr(buildx, "run_loud", run_loud)
+    engine: Any = SimpleNamespace(info=lambda: None)
+    with pytest.raises(BuildFailed, match="build VARIANT --verbose"):
+        buildx.bake_plan(PLAN, engine=engine, say=said.append, verbose=verbose)
+    assert said == (lines if verbose else lines[1:2])
+
+
+def test_a_line_is_relayed_as_its_program_wrote_it_when_all_are_asked_for() -> None:
+    for verbose, heard in ((False, ["b"]), (True, ["a", "Saved b"])):
+        said = list[str]()
+        hear = relay(
+            said.append, lambda line: line[6:] if line.startswith("Saved") else None, verbose=verbose
+        )
+        for line in ("a", "Saved b"):
+            hear(line)
+        assert said == heard

@@ -50,7 +50,7 @@ class World:
             raise self.why
         return SimpleNamespace(info=lambda: SimpleNamespace(version="1"))
 
-    def install(self, _plan: InstallPlan, _say: object) -> None:
+    def install(self, _plan: InstallPlan, _say: object, *, verbose: bool) -> None:
         self.done.append("install")
 
     def spawn(self, *_: object, **__: object) -> None:
@@ -95,7 +95,9 @@ def test_an_engine_that_we_install_has_its_settings_before_its_package_starts_it
 ) -> None:
     bare = world(host())
     settings: list[str] = []
-    monkeypatch.setattr(provision, "install", lambda *_: settings.append(provision.DAEMON_JSON.read_text()))
+    monkeypatch.setattr(
+        provision, "install", lambda *_, **__: settings.append(provision.DAEMON_JSON.read_text())
+    )
     ensure()
     assert "containerd-snapshotter" in settings[0]
     assert bare.done == ["start"]
@@ -106,7 +108,7 @@ def test_an_install_that_fails_leaves_no_settings_behind(
 ) -> None:
     world(host())
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, verbose: bool) -> None:
         raise EnvironmentMissing("apt can't")
 
     monkeypatch.setattr(provision, "install", fail)
