@@ -496,7 +496,7 @@ def _serve(
     plugin = InPlace(chosen, jobs, done)
     files = [str(ROOT / "tests/unit" / name) for name in folders]
     if code := pytest.main([*pytest_options(scratch / "served"), *files], plugins=[plugin]):
-        raise RuntimeError(f"pytest ended with {code!r}")
+        raise RuntimeError(f"pytest ended with {code!r}; failed: {plugin.failed}")
     left = [mutant for mutant in chosen if verdicts.get(key_of(mutant)) == "reload"]
     answer = {
         "verdicts": verdicts,

@@ -181,8 +181,9 @@ def bring_tree(bootstrap: Bootstrap) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two benches use the trees
         if not tree.exists():
             shutil.rmtree(partial, ignore_errors=True)
-            command = mmdebstrap_command(bootstrap, partial, host_mirror())
-            command[1:1] = ["--format=directory", *OPTIONS]
+            made = mmdebstrap_command(bootstrap, partial, host_mirror())
+            command = ["--format=directory" if word == "--format=tar" else word for word in made]
+            command[1:1] = OPTIONS
             surroundings = environment(bootstrap, os.environ, 0)
             run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings)
             partial.rename(tree)
