@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from tabulate import tabulate
+
 from buildtool.audit.report.render import SummaryRow
 from buildtool.builder.plan import ImagePlan
 from buildtool.engine.host import Row
 from buildtool.engine.proof import Proof
 from buildtool.model import BuiltImage
-from probes.shared.grid import text_table
 from probes.shared.quoting import terminal
 
 
@@ -28,7 +29,7 @@ def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Se
     notes = [
         f"  {target.variant.name}: skipped {note}" for target in targets for note in target.resolved.notes
     ]
-    return "\n".join([text_table(headers, rows), *map(terminal, notes)])
+    return "\n".join([_drawn(rows, headers), *map(terminal, notes)])
 
 
 def audited(rows: Sequence[SummaryRow]) -> str:
@@ -38,10 +39,15 @@ def audited(rows: Sequence[SummaryRow]) -> str:
         for row in rows
     ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
-    return text_table(headers, cells)
+    return _drawn(cells, headers)
 
 
 def diagnosis(rows: Sequence[Row]) -> str:
     """What the host has and what is missing."""
     cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
-    return text_table(("", "state", "found", "next step"), cells)
+    return _drawn(cells, ("", "state", "found", "next step"))
+
+
+def _drawn(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, disable_numparse=True)

@@ -1,4 +1,4 @@
-"""A report as text or Markdown."""
+"""A report as text or Markdown. Tabulate draws the tables where it is installed (on the host)."""
 
 import math
 from collections import Counter
@@ -33,14 +33,32 @@ from probes.report import crossover, residency
 from probes.report.answers import all_records, answers, groups, pick
 from probes.report.fit import Piece, fit, points_of
 from probes.report.headline import headline
-from probes.shared.grid import Rows, markdown_table, text_table
 from probes.shared.quoting import markdown_sentence, terminal
 from probes.shared.units import binary_bytes, duration, gb_per_s
+
+Rows = list[list[str]]
 
 
 def table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
     """The rows under their headers; figures keep the form they were given."""
-    return markdown_table(headers, rows, markdown_sentence) if markdown else text_table(headers, rows)
+    cells = [[_quoted(cell, markdown=markdown) for cell in row] for row in rows]
+    try:
+        from tabulate import tabulate
+    except ImportError:
+        return _plain_table(headers, cells, markdown=markdown)
+    return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
+
+
+def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
+    lines = [list(headers), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    rule = ["-" * width for width in widths]
+    edge, gap = ("| ", " | ") if markdown else ("", "  ")
+    texts = (
+        edge + gap.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in (lines[0], rule, *rows)
+    )
+    return "\n".join(text + " |" if markdown else text.rstrip() for text in texts)
 
 
 def _noted(drawn: str, notes: Sequence[str], *, markdown: bool) -> str:
@@ -200,7 +218,7 @@ def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
     if not rows:
         return ""
     headers = ("path", "fitted from", "to", "alpha", "beta GB/s", "n1/2", "misses by up to")
-    cells: list[list[str]] = []
+    cells: Rows = []
     notes = ["model, fitted to the figures: t = alpha + size / beta; n1/2 = alpha beta reaches half of beta"]
     for name in sorted({row.name for row in rows}):
         found = fit(points_of(rows, name))

@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
-    """The exit code of `run`, or of the failure that ended it, which is told; `interrupted` explains."""
+    """The exit code of `run`, or of the failure that it ends in, which is told; `interrupted` is for Ctrl-C."""
     try:
         try:
             return int(run(argv))

@@ -19,6 +19,12 @@ GATES = {
     "yaml": {"buildtool/builder/catalog.py"},
     "jsonschema": {"buildtool/builder/catalog.py"},
     "subprocess": {"buildtool/command.py", "probes/run/supervisor.py"},
+    "tabulate": {
+        "buildtool/audit/report/diff_text.py",
+        "buildtool/audit/report/render.py",
+        "buildtool/builder/summary.py",
+        "probes/report/render.py",
+    },
     "torch": {
         "probes/placement/architectures.py",
         "probes/measure/device.py",

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tabulate import tabulate
+
 from buildtool.audit.report.diff import Change, ImageDiff
 from buildtool.audit.report.render import capped, told_bytes
 from buildtool.audit.report.schema import AuditReport
-from probes.shared.grid import markdown_table, text_table
 from probes.shared.quoting import markdown, terminal
 from probes.shared.units import decimal_bytes
 
@@ -23,7 +24,9 @@ def render_diff_table(found: ImageDiff, top: int = 15) -> str:
     """The difference for a terminal."""
     lines = [f"A: {terminal(found.before.image.ref)}", f"B: {terminal(found.after.image.ref)}"]
     for block in _blocks(found, top):
-        lines.append(f"\n{block.title}\n{text_table(block.headers, [*block.rows, *_more(block)])}")
+        rows = [[terminal(cell) for cell in row] for row in [*block.rows, *_more(block)]]
+        table = tabulate(rows, block.headers, tablefmt="simple", disable_numparse=True)
+        lines.append(f"\n{block.title}\n{table}")
     return "\n".join([*lines, *_notes(found)]) + "\n"
 
 
@@ -32,7 +35,8 @@ def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
     refs = markdown(found.before.image.ref), markdown(found.after.image.ref)
     lines = [f"# {refs[0]} against {refs[1]}", "", f"A is {refs[0]}, B is {refs[1]}."]
     for block in _blocks(found, top):
-        table = markdown_table(block.headers, [*block.rows, *_more(block)])
+        rows = [[markdown(cell) for cell in row] for row in [*block.rows, *_more(block)]]
+        table = tabulate(rows, block.headers, "github", disable_numparse=True)
         lines += ["", f"## {block.title}", "", table]
     return capped("\n".join([*lines, *_notes(found)]) + "\n")
 

@@ -1,13 +1,15 @@
 """An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tabulate import tabulate
 
 from buildtool.audit.judge.budget import Judgement, Verdict
 from buildtool.audit.judge.finding import Finding, shown_paths
 from buildtool.audit.report.baseline import Comparison
 from buildtool.audit.report.schema import AuditReport, ImageRow
-from probes.shared.grid import Rows, markdown_table, text_table
 from probes.shared.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.shared.units import decimal_bytes
 
@@ -16,6 +18,8 @@ _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
 _FENCE = re.compile(r"^(`{3,})(.*)$", re.MULTILINE)
 _COMMAND_WIDTH = 60
 _PATHS = 4
+
+Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ def render_table(report: AuditReport, top: int = 10, comparison: Comparison | No
     """The report for a terminal, with what got worse since a baseline."""
     blocks = [*map(terminal, _headline(report))]
     for section in _sections(report, top):
-        blocks.append(f"\n{section.title}\n{text_table(section.headers, section.rows)}")
+        cells = [[terminal(cell) for cell in row] for row in section.rows]
+        table = tabulate(cells, section.headers, tablefmt="simple", disable_numparse=True)
+        blocks.append(f"\n{section.title}\n{table}")
     for finding in report.findings:
         paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
@@ -94,7 +100,13 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
         lines += ["", f"## Baseline {markdown(told_comparison(comparison))}", ""]
         lines += [f"- {markdown(line)}" for line in told_changes(comparison)]
     for section in _sections(report, top):
-        lines += ["", f"## {section.title}", "", markdown_table(section.headers, section.rows)]
+        rows = [[markdown(cell) for cell in row] for row in section.rows]
+        lines += [
+            "",
+            f"## {section.title}",
+            "",
+            tabulate(rows, section.headers, "github", disable_numparse=True),
+        ]
     for finding in report.findings:
         title = markdown(f"{finding.title}{_size_of(finding)}")
         lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]

@@ -1,3 +1,4 @@
+import builtins
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,8 +54,24 @@ def full() -> ProbeReport:
     return report(*runs, torch=CUDA_TORCH)
 
 
+def without_tabulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def fake(name: str, *rest: object) -> object:
+        if name == "tabulate":
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+
+
+@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("markdown", [True, False])
-def test_a_report_reads_well_as_text_and_as_markdown(full: ProbeReport, markdown: bool) -> None:
+def test_a_report_reads_well_with_and_without_tabulate(
+    full: ProbeReport, monkeypatch: pytest.MonkeyPatch, plain: bool, markdown: bool
+) -> None:
+    if plain:
+        without_tabulate(monkeypatch)
     text = render.render(full, markdown=markdown)
     for part in (
         "The answer",
