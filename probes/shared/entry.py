@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
-    """The exit code of `run`, or of the failure that it ends in, which is told; `interrupted` is for Ctrl-C."""
+    """The exit code of `run`, or of the failure that ends it, which is shown; `interrupted` is for Ctrl-C."""
     try:
         try:
             return int(run(argv))
