@@ -1,6 +1,6 @@
-"""Runs inside a fresh container of every image: proves that it does what it is for, as one JSON line.
+"""Runs inside a fresh container of every image: reports its facts, as one JSON line.
 
-Standard library and torch. Judging is the builder's (buildtool/engine/proof.py).
+Standard library and torch. The builder judges them (buildtool/engine/proof.py).
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ def torch_facts() -> dict[str, object]:
 
 
 def rocminfo_facts() -> dict[str, object]:
-    """Whether rocminfo is there and starts; without a card it says so and exits non-zero."""
+    """Whether rocminfo is installed and starts; without a card it prints a message and exits non-zero."""
     program = shutil.which("rocminfo")
     if not program:
         return {"present": False}

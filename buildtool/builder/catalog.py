@@ -51,7 +51,7 @@ class _Document:
 def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] = ()) -> Catalog:
     """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message.
 
-    `gpu_targets` take the place of those that a variant names.
+    `gpu_targets` replace those that a variant names.
     """
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text())

@@ -55,7 +55,7 @@ def parse_reference(text: str) -> Reference:
         raise _refused(text, "it is too long")
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise _refused(text, "what follows `@` is no digest")
+        raise _refused(text, "what follows `@` is not a digest")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:  # that colon is before a registry's port
         repository, colon, tag = rest, "", ""

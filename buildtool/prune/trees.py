@@ -129,7 +129,7 @@ def prune_tree(
 
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
-    of the targets keeps those. Raises DataError when `root` is no directory; TargetMissing when there
+    of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
     is GPU code and none of it is for one of the targets: nothing is touched then; EnvironmentMissing,
     DataError when it can't be written: what was done before that is whole, and running again does the rest.
     """

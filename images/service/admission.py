@@ -1,4 +1,4 @@
-"""Who may come in: a bounded number of requests, none while draining. Health checks never ask here."""
+"""Admits a bounded number of requests, and none while draining. Health checks don't pass through here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ class Admission:
             raise RequestError(503, "shutting down; the answer took too long", retry_after_s=RETRY_AFTER_S)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Let nobody in any more and wait for those inside; False when some were left after `timeout_s`.
+        """Admit no more requests and wait for those inside; False when some were left after `timeout_s`.
 
         Those are turned away then: their `slot` raises RequestError (503).
         """

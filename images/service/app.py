@@ -31,7 +31,7 @@ Render = Callable[[ModelInfo, Ask, Answer], dict[str, Any]]
 
 
 class Service:
-    """What the routes act on: the classifier once it is loaded and proven, and who may use it."""
+    """The state behind the routes: the classifier once it is loaded and proven, and the admission to it."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -41,7 +41,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether a request sent now would be let in, load permitting."""
+        """Whether a request sent now would be admitted, load permitting."""
         return self.classifier is not None and not self.admission.draining
 
     def require(self) -> Classifier:
@@ -90,7 +90,7 @@ def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _serve(service: Service, parse: Parse, render: Render, request: Request) -> Response:
-    """The way of every inference: a body, a slot, an ask, the worker thread, an answer.
+    """The steps of every inference: a body, a slot, a parsed request, the worker thread, an answer.
 
     The slot comes after the body, so that callers who send slowly hold none.
     """

@@ -1,6 +1,6 @@
-"""Does a pruned image hold code for this machine's AMD card? Asked before torch wakes the GPU runtime.
+"""Checks that a pruned image holds code for this machine's AMD card, before torch starts the GPU runtime.
 
-What a prune left is in the image's manifest; which cards there are, the kernel's KFD topology says.
+The image's manifest lists what a prune kept; the kernel's KFD topology lists the cards.
 """
 
 import json
@@ -25,8 +25,8 @@ def check_cards(device: str, env: Mapping[str, str]) -> None:
 def refuse_foreign(held: Sequence[str], cards: Sequence[str]) -> None:
     """Raises DeviceMissing when none of the cards is among what a pruned image holds. Pure.
 
-    No `held`: the image isn't pruned. No `cards`: whoever looks for the device says so better. An image
-    for a family (`gfx11-generic`) is given the benefit of the doubt.
+    No `held`: the image isn't pruned. No `cards`: the search for the device has a better message. An image
+    for a family (`gfx11-generic`) is assumed to have it.
     """
     processors = {target.partition(":")[0] for target in held}
     family = any(name.endswith("-generic") for name in processors)
@@ -39,7 +39,7 @@ def refuse_foreign(held: Sequence[str], cards: Sequence[str]) -> None:
 
 
 def held_targets(manifest: Path) -> tuple[str, ...]:
-    """AMD targets that a prune kept, as its manifest says; none for an image that wasn't pruned."""
+    """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
         targets = json.loads(manifest.read_text())["targets"]
         return tuple(name for name in targets if name.startswith("gfx"))
@@ -48,7 +48,7 @@ def held_targets(manifest: Path) -> tuple[str, ...]:
 
 
 def card_targets(topology: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Targets of the AMD cards, each once; the one that HSA_OVERRIDE_GFX_VERSION lets them pass for."""
+    """Targets of the AMD cards, each once; the target that HSA_OVERRIDE_GFX_VERSION names, if it is set."""
     texts = [_read(path) for path in sorted(topology.glob("*/properties"))]
     versions = {int(match[1]) for text in texts for match in _VERSION.finditer(text)} - {0}
     override = _OVERRIDE.fullmatch(env.get("HSA_OVERRIDE_GFX_VERSION", ""))

@@ -1,4 +1,4 @@
-"""A mounted model directory, judged before torch opens it: config.json and the header of model.safetensors.
+"""Checks a mounted model directory before torch opens it: config.json and the header of model.safetensors.
 
 Header: 8 bytes of length (little-endian), JSON, data (the safetensors format's README).
 """
@@ -14,7 +14,7 @@ from service.errors import ModelUnreadable
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 FLOATS = frozenset({"F32", "F16", "BF16"})  # the types that are taken as weights
-# Buffers that older exports carry although they hold no knowledge (it is 0..511)
+# Buffers in older exports without information (0..511)
 IGNORED = frozenset({"bert.embeddings.position_ids"})
 _FILES = ("config.json", "model.safetensors")
 _SIZES = (
@@ -43,7 +43,7 @@ def is_present(directory: Path) -> bool:
     try:
         there = [name for name in _FILES if (directory / name).is_file()]
         others = sorted(path.name for path in directory.glob("*.bin")) if directory.is_dir() else []
-    except OSError as error:  # not absent but closed to us: taking random weights instead would be a lie
+    except OSError as error:  # not absent but unreadable: random weights instead would be misleading
         raise _unreadable(directory, error) from error
     if len(there) == len(_FILES):
         return True
@@ -131,13 +131,13 @@ def read_header(path: Path) -> dict[str, Stored]:
             header_bytes = int.from_bytes(file.read(8), "little")
             if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise ModelUnreadable(
-                    f"{path} is no safetensors file: its header can't be {header_bytes} bytes"
+                    f"{path} is not a safetensors file: its header can't be {header_bytes} bytes"
                 )
             header = json.loads(file.read(header_bytes))
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
     if not isinstance(header, dict):
-        raise ModelUnreadable(f"{path} is no safetensors file: its header is no JSON object")
+        raise ModelUnreadable(f"{path} is not a safetensors file: its header is not a JSON object")
     header.pop("__metadata__", None)
     try:
         stored = {
@@ -146,7 +146,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         }
         end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ModelUnreadable(f"{path} is no safetensors file: its header is malformed") from error
+        raise ModelUnreadable(f"{path} is not a safetensors file: its header is malformed") from error
     if 8 + header_bytes + end != file_bytes:
         raise ModelUnreadable(
             f"{path} has {file_bytes} bytes, but its header describes {8 + header_bytes + end}",
@@ -175,7 +175,7 @@ def check(shape: BertShape, stored: Mapping[str, Stored], path: Path) -> None:
             ],
         ),
         _list(
-            "of a type that isn't taken",
+            "of an unsupported type",
             [f"{name} {found[name].dtype}" for name in shared if found[name].dtype not in FLOATS],
         ),
     )

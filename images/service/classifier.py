@@ -1,4 +1,4 @@
-"""The words that the HTTP side and the torch side share; the HTTP side can be tried with any `Classifier`."""
+"""The vocabulary of the HTTP side and the torch side; the HTTP side works with any `Classifier`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What answers. `weights` is 'random' or 'mounted'; `tokenizer` names what turns text into ids."""
+    """The model. `weights` is 'random' or 'mounted'; `tokenizer` names what turns text into ids."""
 
     name: str
     weights: str

@@ -1,11 +1,11 @@
-"""One HTTP connection: uvicorn's h11 protocol with a place at the door and a limit for whatever it waits for.
+"""One HTTP connection: uvicorn's h11 protocol with a place at the door and a limit for every wait.
 
 uvicorn limits how long a connection may be idle between requests (`timeout_keep_alive`) and how many bytes a
 head may have (`h11_max_incomplete_event_size`). It has no limit for the time that a head takes to arrive, for
-a body that nobody reads any more, and for an answer that the peer doesn't read; and its `limit_concurrency`
-counts idle connections, so whoever opens enough of them locks out everyone, health checks included. Nor does
-it limit the chunks of a body. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the event loop for
-15 s.
+a body that is no longer read, and for an answer that the peer doesn't read; and its `limit_concurrency`
+counts idle connections, so a client that opens enough of them locks out everyone, health checks included. It
+doesn't limit the chunks of a body either. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the
+event loop for 15 s.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from uvicorn.server import ServerState
 from service.admission import RETRY_AFTER_S
 from service.door import Door
 
-# What no honest caller exceeds: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
+# Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
 _FREE_CHUNKS = 1024
 _BYTES_A_CHUNK = 64  # on average, beyond the free ones
 
 
 class _Parser(h11.Connection):
-    """h11's parser, which refuses bodies in many small chunks. `refusal` says so, and is empty before."""
+    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, else nothing."""
 
     def __init__(self, head_bytes: int) -> None:
         super().__init__(h11.SERVER, head_bytes)
@@ -52,7 +52,7 @@ class _Parser(h11.Connection):
 class Connection(H11Protocol):
     """Closes itself when its request's head takes longer than `timeout_s`, or when the door says so.
 
-    One timer, armed while nothing of ours is at work: from the connection or the last answer until a head has
+    One timer, armed while this side isn't working: from the connection or the last answer until a head has
     arrived, and while the peer leaves an answer unread.
     """
 
@@ -85,13 +85,13 @@ class Connection(H11Protocol):
             leaver.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone, whoever closed it."""
+        """The connection is closed, by either side."""
         self._disarm()
         self._door.leave(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Whatever arrived may have completed a head, or a whole request."""
+        """The data may have completed a head, or a whole request."""
         super().handle_events()
         self._disarm_at_work()
         if self._at_work and not self.cycle.more_body:
@@ -114,8 +114,8 @@ class Connection(H11Protocol):
         self._disarm_at_work()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for its log
-        """What has arrived is no HTTP, or more chunks than we take; the request that it belongs to ends."""
-        self._turn_away(400, self._parser.refusal or "this is no HTTP/1.1 request")
+        """What has arrived isn't HTTP, or has too many chunks; the request that it belongs to ends."""
+        self._turn_away(400, self._parser.refusal or "this is not an HTTP/1.1 request")
         if self._at_work:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -154,7 +154,7 @@ class Connection(H11Protocol):
         self._arm()
 
     def _turn_away(self, status: int, message: str) -> None:
-        """Close, and say why where no other answer has begun."""
+        """Close, with the reason where no other answer has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": message}).encode()
             headers = [

@@ -1,4 +1,4 @@
-"""Which torch device a profile's word means, and why it can't be had. Decides on facts; never asks torch."""
+"""Chooses the torch device for a profile's `device:`, or says why it isn't available. Never asks torch."""
 
 import re
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What the installed torch can do, and what this container gives it."""
+    """What the installed torch can do, and the devices that this container has."""
 
     version: str
     hip: str | None = None  # torch.version.hip: None unless this is a ROCm build
@@ -46,7 +46,7 @@ def choose(wanted: str, build: TorchBuild) -> Device:
     """The device that a profile's `device:` means. Never falls back to another one.
 
     `rocm` and `hip` are the user's words for torch's device `cuda` on a HIP build; `cuda` is torch's own word
-    and is taken on both builds. Raises SettingsError for other words, DeviceMissing when it can't be had.
+    and is taken on both builds. Raises SettingsError for other words, DeviceMissing when it isn't available.
     """
     match = _SYNTAX.fullmatch(wanted.strip().lower())
     if match is None:

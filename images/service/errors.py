@@ -33,11 +33,11 @@ class SettingsError(ServiceError):
 
 
 class DeviceMissing(ServiceError):
-    """The asked-for device can't be had with this torch build or in this container."""
+    """The requested device isn't available with this torch build or in this container."""
 
 
 class ModelUnreadable(ServiceError):
-    """The mounted model directory holds something else than a BERT sequence classifier."""
+    """The mounted model directory doesn't hold a BERT sequence classifier."""
 
     exit_code = Exit.DATA
 

@@ -1,4 +1,4 @@
-"""What the service was told: the environment's words and the profile's keys, checked and made one value."""
+"""The service's settings: environment and profile, checked and combined into one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +17,14 @@ WEIGHTS: tuple[Weights, ...] = ("auto", "mounted", "random")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may ask for."""
+    """Limits of one request, and of all requests together."""
 
     max_body_bytes: int = 1 << 20
     max_texts: int = 32
     max_text_chars: int = 20_000
-    max_tokens: int = MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and said so
+    max_tokens: int = (
+        MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and the answer shows it
+    )
     max_in_flight: int = 16  # requests whose body has arrived; further ones get 429
     max_connections: int = 256  # open at once; each may hold a body of max_body_bytes in memory
     header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head

@@ -1,4 +1,4 @@
-"""A log that callers can't flood: what they do wrong is told once a minute, with how often it happened."""
+"""A log that callers can't flood: their mistakes are logged once a minute, with a count."""
 
 import logging
 import time
@@ -8,9 +8,9 @@ PERIOD_S = 60.0
 
 
 class Sparing(logging.Filter):
-    """Lets a warning pass once in PERIOD_S, whatever its arguments; errors always pass.
+    """Lets a warning pass once in PERIOD_S, with any arguments; errors always pass.
 
-    The first one after that says how many were left out. Texts are those of programs, so they are few.
+    The next one states how many were left out. Texts are those of programs, so they are few.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

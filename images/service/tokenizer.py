@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the responses call it."""
+        """Its name in the responses."""
         ...
 
     def encode(self, text: str, max_tokens: int) -> Encoded:
@@ -154,7 +154,7 @@ def stand_in(vocab_size: int) -> HashingStandIn:
     if vocab_size <= _STAND_IN_FIRST:
         raise ModelUnreadable(
             f"a vocabulary of {vocab_size} is too small to do without vocab.txt",
-            "put the model's vocab.txt beside its config.json",
+            "put the model's vocab.txt next to its config.json",
         )
     return HashingStandIn(vocab_size)
 
@@ -162,7 +162,7 @@ def stand_in(vocab_size: int) -> HashingStandIn:
 def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     """WordPiece from `directory`'s vocab.txt, or the stand-in when there is none.
 
-    `do_lower_case` of tokenizer_config.json is honoured (true when it isn't said).
+    `do_lower_case` of tokenizer_config.json is honoured (true by default).
     Raises ModelUnreadable for a vocabulary that doesn't fit the model.
     """
     path = directory / "vocab.txt"

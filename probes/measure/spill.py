@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Gauges:
-    """The outside figures that the probe watches; each is read afresh at every call."""
+    """The outside figures that the probe watches; each is read again at every call."""
 
     host_spendable_bytes: Callable[[], int]  # above the host-memory floor
     gtt_used_bytes: Callable[[], int | Unknown]

@@ -331,13 +331,13 @@ class NumaPlaces:
     tag: ClassVar[str] = "numa"
     gpu: int | Unknown
     processors: tuple[int, ...]  # nodes on whose processors it may run
-    pinned_buffer: int | Unknown  # where a page of pinned memory lies
+    pinned_buffer: int | Unknown  # where a page of pinned memory is
     pageable_buffer: int | Unknown
     held: bool  # to the GPU's node, by --numa gpu
 
 
 Timed = Measurement | Reads | Pass  # rows with samples, which every round measures again
-Case = Measurement | Gap | Reads | Pass  # records that stand for themselves; a resumed run keeps them
+Case = Measurement | Gap | Reads | Pass  # records of their own; a resumed run keeps them
 Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass | NumaPlaces
 
 

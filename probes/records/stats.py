@@ -1,6 +1,6 @@
 """Statistics of repeated readings, derived from the raw samples whenever they are asked for. Pure.
 
-One figure stands for a row everywhere: the median over its processes of each process's median. Medians,
+One figure represents a row everywhere: the median over its processes of each process's median. Medians,
 because a slow spell spoils some samples of a process, or one process, and not the rest.
 
 Its error comes from two places. Within a process: half the distance between the quantiles at

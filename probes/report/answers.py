@@ -326,7 +326,7 @@ def is_faster(one: Timed, other: Timed) -> bool | None:
 def disturbed(row: Timed) -> bool:
     """Whether other activity was seen while the row was measured.
 
-    A card that reaches its power cap under the row's own load is no disturbance: it does so in every run.
+    A card that reaches its power cap under the row's own load isn't a disturbance: it does so in every run.
     """
     return isinstance(row.noise, Noise) and any(flag != OWN_LOAD for flag in row.noise.flags)
 

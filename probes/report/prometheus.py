@@ -1,7 +1,7 @@
 """A report as metrics in Prometheus' text exposition format, version 0.0.4. Unknown is left out. Pure.
 
 Base units, named in the metric (https://prometheus.io/docs/practices/naming): _seconds, _bytes.
-The one exception says so in its name: bandwidth in gigabytes (10^9 bytes) per second.
+The one exception shows it in its name: bandwidth in gigabytes (10^9 bytes) per second.
 """
 
 import math

@@ -403,7 +403,7 @@ def numa_line(found: NumaPlaces) -> str:
 
 
 def expectation_line(expected: Expectation) -> str:
-    """What should happen, who says so, and what else can happen."""
+    """What should happen, by which source, and what else can happen."""
     return f"expected: {expected.sentence} [{expected.source}] {expected.note}".rstrip()
 
 

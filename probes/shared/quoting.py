@@ -1,6 +1,6 @@
 r"""Text from outside, quoted for the place where it is shown or pasted. Pure; the one module that quotes.
 
-Paths, labels, names and versions in an image are written by whoever made the image. Each function here
+Paths, labels, names and versions in an image are written by the image's maker. Each function here
 takes such a text and returns it so that the reader at that place (a shell, a Dockerfile parser, a Markdown
 renderer, a browser, a terminal) sees exactly that text and no syntax. There are two kinds:
 

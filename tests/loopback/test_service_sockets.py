@@ -236,7 +236,7 @@ def test_what_is_no_http_is_told_so_in_json(here: Served) -> None:
     with ExitStack() as stack:
         told = received(here.open(stack, b"\x16\x03\x01\x02\r\n\r\n"))
     assert told.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(told.partition(b"\r\n\r\n")[2]) == {"error": "this is no HTTP/1.1 request"}
+    assert json.loads(told.partition(b"\r\n\r\n")[2]) == {"error": "this is not an HTTP/1.1 request"}
 
 
 def test_requests_to_upgrade_do_not_flood_the_log(here: Served, caplog: pytest.LogCaptureFixture) -> None:

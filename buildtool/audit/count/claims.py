@@ -65,7 +65,7 @@ def is_tool_directory(directory: bytes) -> bool:
 
 
 def parse_targets(names: Iterable[str]) -> list[TargetId]:
-    """The wanted targets; none where one is no target: an image's label is free text."""
+    """The wanted targets; none where one isn't a target: an image's label is free text."""
     try:
         return [TargetId.parse(name) for name in names]
     except BadTarget:

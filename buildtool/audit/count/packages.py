@@ -44,7 +44,7 @@ class Package:
 
 @dataclass
 class Ownership:
-    """`owner[row]` is a position in `packages`; position 0 stands for none.
+    """`owner[row]` is a position in `packages`; position 0 means none.
 
     `left_out` counts those beyond the limit.
     """

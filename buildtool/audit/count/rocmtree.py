@@ -20,7 +20,7 @@ class Component:
 
 
 def component_of(directory: bytes, name: bytes) -> Component | None:
-    """The component by a file's directory and name; None outside of ROCm's tree."""
+    """The component by a file's directory and name; None outside ROCm's tree."""
     root = _ROOT.match(directory)
     if not root:
         return None

@@ -9,7 +9,7 @@ from buildtool.audit.count.spot import Spot
 
 SHOWN_PATHS = 20
 SHOWN_SECRETS = 500
-WORTH_BYTES = 1 << 20  # less than this isn't worth a line, except where the image is wrong
+WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
 
 
 class Severity(Enum):

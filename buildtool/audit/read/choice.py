@@ -23,7 +23,7 @@ _OFFERED = 40  # names in a hint
 class Wanted:
     """Which image of an archive is wanted; without a `ref`, the only one.
 
-    `is_answer`: an engine made the archive for `ref`, which needn't be written in it (it may be an id).
+    `is_answer`: an engine made the archive for `ref`, which the archive may not contain (it may be an id).
     """
 
     label: str  # what messages call the archive

@@ -35,7 +35,7 @@ def octal(field: bytes) -> int:
 def number(field: bytes) -> int:
     """The number in a header's field: octal up to its first NUL, or base 256 (two's complement).
 
-    What follows the NUL is ignored, as in Go. Raises ValueError for anything else and outside of 64 bits.
+    What follows the NUL is ignored, as in Go. Raises ValueError for anything else and outside 64 bits.
     """
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << 8 * len(field) - 1) - 1)

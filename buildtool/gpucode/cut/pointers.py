@@ -49,7 +49,7 @@ class Bundles:
     moved: Mapping[int, int]
 
     def holds(self, address: int) -> bool:
-        """Does the address lie in the old section?"""
+        """Is the address in the old section?"""
         return self.section.address <= address < self.section.address + self.section.n_bytes
 
     def new_address(self, address: int, what: str) -> int:

@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An entry table, checked: entries lie inside the bundle, after the table, and don't overlap."""
+    """An entry table, checked: entries are inside the bundle, after the table, and don't overlap."""
 
     entries: tuple[Entry, ...]
     table_bytes: int

@@ -96,7 +96,7 @@ def may_hold_bundles(head: bytes) -> bool:
 def scan_file(size: int, read_at: ReadAt) -> FatbinScan:
     """Find the GPU code in a file of `size` bytes that `read_at(offset, length)` reads.
 
-    A file without any, or that is no ELF and no bundle, gives an empty scan. Raises GpuCodeError
+    A file without any, or that is neither an ELF file nor a bundle, gives an empty scan. Raises GpuCodeError
     (BadElf, BadBundle) when the file contradicts itself.
     """
     source = Source(size, read_at)

@@ -176,7 +176,7 @@ def test_differences_are_named_by_kind() -> None:
     assert "and 4 more" in message
     assert "1 not part of this model: lm_head.weight" in message
     assert "1 of another shape: classifier.weight [3, 8] instead of [2, 8]" in message
-    assert "1 of a type that isn't taken: classifier.bias I64" in message
+    assert "1 of an unsupported type: classifier.bias I64" in message
 
 
 def test_a_config_with_more_layers_than_the_file_is_refused() -> None:
