@@ -52,7 +52,7 @@ def test_page_is_whole_and_quiet(shown: tuple[str, Page]) -> None:
     assert widths[0] <= widths[1], "the page scrolls sideways"  # type: ignore[index]
 
 
-def test_words_of_plots_lie_within_them(shown: tuple[str, Page]) -> None:
+def test_words_of_plots_fit_within_them(shown: tuple[str, Page]) -> None:
     _, page = shown
     outside = page.evaluate(
         """[...document.querySelectorAll('section.plot svg')].flatMap(svg => {

@@ -53,7 +53,7 @@ def test_the_digest_is_the_engines_and_stored_bytes_are_the_compressed_ones(imag
         assert report.totals.stored_bytes is None
 
 
-def test_a_saved_archive_tells_the_same_as_the_engine(image: str, tmp_path: Path) -> None:
+def test_a_saved_archive_shows_the_same_as_the_engine(image: str, tmp_path: Path) -> None:
     saved = tmp_path / "image.tar"
     subprocess.run(["docker", "save", image, "-o", str(saved)], check=True)
     from_file = audit_path(saved, wish=Wish(), tick=lambda _: None)
@@ -76,7 +76,7 @@ def test_files_and_bytes_agree_with_what_the_engine_exports(image: str, tmp_path
         assert written.stat().st_size > 0
 
 
-def test_an_image_that_the_engine_lacks_is_told_with_the_next_step() -> None:
+def test_an_image_that_the_engine_lacks_is_reported_with_the_next_step() -> None:
     with pytest.raises(DataError, match="docker pull weir-test/none:1"):
         audit_image("weir-test/none:1", engine=Engine())
 

@@ -148,7 +148,7 @@ def add_requirement(wheel: Path, requirement: str) -> None:
             archive.writestr(name, data + extra)
 
 
-def test_an_unreachable_index_is_passed_over_and_told(shop: Shop, index: Index, base: str) -> None:
+def test_an_unreachable_index_is_skipped_and_reported(shop: Shop, index: Index, base: str) -> None:
     dead = '{name: dead, build: rocm, require: ["torch==1.0+rocm1"], index: "http://127.0.0.1:1/simple/"}'
     alive = f'{{name: alive, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
     shop.write(variant(base, dead, alive))
@@ -168,7 +168,7 @@ def test_when_no_source_answers_each_is_named(shop: Shop, base: str) -> None:
     assert shop.leftovers() == []
 
 
-def test_a_dead_registry_without_another_base_is_told(shop: Shop, index: Index) -> None:
+def test_a_dead_registry_without_another_base_is_reported(shop: Shop, index: Index) -> None:
     source = f'{{name: alive, build: rocm, require: ["torch==9.1.0+rocm9.9"], index: "{index.url}"}}'
     shop.write(variant("127.0.0.1:1/nobody/home:1", source))
     done = shop.build("--no-audit")
@@ -196,7 +196,7 @@ def test_a_wheel_cut_short_in_transit_is_refused(shop: Shop, index: Index) -> No
     assert shop.leftovers() == []
 
 
-def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_anew(shop: Shop) -> None:
+def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_again(shop: Shop) -> None:
     assert shop.build("--no-audit").returncode == Exit.OK
     [cached] = (shop.state / "wheels").glob("*/torch-*.whl")
     data = bytearray(cached.read_bytes())

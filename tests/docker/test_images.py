@@ -64,7 +64,7 @@ def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
     assert report("cpu")["gpu_code"]["by_target"] == {}
 
 
-def test_the_report_tells_of_the_image_that_the_engine_holds() -> None:
+def test_the_report_describes_the_image_that_the_engine_holds() -> None:
     for variant in ("cpu", "rocm"):
         held = Engine().inspect(f"weir/{variant}:latest")
         assert held

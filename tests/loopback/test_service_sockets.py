@@ -157,7 +157,7 @@ def test_half_open_connections_do_not_lock_others_out(here: Served) -> None:
         assert len(here.server.server_state.connections) <= LIMITS.max_connections
 
 
-def test_a_half_open_connection_is_told_and_closed_in_time(here: Served) -> None:
+def test_a_half_open_connection_is_reported_and_closed_in_time(here: Served) -> None:
     with ExitStack() as stack:
         half = here.open(stack, b"GET / HTTP/1.1\r\nHost:")
         silent = here.open(stack)
@@ -232,7 +232,7 @@ def test_tiny_chunks_of_a_body_that_nobody_reads_are_cut_off() -> None:
         assert is_cut_off(greedy, b"1\r\nx\r\n" * 1000, pause_s=0.01, within_s=20)
 
 
-def test_what_is_no_http_is_told_so_in_json(here: Served) -> None:
+def test_what_is_no_http_is_reported_in_json(here: Served) -> None:
     with ExitStack() as stack:
         told = received(here.open(stack, b"\x16\x03\x01\x02\r\n\r\n"))
     assert told.startswith(b"HTTP/1.1 400 ")

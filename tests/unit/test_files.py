@@ -100,7 +100,7 @@ def test_a_replaced_file_keeps_its_mode_and_was_never_more_open(tmp_path: Path) 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_temporary_name_can_not_be_foretold_nor_taken_by_a_link(
+def test_the_temporary_name_can_not_be_predicted_nor_taken_by_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
@@ -131,7 +131,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     assert names(tmp_path) == ["file"]
 
 
-def test_a_full_disk_is_told_as_such() -> None:
+def test_a_full_disk_is_reported_as_such() -> None:
     with pytest.raises(EnvironmentMissing, match="no space left while writing /dev/full"):
         write_text(Path("/dev/full"), "x")
 

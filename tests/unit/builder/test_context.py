@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_one(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match="no space left"), replacing(tmp_path / "x"):
         raise OSError(28, "No space left on device")
 

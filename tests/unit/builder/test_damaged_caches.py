@@ -79,7 +79,7 @@ def test_a_directory_where_a_cached_file_is_expected_is_removed(tmp_path: Path) 
     assert not wheels.path(WHEEL).exists()
 
 
-def test_a_file_where_a_cached_directory_is_expected_is_told(tmp_path: Path) -> None:
+def test_a_file_where_a_cached_directory_is_expected_is_reported(tmp_path: Path) -> None:
     (tmp_path / WHEEL.sha256).write_text("in the way")
     with pytest.raises(DataError, match="Not a directory"):
         WheelCache(tmp_path, silent).verify([WHEEL])
@@ -103,7 +103,7 @@ def test_a_lock_file_leads_to_nothing_outside_the_cache(tmp_path: Path, wheel: d
         Lock.load(path)
 
 
-def test_a_lock_file_that_can_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_lock_file_that_can_not_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Is a directory"):
         Lock.load(tmp_path)
 
@@ -117,7 +117,9 @@ def test_the_remedy_for_a_foreign_lock_file_is_quoted_for_the_shell(tmp_path: Pa
 
 
 @pytest.mark.parametrize("host", ["tcp://[::1", "tcp://x:port", "tcp://127.0.0.1:99999", "garbage"])
-def test_an_address_that_is_none_is_told_and_no_traceback(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_none_is_reported_and_no_traceback(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(EngineUnavailable, match="DOCKER_HOST names"):
         Engine()

@@ -46,7 +46,7 @@ def test_platform_tags_go_from_the_bases_glibc_down() -> None:
     assert {"manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"} <= set(tags)
 
 
-def test_the_telling_line_of_pips_failure_is_kept() -> None:
+def test_the_decisive_line_of_pips_failure_is_kept() -> None:
     tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
     assert _telling(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
     assert _telling(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
@@ -78,7 +78,7 @@ def test_a_cached_root_file_system_that_changed_on_disk_is_not_used(tmp_path: Pa
     assert not path.with_suffix(".sha256").exists()
 
 
-def test_a_root_file_system_made_anew_is_not_vouched_for_by_an_old_digest(
+def test_a_root_file_system_made_again_is_not_vouched_for_by_an_old_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the tar and its digest, the next run must not find yesterday's digest beside it."""
@@ -96,7 +96,7 @@ def test_a_root_file_system_made_anew_is_not_vouched_for_by_an_old_digest(
         cache.bring(recipe, 1)
 
 
-def test_a_wheel_that_vanished_is_told_and_no_traceback(tmp_path: Path) -> None:
+def test_a_wheel_that_vanished_is_reported_and_no_traceback(tmp_path: Path) -> None:
     cache = WheelCache(tmp_path, lambda _line: None)
     with pytest.raises(DataError, match="corrupt"):
         cache.verify([Wheel("a-1-py3-none-any.whl", "00" * 32, 3)])
@@ -110,7 +110,7 @@ def test_a_wheel_cut_short_is_not_taken_for_whole(tmp_path: Path) -> None:
     assert not cache.holds(wanted)
 
 
-def test_mmdebstrap_is_told_packages_mirror_and_what_to_empty() -> None:
+def test_mmdebstrap_gets_packages_mirror_and_what_to_empty() -> None:
     base = Bootstrap("bookworm", ("python3", "tini"), ("perl",))
     command = mmdebstrap_command(base, Path("out.tar"), "mirror")
     assert "--include=python3,tini" in command

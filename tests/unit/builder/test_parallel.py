@@ -18,7 +18,7 @@ def test_results_come_in_the_order_of_tasks() -> None:
     assert at_once(tasks, workers=4, stop=never) == list(range(9))
 
 
-def test_the_first_failure_is_told_and_no_queued_task_starts() -> None:
+def test_the_first_failure_is_reported_and_no_queued_task_starts() -> None:
     begun: list[str] = []
 
     def fail() -> None:

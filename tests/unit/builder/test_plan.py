@@ -44,7 +44,7 @@ def test_torch_and_heavy_wheels_get_layers_of_their_own() -> None:
     assert [w.distribution for w in groups.small] == ["idna"]
 
 
-def test_stages_without_wheels_are_passed_over(cpu: Variant) -> None:
+def test_stages_without_wheels_are_skipped(cpu: Variant) -> None:
     args = plan.build_args(cpu, resolved(wheel("torch"), wheel("idna")), 7)
     assert (args["TORCH_FROM"], args["HEAVY_FROM"], args["SMALL_FROM"]) == ("base", "torch", "torch")
     args = plan.build_args(cpu, resolved(wheel("idna"), wheel("big", 10**9)), 7)

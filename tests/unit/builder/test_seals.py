@@ -80,7 +80,7 @@ def test_other_settings_and_another_tool_look_again(
     assert audits == [A.digest] * 3
 
 
-def test_the_tool_is_told_apart_by_its_sources_not_by_its_version(tmp_path: Path) -> None:
+def test_the_tool_is_distinguished_by_its_sources_not_by_its_version(tmp_path: Path) -> None:
     (tmp_path / "package/__pycache__").mkdir(parents=True)
     (tmp_path / "package/a.py").write_text("1")
     before = fingerprint.fingerprint((tmp_path / "package",))

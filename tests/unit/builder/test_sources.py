@@ -74,7 +74,7 @@ def test_the_first_source_that_answers_is_used_and_pinned(tmp_path: Path) -> Non
     assert (found.base.pin, found.notes) == ("sha256:1", ())
 
 
-def test_a_silent_source_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_silent_source_is_skipped_and_reported(tmp_path: Path) -> None:
     found = sources(World(torch_sources={"second"}), tmp_path).resolve(VARIANT)
     assert (found.torch_source, found.python) == ("second", "3.13")
     assert found.notes == ("torch source first: no answer",)
@@ -109,7 +109,7 @@ def test_a_locked_variant_asks_no_index_again(tmp_path: Path) -> None:
     assert world.asked == ["fetch 1 with x"]
 
 
-def test_a_changed_spec_is_resolved_afresh(tmp_path: Path) -> None:
+def test_a_changed_spec_is_resolved_again(tmp_path: Path) -> None:
     sources(World(), tmp_path).resolve(VARIANT)
     world = World()
     sources(world, tmp_path).resolve(replace(VARIANT, python="3.12"))

@@ -66,7 +66,7 @@ def test_a_scratch_directory_is_ours_alone_and_goes_with_its_block(tmp_path: Pat
         raise OSError(errno.EIO, "planted")
 
 
-def test_a_second_holder_of_a_directory_waits_and_is_told(tmp_path: Path) -> None:
+def test_a_second_holder_of_a_directory_waits_and_is_reported(tmp_path: Path) -> None:
     waited: list[str] = []
 
     class Waited(Exception):
@@ -134,7 +134,7 @@ def test_the_digest_of_a_file_is_that_of_all_its_bytes(tmp_path: Path) -> None:
     assert files.sha256_of(tmp_path / "file") == hashlib.sha256(data).hexdigest()
 
 
-def test_space_that_nobody_can_tell_is_not_taken_for_none(
+def test_space_that_nobody_can_measure_is_not_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(_path: Path) -> object:

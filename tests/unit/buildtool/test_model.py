@@ -38,7 +38,7 @@ CATALOG = Catalog(1, ("two",), tuple(replace(ONE, name=name) for name in ("three
         ("TiB", 1_099_511_627_776),
     ],
 )
-def test_no_unit_of_size_stands_for_another_number_of_bytes(unit: str, n_bytes: int) -> None:
+def test_no_unit_of_size_represents_another_number_of_bytes(unit: str, n_bytes: int) -> None:
     assert [parse_size(text) for text in (f"1 {unit}", f" 12.5{unit} ")] == [n_bytes, int(12.5 * n_bytes)]
     with pytest.raises(ConfigError, match=repr(f"{unit} 1")):
         parse_size(f"{unit} 1")
@@ -87,7 +87,7 @@ def test_a_variant_asks_for_nothing_that_it_does_not_say() -> None:
         ("a_b", False),
     ],
 )
-def test_a_name_that_no_image_can_have_is_told_apart(text: str, is_name: bool) -> None:
+def test_a_name_that_no_image_can_have_is_distinguished(text: str, is_name: bool) -> None:
     assert bool(NAME.fullmatch(text)) is is_name
 
 

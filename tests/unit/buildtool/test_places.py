@@ -12,7 +12,7 @@ from buildtool.errors import DataError
 from buildtool.places import Place, place_at
 
 
-def test_each_kind_of_place_is_told_with_links_followed(tmp_path: Path) -> None:
+def test_each_kind_of_place_is_reported_with_links_followed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     for name, to in (("to-file", "file"), ("to-folder", "."), ("to-pipe", "pipe"), ("to-nothing", "gone")):

@@ -63,7 +63,7 @@ def test_a_context_that_can_not_be_read_is_not_taken_for_the_default_one(config:
     assert "docker context ls" in caught.value.hint
 
 
-def test_permission_denied_is_not_told_as_no_engine() -> None:
+def test_permission_denied_is_not_reported_as_no_engine() -> None:
     deep = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
     outer = RuntimeError("Error while fetching server API version")
     outer.__cause__ = deep
@@ -73,7 +73,7 @@ def test_permission_denied_is_not_told_as_no_engine() -> None:
     assert "permission denied" in said.message
 
 
-def test_an_engine_named_by_a_setting_is_told_with_that_setting() -> None:
+def test_an_engine_named_by_a_setting_is_reported_with_that_setting() -> None:
     said = _unavailable(RuntimeError(), Endpoint("tcp://a:1", "DOCKER_HOST", "unset DOCKER_HOST"))
     assert "tcp://a:1" in said.message
     assert "DOCKER_HOST" in said.message

@@ -75,7 +75,7 @@ def test_another_python_than_the_wheels_are_for_is_refused() -> None:
         judge(smoke("2.13.0+cpu", python="3.13.5"))
 
 
-def test_rocminfo_is_told_with_its_exit_code() -> None:
+def test_rocminfo_is_reported_with_its_exit_code() -> None:
     said = {"present": True, "exit_code": 1, "said": "ROCk module is NOT loaded\nmore"}
     assert judge(smoke("2.13.0+cpu", rocminfo=said)).rocminfo == "runs (exit 1: ROCk module is NOT loaded)"
 

@@ -31,7 +31,7 @@ def test_ubuntu_uses_its_own_names() -> None:
 
 
 @pytest.mark.parametrize("where", [host("fedora", ""), host(is_root=False), host(codename="buster")])
-def test_elsewhere_a_person_is_told_what_to_do(where: Host) -> None:
+def test_elsewhere_a_user_is_shown_what_to_do(where: Host) -> None:
     with pytest.raises(EngineUnavailable) as caught:
         plan_install(where)
     assert caught.value.exit_code == Exit.ENVIRONMENT

@@ -121,7 +121,7 @@ def test_lists_are_sorted_and_without_doubles() -> None:
 @pytest.mark.parametrize(
     ("version", "target"), [("10.3.0", "gfx1030"), ("9.0.10", "gfx90a"), ("11.0.0", "gfx1100")]
 )
-def test_override_stands_for_a_target(version: str, target: str) -> None:
+def test_override_represents_a_target(version: str, target: str) -> None:
     assert str(target_of_override(version)) == target
 
 
@@ -191,7 +191,7 @@ def test_generic_code_serves_its_family_and_no_other_card(family: str) -> None:
     assert code.is_generic
 
 
-def test_a_missing_card_is_told_with_what_is_there_instead() -> None:
+def test_a_missing_card_is_reported_with_what_is_there_instead() -> None:
     had = [TargetId("sm_90"), TargetId("compute_80"), TargetId("sm_90")]
     cards = parse_targets("sm_70,sm_90")
     assert served(had, cards, strict=False) == (TargetId("sm_90"),)

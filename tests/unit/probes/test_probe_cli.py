@@ -122,7 +122,7 @@ def test_list_names_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in told.splitlines()] == ["transfer", "breakeven", "spill", "scenarios"]
 
 
-def test_an_unknown_probe_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_probe_is_reported_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "transfr"]) == Exit.USAGE
     assert "choose from: breakeven, scenarios, spill, transfer" in capsys.readouterr().err
 

@@ -208,6 +208,6 @@ def test_the_manifest_of_an_image_is_read_back_as_it_was_written() -> None:
         ('{"schema_version": 1, "runs": [NaN]}', "JSON"),
     ],
 )
-def test_what_is_no_manifest_is_told_for_what_it_is(text: str, why: str) -> None:
+def test_what_is_no_manifest_is_named_as_what_it_is(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         runs_in(text.encode())

@@ -37,9 +37,7 @@ def command(place: Path, name: str, *words: object) -> int:
     return main(["prune", str(place / name), *map(str, words)])
 
 
-def test_a_tree_is_pruned_and_the_manifest_lies_in_it(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tree_is_pruned_and_the_manifest_is_in_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(place, "tree", "--targets", "gfx906") == Exit.FINDINGS, "the program was left whole"
     said = capsys.readouterr()
     assert "1 files for other cards, 1 libraries cut, 1 left whole" in said.out
@@ -70,7 +68,7 @@ def test_an_override_alone_says_what_the_card_passes_for(
     assert "kept gfx906; cut gfx1100, gfx803" in capsys.readouterr().out
 
 
-def test_a_file_tells_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_shows_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(place, "libmath.so.1", "--targets", "gfx906", "--compress-version", "3") == Exit.OK
     assert "kept gfx906; cut gfx1100, gfx803" in capsys.readouterr().out
     assert command(place, "libmath.so.1", "--targets", "gfx906") == Exit.OK
@@ -107,7 +105,7 @@ def test_a_file_tells_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureF
         (["tree/program", "--targets", "gfx906"], Exit.BUILD, "program: "),
     ],
 )
-def test_each_mistake_is_told_with_its_exit_code(
+def test_each_mistake_is_reported_with_its_exit_code(
     place: Path, words: list[str], exit_code: Exit, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(place, *words) == exit_code
@@ -143,7 +141,7 @@ def test_an_image_takes_only_what_is_for_images(option: str, capsys: pytest.Capt
         ("rocm", False),
     ],
 )
-def test_a_missing_file_is_told_from_an_image_by_its_name(name: str, is_file: bool) -> None:
+def test_a_missing_file_is_distinguished_from_an_image_by_its_name(name: str, is_file: bool) -> None:
     assert prune._means_file(name) == is_file
 
 

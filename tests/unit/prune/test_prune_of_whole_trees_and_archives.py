@@ -300,6 +300,6 @@ def test_override_names_its_card(version: str, card: str) -> None:
     assert target_of_override(version) == TargetId(card)
 
 
-def test_generic_targets_are_told_from_cards() -> None:
+def test_generic_targets_are_distinguished_from_cards() -> None:
     generic = [name for name in ("gfx906", "gfx9-generic", "spirv", "sm_90") if TargetId(name).is_generic]
     assert generic == ["gfx9-generic", "spirv"]

@@ -87,7 +87,7 @@ def test_an_original_is_verified_before_it_is_pruned_or_used(cache: PruneCache, 
     assert asked == ["aa", "bb", "bb"]
 
 
-def test_an_input_without_foreign_code_stands_for_itself(cache: PruneCache, rootfs: Path) -> None:
+def test_an_input_without_foreign_code_represents_itself(cache: PruneCache, rootfs: Path) -> None:
     whole = cache.bring(rootfs, "aa", parse_targets("gfx803,gfx906"))
     assert whole.path == rootfs
     assert not list(rootfs.parent.glob("pruned/*.tar"))
@@ -191,13 +191,13 @@ def test_generic_code_serves_its_family() -> None:
     assert (found.variant.gpu_targets, remark) == (("gfx1103", "gfx906"), "")
 
 
-def test_without_pruning_nothing_is_left_out_or_looked_into() -> None:
+def test_without_pruning_nothing_is_left_out_or_inspected() -> None:
     whole = planned("gfx906,gfx1036", prune=False)
     assert whole.decided((), asked=True) == (whole, "")
     assert whole.looked_into == ()
 
 
-def test_an_archive_is_looked_into_once_for_its_content(rootfs: Path, tmp_path: Path) -> None:
+def test_an_archive_is_inspected_once_for_its_content(rootfs: Path, tmp_path: Path) -> None:
     verified: list[str] = []
 
     def verify(_path: Path, sha256: str) -> None:
@@ -319,7 +319,7 @@ def lock_rocm(workplace: Workplace) -> None:
     workplace.inspections.targets(workplace.state / "rootfs.tar", "aa", verify=lambda _path, _sha256: None)
 
 
-def test_labels_tell_the_targets_and_whether_foreign_code_went() -> None:
+def test_labels_name_the_targets_and_whether_foreign_code_went() -> None:
     rocm = load(gpu_targets=("gfx906",)).select(("rocm",))[0]
     told = labels(rocm, unresolved(rocm))
     assert (told["io.weir.gpu-targets"], told["io.weir.pruned"]) == ("gfx906", "yes")

@@ -151,7 +151,7 @@ def test_tree_prune_keeps_hard_links_together(tree: Path) -> None:
     assert first.stat().st_nlink == 2
 
 
-def test_dry_run_foretells_the_saving_to_the_byte_and_changes_nothing(tree: Path) -> None:
+def test_dry_run_predicts_the_saving_to_the_byte_and_changes_nothing(tree: Path) -> None:
     before = snapshot(tree)
     foretold = prune_tree(tree, GFX906, dry_run=True)
     assert snapshot(tree) == before
@@ -173,7 +173,7 @@ def test_tree_pruned_twice_stays_the_same(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["gfx9999", "sm_90", "gfx906,gfx1201"])
-def test_a_target_that_nothing_serves_is_told_before_a_file_goes(tree: Path, asked: str) -> None:
+def test_a_target_that_nothing_serves_is_reported_before_a_file_goes(tree: Path, asked: str) -> None:
     before = snapshot(tree)
     with pytest.raises(TargetMissing, match=r"but code for .*gfx906"):
         prune_tree(tree, parse_targets(asked))

@@ -136,7 +136,7 @@ def test_a_library_that_loses_a_foreign_name_is_cut_under_its_other_one(
     assert (targets_of((tmp_path / "K_gfx906.co").read_bytes()) == {"gfx906"}) is not dry_run
 
 
-def test_a_damaged_library_is_left_whole_and_told_with_its_fault(tmp_path: Path) -> None:
+def test_a_damaged_library_is_left_whole_and_reported_with_its_fault(tmp_path: Path) -> None:
     (tmp_path / "liba.so").write_bytes(LIBRARY[:5000])
     (tmp_path / "libb.so").write_bytes(LIBRARY)
     lines: list[str] = []

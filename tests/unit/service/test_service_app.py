@@ -127,7 +127,7 @@ def test_no_memory_left_on_the_device_is_a_503(fake: Fake, client: TestClient) -
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
-def test_our_own_fault_is_a_500_that_tells_no_secrets(
+def test_our_own_fault_is_a_500_that_reveals_no_secrets(
     fake: Fake, client: TestClient, service: Service
 ) -> None:
     fake.failure = RuntimeError("secret path")

@@ -24,7 +24,7 @@ def manifest(folder: Path, *targets: str) -> Path:
     return path
 
 
-def test_a_foreign_card_is_told_with_the_command_that_helps() -> None:
+def test_a_foreign_card_is_reported_with_the_command_that_helps() -> None:
     with pytest.raises(DeviceMissing, match="this image holds gfx906, this machine has gfx1100") as caught:
         refuse_foreign(("gfx906",), ("gfx1100",))
     assert "make images GPU_TARGETS=gfx1100" in caught.value.hint

@@ -212,7 +212,7 @@ def test_a_close_that_can_not_be_flushed_is_forced(house: House) -> None:
     assert transport.aborted
 
 
-def test_the_newcomer_is_told_when_every_place_serves_a_whole_request() -> None:
+def test_the_newcomer_is_refused_when_every_place_serves_a_whole_request() -> None:
     house = House(limit=1)
     first, kept = house.connect()
     first.data_received(HEAD + b"123456789")

@@ -117,7 +117,7 @@ def test_content_that_came_back_is_named_by_the_first_reason_that_fits() -> None
     assert {key: cause_of_rewriting(result, key[1], key[0]) for key in causes} == causes
 
 
-def test_rows_are_told_apart_across_layers() -> None:
+def test_rows_are_distinguished_across_layers() -> None:
     result = merged((file("a", b"1"), large("b")), (), (large("d/c", b"c"), hardlink("e", "b")))
     assert list(result.starts) == [0, 2, 2]
     assert [result.layer_of(row) for row in range(4)] == [0, 0, 2, 2]

@@ -65,7 +65,7 @@ def test_a_distroless_stanza_has_no_status_and_is_installed() -> None:
     assert packages_of(stanza(Package="x")) == [DebPackage("x", "", "")]
 
 
-def test_a_package_is_told_once_for_each_architecture() -> None:
+def test_a_package_is_reported_once_for_each_architecture() -> None:
     status = b"".join(
         stanza(Package="x", Architecture=architecture, Version=version, Status=INSTALLED)
         for architecture, version in [("amd64", "1"), ("i386", "2"), ("amd64", "3")]
@@ -252,7 +252,7 @@ def test_installers_own_files_belong_to_the_python_package() -> None:
         ("x/__pycache__", "m.cpython-311.pyo", False),
     ],
 )
-def test_bytecode_belongs_to_whoever_owns_its_source(directory: str, name: str, is_owned: bool) -> None:
+def test_bytecode_belongs_to_the_owner_of_its_source(directory: str, name: str, is_owned: bool) -> None:
     site = SITE.decode()
     record = "x/m.py,,\n"
     members = [file(f"{site}/x/m.py", bytes(10)), file(f"{site}/{directory}/{name}", bytes(100))]
@@ -278,7 +278,7 @@ def test_packages_beyond_the_bound_are_counted_and_own_nothing(monkeypatch: pyte
     assert found.packages_left_out == 2
 
 
-def test_a_thousand_components_of_rocm_are_told_apart_and_the_rest_is_rocms() -> None:
+def test_a_thousand_components_of_rocm_are_distinguished_and_the_rest_is_rocms() -> None:
     files = {f"opt/rocm/p{n}/x": 1 for n in range(1002)}
     found = facts(L({"opt/rocmlike/x": 1, **files, "opt/rocm/p0/y": 1}))
     assert len(found.packages) == 1001

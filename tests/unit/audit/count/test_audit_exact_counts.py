@@ -82,7 +82,7 @@ def test_compilers_are_known_by_their_whole_directory(directory: bytes, tool: bo
     assert is_tool_directory(directory) is tool
 
 
-def test_a_limit_is_told_with_what_was_compared_with_it() -> None:
+def test_a_limit_is_reported_with_what_was_compared_with_it() -> None:
     found = judge(Budget(10, 20), unpacked_bytes=11, stored_bytes=19)
     assert found.unpacked == Judgement(10, 11, Verdict.FAIL)
     assert found.stored == Judgement(20, 19, Verdict.PASS)
@@ -122,7 +122,7 @@ def layer(*members: bytes) -> LayerIndex:
     return index_layer(TarReader(chunks(tar(*members)), place="t"), place="t")
 
 
-def test_the_largest_visible_files_are_told_with_their_layer() -> None:
+def test_the_largest_visible_files_are_reported_with_their_layer() -> None:
     merged = merge(
         [layer(file("a", b"1" * 9), file("b", b"1" * 5)), layer(file("a", b"22"), file("c", b"333"))]
     )
@@ -190,7 +190,7 @@ def test_a_base_ends_at_the_last_command_with_layers_on_both_sides(image: ImageC
         ("# debian.shell", False),
     ],
 )
-def test_a_base_of_one_layer_is_told_by_what_fills_the_root(command: str, adds: bool) -> None:
+def test_a_base_of_one_layer_is_recognised_by_what_fills_the_root(command: str, adds: bool) -> None:
     assert find_base(config((command, True), (RUN, True))) == (Base(1, BY_ROOT) if adds else Base())
 
 
@@ -206,7 +206,7 @@ def test_a_word_that_begins_as_cmd_ends_no_base() -> None:
     assert find_base(config((RUN, True), ("CMDS", False), (RUN, True))) == Base()
 
 
-def test_a_label_names_a_base_that_the_history_tells_of() -> None:
+def test_a_label_names_a_base_that_the_history_mentions() -> None:
     label = {"org.opencontainers.image.base.name": "debian:12\n"}
     assert find_base(config((ROOT, True), (RUN, True), **label)) == Base(1, BY_ROOT, "debian:12\\x0a")
     by_cmd = config((RUN, True), (CMD, False), (RUN, True), **label)

@@ -26,7 +26,7 @@ def tallies(found: Mapping[str, Tally]) -> dict[str, tuple[int, dict[Spot, int]]
     return {key: tally(one) for key, one in found.items()}
 
 
-def test_a_tally_tells_its_largest_places_first() -> None:
+def test_a_tally_shows_its_largest_places_first() -> None:
     counted = Tally()
     for at, n_bytes in enumerate((5, 30, 4, 20)):
         counted.add(n_bytes, b"%d" % (at % 3))
@@ -187,7 +187,7 @@ def test_copies_of_one_content_are_claimed_but_for_one() -> None:
     assert found.claims == {("duplicates",): 70, ("tests", "duplicates"): 70}
 
 
-def test_packages_are_told_with_all_and_with_visible_bytes_the_largest_first() -> None:
+def test_packages_are_reported_with_all_and_with_visible_bytes_the_largest_first() -> None:
     lower = L(
         {**debs(b=("lib/b", "lib/b2"), a=("lib/a",), c=("lib/c",)), "lib/b": 10, "lib/a": 5, "lib/c": 5}
     )
@@ -283,7 +283,7 @@ def test_what_a_file_of_a_tool_is_besides_is_claimed_together() -> None:
     assert facts(L(files)).claims == {("headers-and-static", "build-only"): 70, ("duplicates",): 70}
 
 
-def test_files_that_could_not_be_looked_into_are_told_with_the_reason() -> None:
+def test_files_that_could_not_be_inspected_are_reported_with_the_reason() -> None:
     found = facts(L({"x": 1, "d/y": A(5, unread="cut off")}), L({"z": A(5, unread="too large")}))
     assert found.unread == ((b"d/y", "cut off"), (b"z", "too large"))
 
@@ -293,7 +293,7 @@ def test_links_to_nothing_are_counted_and_cost_no_bytes() -> None:
     assert (found.dangling_links, found.visible_bytes, found.n_files) == (2, 5, 1)
 
 
-def test_every_place_of_a_credential_is_told_with_layer_and_escaped_name() -> None:
+def test_every_place_of_a_credential_is_reported_with_layer_and_escaped_name() -> None:
     token = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA1b"
     found = facts(
         L({"x": 1, "d/y": A(5, secrets=("password",)), "gone": A(9, secrets=("key",))}),

@@ -218,7 +218,9 @@ def rocm(path: str) -> Component | None:
         ("lib\udcff/x", "lib\udcff"),
     ],
 )
-def test_files_of_every_component_of_rocm_are_told_by_directory_or_library(path: str, name: str) -> None:
+def test_files_of_every_component_of_rocm_are_recognised_by_directory_or_library(
+    path: str, name: str
+) -> None:
     assert rocm(f"opt/rocm/{path}") == Component("opt/rocm", "", name)
 
 
@@ -260,7 +262,7 @@ RUNTIMES = {
 
 
 @pytest.mark.parametrize("manager", Manager)
-def test_build_tools_are_told_by_the_names_of_each_package_manager(manager: Manager) -> None:
+def test_build_tools_are_recognised_by_the_names_of_each_package_manager(manager: Manager) -> None:
     def found(names: str) -> list[str]:
         return [name for name in names.split() if is_build_tool(Package(manager, name, "1"))]
 

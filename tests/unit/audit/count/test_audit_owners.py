@@ -89,7 +89,7 @@ def test_content_that_only_a_hard_link_is_listed_for_is_owned_through_it() -> No
         ("version", "rocm"),
     ],
 )
-def test_a_path_tells_the_component_of_rocm(path: str, name: str) -> None:
+def test_a_path_shows_the_component_of_rocm(path: str, name: str) -> None:
     directory, _, last = f"opt/rocm-6.4.1/{path}".encode().rpartition(b"/")
     found = component_of(directory, last)
     assert found
@@ -182,7 +182,7 @@ SECOND = tar(file("usr/local/bin/python3.11", bytes(2000)), folder("app"))
         ([("ADD rootfs.tar / # buildkit", True), ('CMD ["bash"]', False), ("RUN a", True)], 0),
     ],
 )
-def test_the_base_is_told_by_the_history(history: list[tuple[str, bool]], n_layers: int) -> None:
+def test_the_base_is_recognised_by_the_history(history: list[tuple[str, bool]], n_layers: int) -> None:
     report = audited(LOWER, SECOND, OWN, history=history)
     assert report.image.base_layers == n_layers
     assert bool(report.image.base_told_by) == bool(n_layers)

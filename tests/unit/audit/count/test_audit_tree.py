@@ -94,7 +94,7 @@ def test_code_inside_a_library_is_apart_from_the_library_and_the_file_is_one() -
     assert sum(row.n_files for row in rows.values()) == 1
 
 
-def test_the_tree_of_an_image_holds_all_its_bytes_and_tells_the_hidden() -> None:
+def test_the_tree_of_an_image_holds_all_its_bytes_and_shows_the_hidden() -> None:
     report = audited(BASE, SERVICE)
     rows = report.tree.rows
     assert sum(row.unpacked_bytes for row in rows) == report.totals.unpacked_bytes
@@ -234,7 +234,7 @@ def test_a_tree_of_more_than_8000_rows_or_two_million_characters_is_made_coarser
     assert finest(500, b"x" * 3995) == 1
 
 
-def test_a_row_tells_all_of_a_file() -> None:
+def test_a_row_shows_all_of_a_file() -> None:
     counter = TreeCounter(100)
     parts = {(Kind.GPU_CODE, "gfx906"): 60}
     for layer, shown in ((0, False), (1, True)):

@@ -135,7 +135,7 @@ def test_a_header_that_lies_leaves_the_file_unread_with_a_reason(offset: int, va
     assert why in found.unread[0]
 
 
-def test_sections_that_reach_past_the_end_or_lie_on_code_are_not_believed() -> None:
+def test_sections_that_reach_past_the_end_or_are_on_code_are_not_believed() -> None:
     content = bytearray(program())
     content[-3 * 64 - 32 : -3 * 64 - 24] = (1 << 62).to_bytes(8, "little")
     with pytest.raises(BadElf, match="past its end"):

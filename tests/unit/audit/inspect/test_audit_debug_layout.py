@@ -80,7 +80,7 @@ def test_section_headers_that_end_too_early_leave_the_file_unread() -> None:
         probe.debug_bytes()
 
 
-def test_what_is_no_64_bit_program_or_library_is_not_looked_into() -> None:
+def test_what_is_no_64_bit_program_or_library_is_not_inspected() -> None:
     content = program()
     assert probed(content[:4] + b"\1" + content[5:]) == 0  # of 32 bits
     for kind, expected in ((1, 0), (2, STRIPPED), (3, STRIPPED), (4, 0)):
@@ -181,7 +181,7 @@ def test_section_headers_in_the_first_page_say_where_the_names_are_though_a_segm
         assert probed(content, chunk) == STRIPPED
 
 
-def test_section_headers_may_lie_anywhere_in_the_stream() -> None:
+def test_section_headers_may_be_anywhere_in_the_stream() -> None:
     content = moved_table(program(), 50_000)
     for chunk in (1000, 1 << 16):
         assert probed(content, chunk) == STRIPPED

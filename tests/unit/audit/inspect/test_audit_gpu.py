@@ -70,7 +70,7 @@ def test_a_code_object_that_is_a_file_is_all_code() -> None:
     assert index(file("Kernels.hsaco", bytes(code))).gpu_code == {0: {"gfx1100": len(code)}}
 
 
-def test_a_bundle_that_lies_about_itself_is_told_and_the_file_still_counts() -> None:
+def test_a_bundle_that_lies_about_itself_is_reported_and_the_file_still_counts() -> None:
     broken = bytearray(library(bundle(KERNELS)))
     broken[3 * PAGE + 24] = 255  # the number of entries
     found = index(file("lib/librocx.so", bytes(broken)), file("after", b"x"))

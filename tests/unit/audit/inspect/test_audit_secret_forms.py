@@ -110,7 +110,7 @@ PLACEHOLDERS = (
 )
 
 
-def test_what_stands_for_a_credential_is_none() -> None:
+def test_what_represents_a_credential_is_none() -> None:
     assert [value for value in (*PLACEHOLDERS.split(), "$VALUE1") if kinds_in_text(f"TOKEN={value}")] == []
     netrc = [f"password {value}".encode() for value in PLACEHOLDERS.split()]
     assert [text for text in netrc if kinds_in_file(b"root", b".netrc", text)] == []
@@ -288,7 +288,7 @@ def test_files_are_looked_through_up_to_256_kib() -> None:
     assert SCANNED_BYTES == 262_144
 
 
-def test_kinds_are_told_in_the_same_order_in_every_run() -> None:
+def test_kinds_are_reported_in_the_same_order_in_every_run() -> None:
     text = "\n".join(text for _, text in FORMS)
     for kinds in (
         kinds_in_text(text),

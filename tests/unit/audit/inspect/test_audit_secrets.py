@@ -35,7 +35,7 @@ def audited(row: Planted) -> AuditReport:
 
 
 @pytest.mark.parametrize("row", planted(), ids=lambda row: row.what)
-def test_a_planted_credential_is_found_and_not_told(row: Planted) -> None:
+def test_a_planted_credential_is_found_and_not_reported(row: Planted) -> None:
     report = audited(row)
     finding = next(finding for finding in report.findings if finding.id == "secrets")
     assert len(finding.paths) == 1
@@ -44,7 +44,7 @@ def test_a_planted_credential_is_found_and_not_told(row: Planted) -> None:
         assert row.secret not in text or row.secret == "x"
 
 
-def test_a_file_that_a_later_layer_removes_is_told_as_still_stored() -> None:
+def test_a_file_that_a_later_layer_removes_is_reported_as_still_stored() -> None:
     image = Image([tar(file("root/.netrc", b"machine h password abcd1234")), tar(file("root/.wh..netrc"))])
     finding = audit_image(image.ref, engine=FakeEngine(image)).findings[0]
     assert finding.paths == (
@@ -70,7 +70,7 @@ def test_a_file_that_a_later_layer_removes_is_told_as_still_stored() -> None:
         "max_tokens=512000",
     ],
 )
-def test_what_is_no_credential_is_not_told(text: str) -> None:
+def test_what_is_no_credential_is_not_reported(text: str) -> None:
     assert kinds_in_text(text) == ()
     assert redacted(text) == text
 
@@ -90,7 +90,7 @@ def test_what_is_no_credential_is_not_told(text: str) -> None:
         ("app/cert.pem", "-----BEGIN CERTIFICATE-----\n" + "A" * 300),
     ],
 )
-def test_a_file_without_credentials_is_not_told(path: str, text: str) -> None:
+def test_a_file_without_credentials_is_not_reported(path: str, text: str) -> None:
     directory, _, name = path.encode().rpartition(b"/")
     assert kinds_in_file(directory, name, text.encode()) == ()
 

@@ -104,7 +104,7 @@ def test_what_later_layers_replace_or_delete_is_a_finding_from_a_mebibyte_on(nam
     assert finding.paths == tuple(f"p{n}" for n in range(20))
 
 
-def test_content_that_came_back_is_told_by_cause_the_largest_first() -> None:
+def test_content_that_came_back_is_reported_by_cause_the_largest_first() -> None:
     causes = {"b": 2_000_000, "c": 3_000_000, "a": 2_000_000}
     title = only(replace(NOTHING, overwritten=tally(9 * MIB), rewritten=causes)).title
     assert title.endswith("c, same content: 3.00 MB; a, same content: 2.00 MB; b, same content: 2.00 MB")
@@ -129,7 +129,7 @@ def test_copies_are_a_finding_from_a_mebibyte_of_waste_on() -> None:
     assert finding.title.endswith(f"({ONE_LAYER})")
 
 
-def test_copies_of_several_causes_are_told_and_answered_the_largest_first() -> None:
+def test_copies_of_several_causes_are_reported_and_answered_the_largest_first() -> None:
     sizes = {ONE_LAYER: 2, ROCM_TWICE: 4, TWO_COPIES: 3, LATER_RUN: 2}
     rows = tuple(duplicate(n * 1_000_000, why) for why, n in sizes.items())
     finding = only(replace(NOTHING, duplicates=rows))
@@ -276,7 +276,7 @@ def test_an_image_without_labels_is_judged_by_its_name() -> None:
         (None, "cpu", False),
     ],
 )
-def test_a_cpu_build_of_torch_is_told_in_variants_for_gpus(
+def test_a_cpu_build_of_torch_is_reported_in_variants_for_gpus(
     variant: str | None, build: str | None, found: bool
 ) -> None:
     told = {"io.weir.variant": variant, "io.weir.torch.build": build}

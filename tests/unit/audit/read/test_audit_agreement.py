@@ -26,7 +26,7 @@ def read(members: Members, limits: Limits = LIMITS, **wish: object) -> ImageCont
 # What must agree.
 
 
-def test_a_layer_of_another_length_than_announced_is_told_with_both() -> None:
+def test_a_layer_of_another_length_than_announced_is_reported_with_both() -> None:
     image = Image(LAYERS[:1])
     blob = image.blobs()[0]
     for size in (len(blob) - 1, len(blob) + 1):
@@ -37,7 +37,7 @@ def test_a_layer_of_another_length_than_announced_is_told_with_both() -> None:
         assert told.value.place == make.blob_path(blob)
 
 
-def test_a_count_of_layers_that_differs_is_told_with_both() -> None:
+def test_a_count_of_layers_that_differs_is_reported_with_both() -> None:
     image = Image(LAYERS)
     manifest = make.manifest_of(image.config(), make.descriptor(image.blobs()[0]))
     members = make.oci_layout(image) | make.stored(manifest) | {"index.json": make.pointing_to(manifest)}
@@ -111,7 +111,7 @@ def test_paths_in_a_list_are_those_of_the_archive_however_they_are_written() -> 
         assert (contents.ref, len(contents.layers), contents.notes) == ("x:1", 1, ())
 
 
-def test_what_a_list_names_and_the_archive_lacks_is_told_by_its_path() -> None:
+def test_what_a_list_names_and_the_archive_lacks_is_reported_by_its_path() -> None:
     image = Image(LAYERS, make.plain)
     members = make.docker_legacy(image)
     path = next(path for path in members if path.endswith("layer.tar"))
@@ -149,7 +149,7 @@ def test_a_lone_manifest_finds_its_blobs_by_their_digests(below: str, tmp_path: 
 
 
 @pytest.mark.parametrize("text", [b"{", b"{}", b"[{}]", b'[{"Config": 1}]', b"[" * 100, b"hsqs"])
-def test_a_list_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
+def test_a_list_that_cannot_be_read_is_reported_by_its_name(text: bytes) -> None:
     for members in ({}, make.oci_layout(Image(LAYERS))):
         with pytest.raises(MalformedDocument, match=r"^manifest\.json[:,]") as told:
             read(members | {"manifest.json": text})
@@ -157,7 +157,7 @@ def test_a_list_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b"{}", b"[" * 100, b"hsqs"])
-def test_an_index_that_cannot_be_read_is_told_by_its_name(text: bytes) -> None:
+def test_an_index_that_cannot_be_read_is_reported_by_its_name(text: bytes) -> None:
     with pytest.raises(MalformedDocument, match=r"^index\.json: "):
         read(make.docker_25(Image(LAYERS)) | {"index.json": text})
 

@@ -226,7 +226,7 @@ def test_legacy_layers_may_be_links_to_each_other() -> None:
     assert len(file_list(read(body + make.END))) == 2
 
 
-def test_a_foreign_layer_may_be_absent_and_is_told() -> None:
+def test_a_foreign_layer_may_be_absent_and_is_reported() -> None:
     image = Image(LAYERS[:1])
     manifest = make.dump(
         {
@@ -242,7 +242,7 @@ def test_a_foreign_layer_may_be_absent_and_is_told() -> None:
     assert "foreign" in contents.notes[0]
 
 
-def test_a_wrong_media_type_is_told_and_the_content_decides() -> None:
+def test_a_wrong_media_type_is_reported_and_the_content_decides() -> None:
     image = Image(LAYERS[:1], make.zstandard)
     manifest = image.manifest().replace(b"+zstd", b"+gzip")
     members = make.stored(*image.blobs(), image.config(), manifest)
@@ -447,7 +447,7 @@ def test_links_in_a_layout_directory_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04" + bytes(600), bytes(100)])
-def test_what_is_no_archive_is_told_what_one_is(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_archive_is_answered_with_what_one_is(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(ToolError, match="docker save"):

@@ -193,7 +193,7 @@ def test_a_config_beyond_what_engines_read_is_refused() -> None:
         parse_config(b" " * (5 << 20) + b"{}", place="config")
 
 
-def test_what_lies_too_deep_is_left_out_whatever_strings_hold() -> None:
+def test_what_is_too_deep_is_left_out_whatever_strings_hold() -> None:
     deep = b'{"a": "]}\\"[", "b": ' + b'{"[": ' * 80 + b'"}\\\\"' + b"}" * 80 + b', "c": [1, -1e999]}'
     loaded = load_as_engines_do(deep)
     assert isinstance(loaded.value, dict)
@@ -252,7 +252,7 @@ def test_an_image_answers_to_its_names_and_digests_alone(ref: str, answer: bool)
         (Wanted("a.tar", "sha256:0", is_answer=True), ("x:1",), "sha256:0"),
     ],
 )
-def test_a_report_calls_an_image_by_the_most_telling_name(
+def test_a_report_calls_an_image_by_the_most_specific_name(
     wanted: Wanted, names: tuple[str, ...], shown: str
 ) -> None:
     assert shown_name(wanted, Called(names, ("sha256:0",))) == shown
@@ -294,7 +294,7 @@ def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most()
 # Blobs in the place of documents and layers.
 
 
-def test_a_blob_that_is_no_document_is_told_with_its_place() -> None:
+def test_a_blob_that_is_no_document_is_reported_with_its_place() -> None:
     assert document(Blob(Form.JSON, document=b""), "p") == b""
     with pytest.raises(LimitExceeded, match=r"p: .*1,234,567 bytes"):
         document(Blob(Form.JSON, stored_bytes=1_234_567), "p")

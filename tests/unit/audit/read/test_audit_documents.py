@@ -73,7 +73,7 @@ def test_a_descriptor_needs_no_more_than_a_digest_and_a_size() -> None:
     assert empty == PLAIN_READ
 
 
-def test_attestations_are_told_by_their_note_or_their_platform() -> None:
+def test_attestations_are_recognised_by_their_note_or_their_platform() -> None:
     assert only(annotations={"vnd.docker.reference.type": "attestation-manifest"}).is_attestation
     found = only(platform={"os": "unknown", "architecture": "unknown"})
     assert (found.is_attestation, found.platform) == (True, Platform("unknown", "unknown"))
@@ -99,7 +99,7 @@ def test_what_is_no_sha256_digest_is_refused(digest: str) -> None:
         only(digest=digest)
 
 
-def test_a_long_text_in_a_digests_place_is_told_by_its_beginning() -> None:
+def test_a_long_text_in_a_digests_place_is_reported_by_its_beginning() -> None:
     with pytest.raises(MalformedDocument, match=r": 'a{80}' is not a sha256 digest"):
         only(digest="a" * 5000)
 
@@ -239,7 +239,7 @@ def test_a_wrong_value_in_a_config_is_named_with_its_place(keys: dict[str, objec
         config(**keys)
 
 
-def test_dockers_list_of_images_is_told_from_a_manifest_and_read() -> None:
+def test_dockers_list_of_images_is_distinguished_from_a_manifest_and_read() -> None:
     rows = [
         {"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"], "RepoTags": ["a:1", "b:2"]},
         {"Config": "d.json", "Layers": None},
@@ -264,7 +264,7 @@ def test_a_document_of_the_largest_size_is_read_and_a_larger_one_is_not() -> Non
         parse_json(text + b" ", place="p", limits=limits)
 
 
-def test_why_a_document_cannot_be_read_is_told_in_few_words() -> None:
+def test_why_a_document_cannot_be_read_is_reported_in_few_words() -> None:
     with pytest.raises(MalformedDocument, match=r"^p: not a usable JSON document") as error:
         parse_json(b'{"%s": 1, "%s": 2}' % (b"k" * 999, b"k" * 999), place="p")
     assert len(str(error.value)) < 250

@@ -297,7 +297,7 @@ def test_a_broken_transport_is_no_fault_of_the_blob_that_was_under_way() -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}" + bytes(600), b"hsqs" + bytes(600)])
-def test_a_stream_that_is_no_archive_is_told_what_one_is(content: bytes) -> None:
+def test_a_stream_that_is_no_archive_is_answered_with_what_one_is(content: bytes) -> None:
     with pytest.raises(MalformedStream) as told:
         streamed(content)
     assert (told.value.place, "docker save" in told.value.hint) == ("s", True)
@@ -317,7 +317,7 @@ def test_one_of_its_lists_is_enough_to_know_a_layout(name: str, tmp_path: Path) 
             archive.blob(path)
 
 
-def test_a_layout_that_cannot_be_read_is_told_by_its_path(tmp_path: Path) -> None:
+def test_a_layout_that_cannot_be_read_is_reported_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"can't read {tmp_path}/none: No such file"):
         DirectoryArchive(tmp_path / "none")
     (tmp_path / "index.json").write_bytes(b"{}")
@@ -336,7 +336,7 @@ def test_a_pipe_in_the_place_of_an_archive_is_refused_and_not_waited_for(tmp_pat
         open_archive(tmp_path / "pipe")
 
 
-def test_a_disk_that_fails_while_a_blob_is_read_is_told(
+def test_a_disk_that_fails_while_a_blob_is_read_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = filed(make.archive({"a": b"{}"}), tmp_path / "a.tar")

@@ -75,7 +75,7 @@ def test_bytes_after_the_end_of_a_size_are_noted(digit: bytes) -> None:
     assert list(reader.notes) == [tarwalk.JUNK]
 
 
-def test_a_target_that_is_too_long_is_told_with_its_own_length() -> None:
+def test_a_target_that_is_too_long_is_reported_with_its_own_length() -> None:
     longest = LIMITS.path_bytes
     assert len(walk(tar(pax({"linkpath": "t" * (longest - 1)}) + symlink("s", "t")))) == 1
     with pytest.raises(LimitExceeded, match=f"{longest:,} bytes"):
@@ -137,7 +137,7 @@ def test_a_package_database_of_the_largest_size_is_kept_and_a_larger_one_is_not(
     assert list(layer(status, limits=replace(LIMITS, captured_file_bytes=3)).captured) == []
 
 
-def test_memory_of_an_index_is_bounded_to_the_byte_and_the_limit_is_told_in_mib() -> None:
+def test_memory_of_an_index_is_bounded_to_the_byte_and_the_limit_is_reported_in_mib() -> None:
     members = [file(f"d{n}/name", b"") for n in range(3)]
     needed = layer(*members).index_bytes
     assert layer(*members, room_bytes=needed).n_entries == 3
@@ -306,7 +306,7 @@ def test_a_whiteout_of_a_directory_itself_is_refused(name: str) -> None:
         layer(file(f"d/{name}"))
 
 
-def test_names_that_only_begin_like_a_whiteout_are_told_apart() -> None:
+def test_names_that_only_begin_like_a_whiteout_are_distinguished() -> None:
     index = layer(file("a/.wh.x.wh."), file("a/.wh-x"), file("a/.wh..wh.plnk"), file("a/.wh..wh..opq"))
     assert (index.names, index.whiteouts, index.opaque) == ([b".wh-x"], [(b"a", b"x.wh.")], [b"a"])
 

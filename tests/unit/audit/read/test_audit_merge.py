@@ -271,7 +271,7 @@ def test_names_in_the_targets_of_links_are_counted_to_the_last_one(monkeypatch: 
             assert told.value.place == "b'l/../b'"
 
 
-def test_a_circle_is_told_by_the_directory_that_leads_into_it() -> None:
+def test_a_circle_is_reported_by_the_directory_that_leads_into_it() -> None:
     with pytest.raises(MalformedTar) as told:
         merged((symlink("a", "b"), symlink("b", "a")), (file("d/../a/x", b"1"), file("a/y/x", b"1")))
     assert told.value.place == "b'a'"

@@ -94,7 +94,7 @@ def test_an_encrypted_layer_is_named_as_what_it_is() -> None:
         assert "--decryption-key" in caught.value.hint
 
 
-def test_old_tars_are_told_by_the_checksum_that_the_walker_accepts() -> None:
+def test_old_tars_are_recognised_by_the_checksum_that_the_walker_accepts() -> None:
     block = header(b"\xff" * 4, magic=bytes(8))
     signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 256
     layer = tar(block[:148] + f"{signed:06o}\0 ".encode() + block[156:])
@@ -110,7 +110,7 @@ def test_the_count_of_files_says_that_empty_ones_are_left_out() -> None:
     assert "empty files" in schema["properties"]["totals"]["properties"]["n_files"]["description"]
 
 
-def test_links_in_a_circle_in_a_layout_directory_are_passed_over(tmp_path: Path) -> None:
+def test_links_in_a_circle_in_a_layout_directory_are_skipped(tmp_path: Path) -> None:
     root = make.layout_directory(make.docker_25(make.Image([tar(file("f", b"x"))])), tmp_path / "layout")
     (root / "loop").symlink_to("loop")
     (root / "blobs" / "up").symlink_to("..")

@@ -304,7 +304,7 @@ def test_every_digest_on_the_way_to_an_image_chooses_it() -> None:
         assert (contents.digest, len(contents.layers)) == (make.sha(inner), 2)
 
 
-def test_what_leads_to_no_image_is_told_with_the_reasons() -> None:
+def test_what_leads_to_no_image_is_reported_with_the_reasons() -> None:
     image = Image(LAYERS)
     members = make.oci_layout(image)
     del members[make.blob_path(image.config())]

@@ -81,7 +81,7 @@ def test_both_sizes_and_then_findings_are_compared() -> None:
     ("before", "after", "where"),
     [(None, 5, "the baseline"), (5, None, "the image"), (None, None, "the baseline")],
 )
-def test_stored_bytes_that_only_one_side_knows_are_told_as_not_compared(
+def test_stored_bytes_that_only_one_side_knows_are_reported_as_not_compared(
     before: int | None, after: int | None, where: str
 ) -> None:
     new = a_finding("tests")
@@ -117,5 +117,5 @@ def test_a_finding_within_the_tolerance_is_no_regression_unless_it_has_more_case
         (Regression("t", 3, 3), "t"),
     ],
 )
-def test_a_regression_is_told_with_its_growth_where_there_is_any(row: Regression, text: str) -> None:
+def test_a_regression_is_reported_with_its_growth_where_there_is_any(row: Regression, text: str) -> None:
     assert str(row) == text

@@ -258,7 +258,7 @@ def test_growth_within_the_tolerance_is_none() -> None:
     assert worse(before, grown(before, 0, stored=1011)) == ["more stored bytes"]
 
 
-def test_stored_bytes_that_are_unknown_are_told_as_not_compared() -> None:
+def test_stored_bytes_that_are_unknown_are_reported_as_not_compared() -> None:
     before = with_findings()
     found = compare(grown(before, 0, None), before, label="old.json", tolerance=Tolerance())
     assert found.regressions == ()
@@ -304,7 +304,7 @@ def saved(path: Path, report: AuditReport) -> str:
     return str(path)
 
 
-def test_a_saved_report_is_told_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_report_is_reported_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = saved(tmp_path / "r.json", with_findings(a_finding()))
     forms = {"--html": "<!DOCTYPE html>", "--sarif": '"2.1.0"', "--junit": "<testsuites", "--json": '"tree"'}
     files = {form: tmp_path / f"out{form}" for form in forms}
@@ -327,7 +327,7 @@ def test_a_report_is_not_written_over_what_is_audited_or_over_another_report(tmp
     assert main(["audit", path, "--json", "/dev/null", "--html", "/dev/null"]) == Exit.OK
 
 
-def test_a_regression_is_exit_code_one_and_is_told(
+def test_a_regression_is_exit_code_one_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = saved(tmp_path / "old.json", with_findings())

@@ -34,7 +34,7 @@ def test_owners_kinds_and_gpu_code_are_compared_the_largest_difference_first() -
     assert found.gpu_code == (Change("gfx906", 9, None),)
 
 
-def test_a_changed_version_is_told_even_at_equal_bytes() -> None:
+def test_a_changed_version_is_reported_even_at_equal_bytes() -> None:
     before = replace(
         small_report(), packages=(package("a", "1", 5), package("b", "1", 5), package("c", "1", 5))
     )
@@ -48,7 +48,7 @@ def test_a_changed_version_is_told_even_at_equal_bytes() -> None:
     }
 
 
-def test_places_are_told_where_the_change_is_and_not_at_every_directory_above() -> None:
+def test_places_are_reported_where_the_change_is_and_not_at_every_directory_above() -> None:
     before = with_tree(a_row("usr/lib", 100), a_row("usr/lib/x/big.so", 1000, is_file=True))
     after = with_tree(
         a_row("usr/lib", 105), a_row("usr/lib/x/big.so", 3000, is_file=True), a_row("opt/new", 50)
@@ -59,7 +59,7 @@ def test_places_are_told_where_the_change_is_and_not_at_every_directory_above() 
     )
 
 
-def test_a_directory_is_told_where_several_things_in_it_changed() -> None:
+def test_a_directory_is_reported_where_several_things_in_it_changed() -> None:
     after = with_tree(a_row("lib/a", 60), a_row("lib/b", 40))
     names = [row.name for row in diff(with_tree(a_row("lib", 1)), after).places]
     assert names == ["lib", "lib/a", "lib/b"]
@@ -119,13 +119,13 @@ def test_what_a_side_lacks_counts_as_nothing_in_a_change() -> None:
     assert [row.delta_bytes for row in changes] == [5, -5, -2, 0]
 
 
-def test_equal_differences_are_told_in_the_order_of_their_names() -> None:
+def test_equal_differences_are_reported_in_the_order_of_their_names() -> None:
     names = ("b", "d", "a", "e", "c")
     found = diff(replace(small_report(), kinds={}), replace(small_report(), kinds=dict.fromkeys(names, 5)))
     assert [row.name for row in found.kinds] == sorted(names)
 
 
-def test_packages_of_one_name_are_added_up_and_told_with_all_their_versions() -> None:
+def test_packages_of_one_name_are_added_up_and_reported_with_all_their_versions() -> None:
     before = replace(small_report(), packages=(package("a", "2", 5), package("a", "1", 6)))
     pip = replace(package("a", "2", 5), manager="pip")
     after = replace(small_report(), packages=(package("a", "2", 7), pip))

@@ -124,7 +124,7 @@ def test_no_script_of_ours_holds_what_would_end_or_hide_it() -> None:
     assert render_html(small_report()).lower().count("</script") == 2
 
 
-def test_findings_are_told_gravest_with_the_remedy_to_copy() -> None:
+def test_findings_are_reported_most_severe_first_with_the_remedy_to_copy() -> None:
     remedy = "RUN rm -rf 'a&b' \\\n && true"
     found = Page(render_html(with_findings(a_finding(remedy=remedy, severity=Severity.ERROR))))
     assert found.preformatted == [remedy]
@@ -141,7 +141,7 @@ def test_findings_are_told_gravest_with_the_remedy_to_copy() -> None:
         (Budget(1, None), "exceeded"),
     ],
 )
-def test_the_budget_is_told_with_both_numbers(budget: Budget, told: str) -> None:
+def test_the_budget_is_reported_with_both_numbers(budget: Budget, told: str) -> None:
     report = small_report(budget)
     words = Page(render_html(report)).words
     assert told in words
@@ -151,7 +151,7 @@ def test_the_budget_is_told_with_both_numbers(budget: Budget, told: str) -> None
         assert f"unpacked {decimal_bytes(actual)} {sign} {decimal_bytes(limit)}" in words
 
 
-def test_unknown_stored_bytes_are_told_with_the_reason() -> None:
+def test_unknown_stored_bytes_are_reported_with_the_reason() -> None:
     report = small_report()
     totals = replace(report.totals, stored_bytes=None, stored_reason="layers lie uncompressed")
     words = Page(render_html(replace(report, totals=totals))).words
@@ -192,7 +192,7 @@ def test_the_largest_report_that_an_audit_makes_is_a_page_of_a_few_megabytes() -
     assert f"The {len(page.data['packages']):,} largest of 9,000 packages" in page.words
 
 
-def test_the_base_image_is_told_of_its_layers() -> None:
+def test_the_base_image_is_reported_with_its_layers() -> None:
     report = small_report()
     image = replace(report.image, base_layers=1, base_told_by="a test", base_name="<debian>")
     assert not [attrs for _, attrs in Page(render_html(report)).elements if attrs.get("class") == "tag"]
@@ -220,7 +220,7 @@ def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
     assert "Since the baseline" not in Page(render_html(small_report())).words
 
 
-def test_what_remedies_would_leave_is_told_for_all_and_for_each() -> None:
+def test_what_remedies_would_leave_is_reported_for_all_and_for_each() -> None:
     report = replace(
         with_findings(a_finding(predicted_unpacked_bytes=3_000_000)),
         prediction=Prediction(unpacked_bytes=2_000_000, saved_bytes=6_000_000),

@@ -146,7 +146,7 @@ def _markdown(text: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit"])
-def test_an_archive_whose_own_name_is_not_utf_8_is_told_in_every_format(
+def test_an_archive_whose_own_name_is_not_utf_8_is_reported_in_every_format(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive = tmp_path / os.fsdecode(b"caf\xe9\x1b[2J.tar")

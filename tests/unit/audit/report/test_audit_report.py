@@ -134,7 +134,7 @@ def test_debian_comes_before_python_where_both_claim_a_file() -> None:
     assert rows["libc6"] == len(listed) + 70 + 60  # the source, and the bytecode made from it
 
 
-def test_dpkg_stanzas_of_removed_packages_are_passed_over() -> None:
+def test_dpkg_stanzas_of_removed_packages_are_skipped() -> None:
     expected = [DebPackage("libc6", "2.41-1", "amd64"), DebPackage("dpkg", "1.22", "")]
     assert list(deb_packages(STATUS.split(b"\n"))) == expected
 
@@ -217,7 +217,7 @@ def test_cuda_is_found_where_it_is_not_wanted(ref: str, variant: str, severity: 
     assert "--index-url" in finding.remedy
 
 
-def test_torch_own_libraries_for_cuda_are_told_from_those_that_every_build_has() -> None:
+def test_torch_own_libraries_for_cuda_are_distinguished_from_those_that_every_build_has() -> None:
     cuda = ("libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so", "libc10_cuda.so")
     common = ("libtorch_cpu.so", "libtorch.so", "libc10.so", "libtorch_python.so")
     image = tar(*(file(f"{SITE}/torch/lib/{name}", bytes(1000)) for name in (*cuda, *common)))
@@ -253,7 +253,7 @@ def test_targets_of_the_command_line_come_before_the_label() -> None:
         audited(KERNELS, targets=("rx580",))
 
 
-def test_waste_between_layers_is_told_by_cause() -> None:
+def test_waste_between_layers_is_reported_by_cause() -> None:
     first = tar(file("big", bytes(2 * MB)), file("log", b"x" * 2 * MB), file("kept", bytes(5)))
     report = audited(first, tar(file("big", bytes(2 * MB)), file(".wh.log")))
     assert found(report, "overwritten").unpacked_bytes == 2 * MB
@@ -309,7 +309,7 @@ def test_content_that_came_back_is_named_by_what_brought_it(
     assert f"{cause}, same content: 2.00 MB" in finding.title
 
 
-def test_compilers_and_dev_packages_are_told_and_runtimes_are_not() -> None:
+def test_compilers_and_dev_packages_are_reported_and_runtimes_are_not() -> None:
     names = {"gcc-12": 3, "libstdc++-12-dev": 2, "gcc-12-base": 1, "libgcc-s1": 1, "libllvm17": 5, "make": 1}
     status = "".join(f"Package: {name}\nStatus: install ok installed\nVersion: 1\n\n" for name in names)
     members = [file("var/lib/dpkg/status", status.encode())]
@@ -334,7 +334,7 @@ def test_predictions_count_no_byte_twice() -> None:
     assert sum(row.unpacked_bytes for row in report.findings) > total
 
 
-def test_a_layer_that_registries_refuse_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_registries_refuse_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildtool.audit.judge.findings.REGISTRY_LAYER_BYTES", 100)
     assert found(audited(BASE), "huge-layer").paths == ("layer 0",)
 
@@ -363,7 +363,7 @@ def test_remedies_quote_what_an_image_calls_its_files() -> None:
     assert "rm -rf '/a;$(reboot) `x`/tests'" in remedy
 
 
-def test_a_cpu_torch_in_a_rocm_image_is_told() -> None:
+def test_a_cpu_torch_in_a_rocm_image_is_reported() -> None:
     labels = {"io.weir.variant": "rocm", "io.weir.torch.build": "cpu"}
     assert found(audited(BASE, labels=labels), "torch-without-gpu-kernels").severity is Severity.WARNING
     assert ids(audited(BASE, labels={**labels, "io.weir.variant": "cpu"})) == set()

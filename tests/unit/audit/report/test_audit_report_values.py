@@ -105,7 +105,7 @@ def test_sums_and_rows_of_a_report_are_those_of_its_layers() -> None:
     assert report.prediction == Prediction(2649, 0)
 
 
-def test_an_engine_that_tells_no_digest_leaves_a_reason() -> None:
+def test_an_engine_that_shows_no_digest_leaves_a_reason() -> None:
     image = replace(IMAGE, pack=make.plain)
     report = reported(read(image, make.docker_legacy(image)))
     assert (report.image.digest, report.image.manifest_digest) == (None, None)
@@ -284,7 +284,9 @@ def test_reports_are_written_in_three_forms(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.html", "cpu.json", "cpu.md"]
 
 
-def test_progress_is_told_every_five_seconds_with_all_bytes_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_every_five_seconds_with_all_bytes_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter((100.0, 104.0, 105.0, 109.9, 110.0))
     monkeypatch.setattr(auditing.time, "monotonic", lambda: next(clock))
     said: list[str] = []

@@ -32,7 +32,7 @@ def test_a_report_from_before_there_was_a_tree_can_be_read() -> None:
     assert parse_report(json.dumps(document), "r.json").tree.rows == ()
 
 
-def test_keys_of_newer_reports_are_passed_over() -> None:
+def test_keys_of_newer_reports_are_skipped() -> None:
     document = json.loads(to_json(small_report()))
     document["later"] = document["image"]["later"] = {"x": [1]}
     assert parse_report(json.dumps(document), "r.json") == parse_report(to_json(small_report()), "r.json")
@@ -116,7 +116,7 @@ def test_sizes_that_no_image_has_are_no_traceback(tmp_path: Path, digits: int) -
     assert main(["audit", str(path)]) == Exit.OK
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't read .*none\.json"):
         read_report(tmp_path / "none.json")
     with pytest.raises(DataError, match=r"can't read .*: Is a directory"):

@@ -117,7 +117,7 @@ def test_what_is_no_decimal_number_is_no_number_of_pax(text: bytes) -> None:
         pax_integer(text)
 
 
-def test_a_long_wrong_number_is_told_by_its_first_24_bytes() -> None:
+def test_a_long_wrong_number_is_reported_by_its_first_24_bytes() -> None:
     for check in (pax_integer, check_pax_time):
         with pytest.raises(ValueError, match=r"^b'x{24}' is not"):
             check(b"x" * 5000)
@@ -155,7 +155,7 @@ def sparse(blocks: int) -> bytes:
     return header(b"s", 5, b"S", magic=b"ustar  \0", tail=tail) + more + padded(b"bytes")
 
 
-def test_a_sparse_map_of_the_largest_size_is_passed_over_and_a_larger_one_is_not() -> None:
+def test_a_sparse_map_of_the_largest_size_is_skipped_and_a_larger_one_is_not() -> None:
     limits = replace(LIMITS, meta_bytes=1024)
     for blocks in (0, 1, 2):
         members = walk(tar(sparse(blocks), file("a")), limits, 700)

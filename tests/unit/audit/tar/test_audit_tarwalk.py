@@ -20,7 +20,7 @@ def walk(content: bytes, chunk: int = 1 << 16) -> list[Member]:
     return list(TarReader(chunks(content, chunk), place="test.tar"))
 
 
-def test_all_kinds_are_told_apart() -> None:
+def test_all_kinds_are_distinguished() -> None:
     content = tar(
         folder("d"), file("d/f", b"abc"), symlink("s", "d/f"), hardlink("h", "d/f"), header(b"p", flag=b"6")
     )
@@ -82,7 +82,7 @@ def test_base_256_sizes_and_blank_sizes_are_read() -> None:
     assert [(name, size) for name, _, size, _ in walk(content)] == [(b"big", 700), (b"none", 0)]
 
 
-def test_old_gnu_sparse_maps_are_passed_over() -> None:
+def test_old_gnu_sparse_maps_are_skipped() -> None:
     # isextended is at byte 482 of the header and at byte 504 of each further block of the map
     tail = bytes(482 - 345) + b"\1" + bytes(512 - 483)
     more = bytes(504) + b"\1" + bytes(7)

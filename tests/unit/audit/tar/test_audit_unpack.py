@@ -52,7 +52,7 @@ CONTENT = bytes(range(256)) * 12
         (b'"text"', Form.OTHER),
     ],
 )
-def test_a_blob_is_told_by_its_first_bytes(head: bytes, form: Form) -> None:
+def test_a_blob_is_recognised_by_its_first_bytes(head: bytes, form: Form) -> None:
     assert sniff(head) is form
     assert sniff(head + b"\0" * (len(head) == 512)) is form
 

@@ -84,7 +84,7 @@ def test_segments_share_no_page_of_memory(end: int, fine: bool) -> None:
         assert "overlap in memory" in wrong(made)
 
 
-def test_section_lies_where_it_is_loaded_from() -> None:
+def test_section_is_where_it_is_loaded_from() -> None:
     segment = load(0x1000, 0x5000, 0x1000)
     elf(segment, sections=(section(".a", 0x1010, 0x5010, 16),)).check_loading(1 << 24)
     elf(segment, sections=(section(".bss", 7, 0x9000, 16, kind=SHT_NOBITS),)).check_loading(1 << 24)

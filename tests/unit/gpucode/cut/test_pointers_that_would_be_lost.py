@@ -49,7 +49,7 @@ def with_relocations_inside(library: Library, *, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("at", [8192, 4096 + 16])
-def test_pointer_that_lies_in_the_section_itself_is_refused(at: int) -> None:
+def test_pointer_that_is_in_the_section_itself_is_refused(at: int) -> None:
     data = with_relocations_inside(make_library(Spec(BOTH)), at=at)
     assert "a pointer to a bundle is in .hip_fatbin itself" in refused(data)
 
@@ -81,7 +81,7 @@ def test_relative_relocation_with_a_symbol_into_a_bundle_is_refused() -> None:
     assert "a form that is not known" in refused(make_library(Spec(BOTH, extra_rela=[row])).data)
 
 
-def test_absolute_relocation_whose_addend_happens_to_lie_in_the_section_is_no_pointer() -> None:
+def test_absolute_relocation_whose_addend_happens_to_be_in_the_section_is_no_pointer() -> None:
     library = make_library(Spec(BOTH, extra_rela=[(0, 8, 0)]))
     row = (library.wrappers_address + 24 * 3, 7 << 32 | 1, library.fatbin_address)
     assert targets_in(pruned(make_library(Spec(BOTH, extra_rela=[row])).data, "gfx906")) == {"gfx906"}

@@ -87,7 +87,7 @@ def test_compressed_bundle_whose_table_and_payloads_differ_in_order_is_cut_right
     assert kept == {HOST_ID: b"", DEVICE + "gfx906:xnack+": second, DEVICE + "gfx906:xnack-": first}
 
 
-def test_kept_payloads_stay_in_the_order_in_which_they_lie_behind_the_host_entry() -> None:
+def test_kept_payloads_stay_in_the_order_in_which_they_are_behind_the_host_entry() -> None:
     rows = [
         (DEVICE + "gfx906:xnack+", 5 * PAGE_BYTES, b"b" * 5000),
         (DEVICE + "gfx906:xnack-", 3 * PAGE_BYTES, b"a" * 5000),

@@ -67,7 +67,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("head", DAMAGED.values(), ids=list(DAMAGED))
-def test_damaged_entry_table_is_told(head: bytes) -> None:
+def test_damaged_entry_table_is_reported(head: bytes) -> None:
     with pytest.raises(BadBundle):
         parse_bundle(head, 1 << 20)
 
@@ -173,13 +173,13 @@ def test_bomb_stops_at_the_size_that_the_header_promises(method: Method) -> None
     assert seen <= 1000
 
 
-def test_compressed_bundle_that_is_cut_off_is_told() -> None:
+def test_compressed_bundle_that_is_cut_off_is_reported() -> None:
     packed = pack([RAW], len(RAW), version=1, method=Method.ZSTD)
     with pytest.raises(GpuCodeError):
         list(Unpacking(Source.of_bytes(packed[:-9]), 0, len(packed) - 9))
 
 
-def test_unknown_version_or_method_is_told() -> None:
+def test_unknown_version_or_method_is_reported() -> None:
     packed = pack([RAW], len(RAW), version=3, method=Method.ZSTD)
     for at, value in ((4, 4), (6, 2)):
         odd = packed[:at] + bytes([value]) + packed[at + 1 :]
@@ -254,7 +254,7 @@ def test_a_bundle_that_claims_bytes_behind_its_section_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_size_that_is_not_what_unpacks_is_told_though_the_checksum_is_right(
+def test_a_size_that_is_not_what_unpacks_is_reported_though_the_checksum_is_right(
     version: int, more: int
 ) -> None:
     packed = claiming(version, len(RAW) + more)
@@ -262,7 +262,7 @@ def test_a_size_that_is_not_what_unpacks_is_told_though_the_checksum_is_right(
         list(Unpacking(Source.of_bytes(packed), 0, len(packed)))
 
 
-def test_a_table_that_is_cut_off_is_told_at_its_place() -> None:
+def test_a_table_that_is_cut_off_is_reported_at_its_place() -> None:
     with pytest.raises(BadBundle, match="cut off") as caught:
         parse_bundle(table((4096, 8, GFX906_ID), count=2), 1 << 20, place=1000)
     assert caught.value.place == 1000 + 32 + 24 + len(GFX906_ID)

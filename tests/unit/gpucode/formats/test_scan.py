@@ -22,7 +22,7 @@ def elf_object(machine: int, flags: int, abi: int = 3) -> bytes:
     return struct.pack("<4sBBBBB7xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 64, abi, 3, machine, 1, 0, 0, 0, flags, 64, 0, 0, 0, 0, 0)  # fmt: skip # noqa: E501
 
 
-def test_library_is_told_by_target_and_bundle() -> None:
+def test_library_is_reported_by_target_and_bundle() -> None:
     found = scan(make_library(Spec(bundles(["gfx906", "gfx1100"], count=2, n_bytes=5000))).data)
     assert found.stored_bytes_by_target() == {"gfx906": 10_100, "gfx1100": 10_100}
     assert [code.bundle_index for code in found.objects] == [0, 0, 1, 1]
@@ -39,14 +39,14 @@ def test_compressed_bytes_are_shared_out_without_remainder(version: int) -> None
     assert {code.format for code in found.objects} == {CodeFormat.CCOB}
 
 
-def test_cuda_fat_binaries_are_told_by_architecture() -> None:
+def test_cuda_fat_binaries_are_reported_by_architecture() -> None:
     section = nv_fatbin([(2, 80, 5000), (2, 90, 7000), (1, 90, 300)]) + nv_fatbin([(2, 80, 64)])
     found = scan(section)
     assert found.stored_bytes_by_target() == {"sm_80": 5192, "sm_90": 7064, "compute_90": 368}
     assert [code.bundle_index for code in found.objects] == [0, 0, 0, 1]
 
 
-def test_compressed_cuda_code_tells_both_lengths() -> None:
+def test_compressed_cuda_code_shows_both_lengths() -> None:
     (code,) = scan(nv_fatbin([(2, 90, 1000)], unpacked=9000)).objects
     assert (code.stored_bytes, code.unpacked_bytes) == (1064, 9000)
 
@@ -60,7 +60,7 @@ def test_compressed_cuda_code_tells_both_lengths() -> None:
         (elf_object(190, 0x06005A02, 8), "sm_90"),
     ],
 )
-def test_code_object_of_its_own_is_told_by_its_elf_header(data: bytes, target: str) -> None:
+def test_code_object_of_its_own_is_recognised_by_its_elf_header(data: bytes, target: str) -> None:
     (code,) = scan(data).objects
     assert (code.target, code.processor) == (target, target.split(":", maxsplit=1)[0])
     assert code.format is CodeFormat.ELF
@@ -107,7 +107,7 @@ HUGE = (1 << 63).to_bytes(8, "little")
         patched(LIBRARY, SHOFF + 64, b"\xff\xff\xff\x7f"),
     ],
 )
-def test_damaged_elf_is_told(data: bytes) -> None:
+def test_damaged_elf_is_reported(data: bytes) -> None:
     if len(data) < 64:
         assert scan(data) == FatbinScan()
         return
@@ -133,12 +133,12 @@ def test_section_name_that_is_there_twice_is_ambiguous() -> None:
         nv_fatbin([(2, 90, 1000)]) + b"junk" * 10,
     ],
 )
-def test_damaged_cuda_fat_binary_is_told(data: bytes) -> None:
+def test_damaged_cuda_fat_binary_is_reported(data: bytes) -> None:
     with pytest.raises(GpuCodeError):
         scan(data)
 
 
-def test_bundle_in_the_wrong_section_is_told() -> None:
+def test_bundle_in_the_wrong_section_is_reported() -> None:
     data = make_library(Spec([b"\x10\xff\x10\xad" + bytes(5000)])).data
     with pytest.raises(BadBundle, match="OffloadBinary"):
         scan(data)

@@ -25,7 +25,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_foreign_card_is_told_with_the_command_that_helps(tmp_path: Path, manifest: Path) -> None:
+def test_a_foreign_card_is_reported_with_the_command_that_helps(tmp_path: Path, manifest: Path) -> None:
     said = foreign_card(machine(tmp_path, 0, 110000), {}, manifest)
     assert said.startswith("this image holds gfx906, this machine has gfx1100: ")
     assert "make images GPU_TARGETS=gfx1100" in said
@@ -63,7 +63,9 @@ def test_no_card_or_no_manifest_means_nothing_to_say(tmp_path: Path, manifest: P
         ("", "gfx1100,gfx1102,gfx906"),
     ],
 )
-def test_cards_are_told_in_order_or_as_what_they_pass_for(override: str, told: str, tmp_path: Path) -> None:
+def test_cards_are_reported_in_order_or_as_what_they_pass_for(
+    override: str, told: str, tmp_path: Path
+) -> None:
     (tmp_path / "weir-prune.json").write_text('{"targets": ["gfx1200", "gfx1201", "sm_90", "oddity"]}')
     root = machine(tmp_path, 110002, 90006, 0, 110000, 90006)
     said = foreign_card(root, {"HSA_OVERRIDE_GFX_VERSION": override}, tmp_path / "weir-prune.json")

@@ -78,7 +78,7 @@ def test_a_node_that_cannot_be_held_to_is_refused_before_anything_is_measured(
     assert "without --numa gpu" in refused.value.hint
 
 
-def test_where_each_process_measured_is_in_the_report_and_told() -> None:
+def test_where_each_process_measured_is_in_the_report_and_reported() -> None:
     places = NumaPlaces(1, (0, 1), 1, Unknown("Operation not permitted"), held=False)
     text = render(report(done("transfer", places)))
     assert "NUMA nodes: GPU 1, processors 0, 1, pinned buffers 1, pageable buffers unknown (Operation" in text

@@ -86,7 +86,7 @@ def test_missing_signal_is_named_with_its_reason_and_raises_no_flag(signal: str,
         (5 * 10**15, "5000.00 TB", "4547.47 TiB"),
     ],
 )
-def test_bytes_are_told_with_the_unit_that_reads_best(n_bytes: int, decimal: str, binary: str) -> None:
+def test_bytes_are_reported_with_the_unit_that_reads_best(n_bytes: int, decimal: str, binary: str) -> None:
     assert units.decimal_bytes(n_bytes) == decimal
     assert units.binary_bytes(n_bytes) == binary
 
@@ -96,7 +96,7 @@ def test_bytes_are_told_with_the_unit_that_reads_best(n_bytes: int, decimal: str
     [(2.5, "2.5 s"), (1.0, "1 s"), (0.9, "900 ms"), (1e-3, "1 ms"), (9e-4, "900 us"), (1e-6, "1 us"),
      (4e-7, "400 ns"), (0.0, "0 ns"), (-0.002, "-2 ms")],
 )  # fmt: skip
-def test_spans_are_told_with_the_unit_that_reads_best(seconds: float, told: str) -> None:
+def test_spans_are_reported_with_the_unit_that_reads_best(seconds: float, told: str) -> None:
     assert units.duration(seconds) == told
     assert units.gb_per_s(5 * 10**9, 2.0) == 2.5
 
@@ -171,7 +171,7 @@ def test_requests_go_round_the_kinds_within_their_range_and_repeat_with_the_seed
 
 
 @pytest.mark.parametrize(("spendable", "declined"), [(32 * MIB, False), (32 * MIB - 1, True)])
-def test_request_is_told_with_the_cap_of_its_memory_and_declined_above_the_floor_alone(
+def test_request_is_reported_with_the_cap_of_its_memory_and_declined_above_the_floor_alone(
     spendable: int, declined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pressure, "FACTORS", (1.0, 1.0))

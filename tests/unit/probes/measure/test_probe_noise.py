@@ -56,7 +56,7 @@ def test_a_disturbance_that_ended_during_the_row_is_flagged_too() -> None:
     assert len(judge(before, LATER).flags) == 3
 
 
-def test_unknown_signals_raise_no_flag_and_are_told() -> None:
+def test_unknown_signals_raise_no_flag_and_are_reported() -> None:
     blind = replace(
         LATER,
         busy_cpu_s=Unknown("no /proc/stat"),

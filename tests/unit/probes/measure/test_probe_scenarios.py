@@ -59,7 +59,7 @@ def test_a_named_budget_makes_the_model_a_third_larger() -> None:
     assert chosen.weight_bytes == pytest.approx(4 * GIB / 0.75, rel=0.03)
 
 
-def test_no_room_is_told() -> None:
+def test_no_room_is_reported() -> None:
     with pytest.raises(DeviceUnusable, match="room for 8 layers"):
         scenarios.plan(SETTINGS, scenarios.Room(8 * MIB, GIB))
 
@@ -93,7 +93,7 @@ def test_a_whole_model_is_split_so_that_the_budget_holds_where_it_can(budget: in
     assert fits or len(chosen.spilled) == 12
 
 
-def test_a_whole_model_that_is_too_large_is_told_with_its_name() -> None:
+def test_a_whole_model_that_is_too_large_is_reported_with_its_name() -> None:
     with pytest.raises(DeviceUnusable, match="bert-base"):
         plan_stack(BERT, weight_bytes=0, budget_bytes=GIB, room_bytes=100 * MIB)
 
@@ -168,7 +168,7 @@ def test_the_users_statement_is_confirmed_when_it_holds() -> None:
 
 
 @pytest.mark.parametrize(("took", "noise"), [(20.1e-3, 0.0), (20.5e-3, 0.2)])
-def test_a_difference_within_the_noise_or_of_no_use_is_not_told(took: float, noise: float) -> None:
+def test_a_difference_within_the_noise_or_of_no_use_is_not_reported(took: float, noise: float) -> None:
     text = said({**TIMES, "zero_copy_all": took}, noise=noise)
     assert "copying them\" can't be distinguished from its opposite here" in text
 
@@ -202,7 +202,7 @@ def bandwidths(noise: float = 0.0, **rates: float) -> list[Measurement]:
 RATES = {"h2d_pinned": 55.0, "h2d_pageable": 11.0, "zero_copy_read": 51.0, "vram_read": 3459.0}
 
 
-def test_the_link_is_told_in_words() -> None:
+def test_the_link_is_reported_in_words() -> None:
     text = "\n".join(answers(report(done("transfer", *bandwidths(**RATES)))))
     assert "pinning once gains a factor of 5.0" in text
     assert "read even once is better copied" in text
@@ -236,7 +236,7 @@ def test_wall_time_leads_for_passes_and_device_time_stands_beside_it() -> None:
     assert one.samples_s == one.wall_s
 
 
-def test_device_time_that_the_host_held_up_is_not_told() -> None:
+def test_device_time_that_the_host_held_up_is_not_reported() -> None:
     held = [replace(one, host_bound=True) for one in passes(1, TIMES)]
     assert "device time" not in headline(report(done("scenarios", *held)))[2]
 
@@ -275,7 +275,7 @@ def test_a_disturbance_is_not_taken_for_a_slower_way() -> None:
     assert two(calm, [2 * t for t in slowed], flags=("host: other programs used 9 of 16 CPUs",)) is True
 
 
-def test_processes_that_differ_keep_a_difference_from_being_told() -> None:
+def test_processes_that_differ_keep_a_difference_from_being_reported() -> None:
     base = passes(1, TIMES)[0]
 
     def row(*medians: float) -> Pass:

@@ -38,7 +38,7 @@ def labels(records: list[Record]) -> list[str]:
     return [p.by_timing for p in residency.place(pick(records, Block)) if not p.block.control]
 
 
-def test_the_expectation_is_told_before_anything_is_asked() -> None:
+def test_the_expectation_is_reported_before_anything_is_asked() -> None:
     assert run(FakeBench())[0] == EXPECTED
 
 
@@ -128,7 +128,7 @@ def block(index: int, seconds: float, *, asked: str = "vram", control: bool = Fa
     return Block(index, asked, control, GIB, (seconds,), Unknown("not read"), Unknown("not read"))  # type: ignore[arg-type]
 
 
-def test_memories_of_one_speed_are_not_told_apart_by_timing() -> None:
+def test_memories_of_one_speed_are_not_distinguished_by_timing() -> None:
     apu = [block(0, 0.02, control=True), block(1, 0.025, asked="zero_copy", control=True), block(2, 0.02)]
     assert [p.by_timing for p in residency.place(apu)] == ["unclear"] * 3
     assert "can't show where" in residency.verdict((), apu, Stop("target", GIB, "enough"))
@@ -219,7 +219,7 @@ def test_an_amd_card_is_expected_to_refuse_and_pinned_memory_to_have_a_limit() -
     assert "GTT" in found.note
 
 
-def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_told() -> None:
+def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_reported() -> None:
     records = run(FakeBench(vram_bytes=4 * GIB, has_zero_copy=False), FULL)
     assert [gap.name for gap in pick(records, Gap)] == ["zero_copy control"]
     assert set(labels(records)) == {"unclear"}

@@ -208,7 +208,7 @@ def test_blocks_hold_contents_that_no_other_block_has() -> None:
 
 
 @pytest.mark.parametrize(("settings", "count"), [(QUICK, 6), (FULL, 30)])
-def test_requests_around_the_limit_are_told_after_the_blocks_are_freed(
+def test_requests_around_the_limit_are_reported_after_the_blocks_are_freed(
     settings: Settings, count: int
 ) -> None:
     forced = [one for one in pick(run(Watched(vram_bytes=GIB), settings), Request) if one.purpose == "forced"]

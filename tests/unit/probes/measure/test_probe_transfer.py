@@ -223,7 +223,7 @@ def test_the_cap_holds_for_buffers_too() -> None:
 
 
 @pytest.mark.parametrize(("host", "vram"), [(100 * MIB, GIB), (GIB, 100 * MIB), (0, None)])
-def test_too_little_memory_is_told(host: int, vram: int | None) -> None:
+def test_too_little_memory_is_reported(host: int, vram: int | None) -> None:
     with pytest.raises(DeviceUnusable, match="free memory"):
         transfer.arena_bytes(GIB, host_available_bytes=host, vram_free_bytes=vram)
 

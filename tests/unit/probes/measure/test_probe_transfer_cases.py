@@ -168,7 +168,7 @@ def test_buffers_are_the_largest_power_of_two_in_an_eighth_of_the_scarcer_memory
     assert transfer.arena_bytes(largest, host_available_bytes=host, vram_free_bytes=vram) == arena
 
 
-def test_too_little_memory_is_told_with_both_figures() -> None:
+def test_too_little_memory_is_reported_with_both_figures() -> None:
     with pytest.raises(DeviceUnusable, match=r"128\.00 MiB of free memory, there is 127\.") as caught:
         transfer.arena_bytes(GIB, host_available_bytes=128 * MIB - 2**14, vram_free_bytes=None)
     assert caught.value.hint

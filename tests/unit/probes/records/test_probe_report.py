@@ -105,7 +105,7 @@ def test_a_missing_key_is_named() -> None:
         from_json(json.dumps(text))
 
 
-def test_a_key_of_a_later_version_is_passed_over() -> None:
+def test_a_key_of_a_later_version_is_skipped() -> None:
     assert from_json(mutate("settings.later", 1)).settings == report().settings
 
 
@@ -151,7 +151,7 @@ def test_a_failed_write_keeps_the_older_report(tmp_path: Path, monkeypatch: pyte
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+def test_a_file_where_the_folder_should_be_is_reported(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ReportError, match="--out DIR"):
         write_report(report(), tmp_path / "taken" / "r.json")

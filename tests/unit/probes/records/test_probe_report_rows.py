@@ -43,7 +43,7 @@ SPLIT = Split(1.0, 0.0, 2.0)
         (replace(PASS, model="gpt2-xl"), "gpt2-xl float16 streamed 16"),
     ],
 )
-def test_a_record_s_case_tells_it_from_all_others(record: Measurement, case: str) -> None:
+def test_a_record_s_case_distinguishes_it_from_all_others(record: Measurement, case: str) -> None:
     assert record.case == case
 
 

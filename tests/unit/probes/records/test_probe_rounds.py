@@ -66,7 +66,7 @@ def test_what_was_seen_beside_any_process_counts() -> None:
     assert found.host_bound
 
 
-def test_the_worst_difference_and_a_known_split_stand_for_a_pass() -> None:
+def test_the_worst_difference_and_a_known_split_represent_a_pass() -> None:
     one = replace(passes(1, TIMES)[0], difference=0.1, split=Unknown("host-bound"))
     other = replace(one, difference=0.2, split=Split(1.0, 0.0, 2.0))
     found = merged(rounds((one,), (other,))).runs[0].records[0]
@@ -80,7 +80,7 @@ def test_a_gap_gives_way_to_a_row_and_comes_once() -> None:
     assert [type(record) for record in found] == [Gap, Measurement]
 
 
-def test_records_that_stand_for_no_case_are_all_kept() -> None:
+def test_records_that_represent_no_case_are_all_kept() -> None:
     stop = Stop("refused", 1, "no more")
     assert merged(rounds((stop,), (stop,))).runs[0].records == (stop, stop)
 
@@ -124,7 +124,7 @@ def test_a_report_of_the_first_schema_is_read_as_one_process() -> None:
     assert summarize(pick(all_records(found), Measurement)[0].times_s).between is None
 
 
-def test_rounds_alternate_so_that_those_of_a_case_lie_apart_in_time() -> None:
+def test_rounds_alternate_so_that_those_of_a_case_are_apart_in_time() -> None:
     for mode, count in ((SETTINGS, QUICK_ROUNDS), (FULL, FULL_ROUNDS)):
         order = [(probe.name, turn) for probe, turn in catalog.schedule(catalog.PROBES, mode)]
         assert order[:4] == [("transfer", 0), ("breakeven", 0), ("spill", 0), ("scenarios", 0)]

@@ -39,7 +39,7 @@ def test_unlike_reports_are_refused_with_what_is_unlike(what: str) -> None:
     assert refused.value.exit_code == 5
 
 
-def test_forced_comparison_tells_what_is_unlike() -> None:
+def test_forced_comparison_shows_what_is_unlike() -> None:
     text = render_markdown(compare(make.full_report(), make.cpu_report(), names=NAMES, force=True))
     assert "**Unlike, compared because of --force:**\n- GPU: Some GPU (gfx1100) / none" in text
     assert "Only in A:\n- transfer d2h_pageable 4 KiB" in text

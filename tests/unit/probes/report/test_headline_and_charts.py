@@ -22,7 +22,7 @@ from probes.report.quantities import rate, span, with_error
         (5.0, None, "5 (one sample: no error)"),
     ],
 )
-def test_value_is_told_to_the_place_of_its_error(value: float, error: float | None, told: str) -> None:
+def test_value_is_reported_to_the_place_of_its_error(value: float, error: float | None, told: str) -> None:
     assert with_error(value, error) == told
 
 
@@ -96,7 +96,7 @@ def test_bandwidth_chart_keeps_measured_points_and_model_apart() -> None:
     assert fitted == pytest.approx(n_bytes / (5e-6 + n_bytes / 50e9) / 1e9, rel=0.02)
 
 
-def test_fit_of_a_path_that_counts_twice_lies_on_its_points() -> None:
+def test_fit_of_a_path_that_counts_twice_passes_through_its_points() -> None:
     panels = charts(make.full_report()).bandwidth
     assert not isinstance(panels, Unknown)
     trace = next(t for t in panels[1].traces if t.path == "vram_copy")

@@ -128,7 +128,7 @@ def test_waived_and_wedged_probes_are_shown_with_their_reason() -> None:
     assert "WEDGED after 3.0 s, 0 records kept" in page("broken")
 
 
-def test_every_timed_row_is_told_with_n_figure_and_its_error() -> None:
+def test_every_timed_row_is_reported_with_n_figure_and_its_error() -> None:
     for run in make.full_report().runs:
         timed = [t for t in tables(run) if t.title.endswith(", measured")]
         assert timed or run.probe not in ("transfer", "breakeven", "spill", "scenarios")
@@ -138,7 +138,7 @@ def test_every_timed_row_is_told_with_n_figure_and_its_error() -> None:
             assert {"processes", "within", "between"} <= set(table.headers)
 
 
-def test_page_tells_one_figure_for_one_row_everywhere() -> None:
+def test_page_shows_one_figure_for_one_row_everywhere() -> None:
     """Terminal, page, comparison and metrics: the same median of the processes' medians."""
     report = make.three_rounds()
     row = next(m for m in pick(all_records(report), Measurement) if m.case == f"h2d_pinned {256 * make.MIB}")
@@ -174,7 +174,7 @@ def test_noise_beside_a_row_is_a_doubt_about_it() -> None:
     assert all("another process used the GPU" in row[table.headers.index("doubts")] for row in table.rows)
 
 
-def test_split_of_a_pass_is_told_or_unknown() -> None:
+def test_split_of_a_pass_is_reported_or_unknown() -> None:
     table = next(t for t in tables(make.full_report().runs[-1]) if t.title == "Passes, measured")
     column = table.headers.index("copy / wait / compute")
     told = {row[table.headers.index("scenario")]: row[column] for row in table.rows}

@@ -42,17 +42,17 @@ def test_other_processes_are_counted_without_this_one(processes: int, said: str)
 
 
 @pytest.mark.parametrize("n_bytes", [7 * GIB, 9 * GIB])
-def test_vram_that_others_gave_back_is_told_as_vram_that_they_took(n_bytes: int) -> None:
+def test_vram_that_others_gave_back_is_reported_as_vram_that_they_took(n_bytes: int) -> None:
     found = flags(BEFORE, replace(AFTER, foreign_vram_bytes=n_bytes))
     assert found == ["foreign: other processes' VRAM changed by 1.00 GiB"]
 
 
-def test_the_longest_wait_of_both_looks_is_told() -> None:
+def test_the_longest_wait_of_both_looks_is_reported() -> None:
     found = flags(replace(BEFORE, kernel_s=3e-3), replace(AFTER, kernel_s=2e-3, copy_s=Unknown("none")))
     assert found == ["foreign: a small kernel had to wait 3.0 ms"]
 
 
-def test_slowdowns_are_told_once_and_in_order() -> None:
+def test_slowdowns_are_reported_once_and_in_order() -> None:
     words = ("thermal", "power cap", "hot memory", "brake", "current")
     found = flags(replace(BEFORE, slowdowns=words), replace(AFTER, slowdowns=words[:2]))
     assert found == [f"throttled: {word}" for word in sorted(words)]

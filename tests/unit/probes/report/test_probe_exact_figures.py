@@ -16,7 +16,7 @@ from probes.report.residency import Controls
     ("fraction", "value"),
     [(0.0, 1.0), (0.25, 1.75), (0.5, 2.5), (0.9, 3.7), (1.0, 4.0), (-1.0, 1.0), (2.0, 4.0)],
 )
-def test_quantiles_lie_between_their_neighbours_and_within_the_samples(fraction: float, value: float) -> None:
+def test_quantiles_are_between_their_neighbours_and_within_the_samples(fraction: float, value: float) -> None:
     assert stats.quantile([4.0, 2.0, 1.0, 3.0], fraction) == pytest.approx(value)
 
 
@@ -168,14 +168,14 @@ def row(*times: float, noise: Noise | None = None) -> Measurement:
     return replace(made, noise=noise) if noise else made
 
 
-def test_a_percent_is_the_least_difference_worth_telling() -> None:
+def test_a_percent_is_the_least_notable_difference() -> None:
     steady = row(100.0, 100.0, 100.0)
     assert answers.is_faster(steady, row(101.0, 101.0, 101.0)) is True
     assert answers.is_faster(row(101.0, 101.0, 101.0), steady) is False
     assert answers.is_faster(steady, row(100.9, 100.9, 100.9)) is None
 
 
-def test_a_difference_within_three_errors_is_not_told() -> None:
+def test_a_difference_within_three_errors_is_not_reported() -> None:
     error = 0.5 / math.sqrt(2)  # of two samples one apart
     assert answers.is_faster(row(0.0, 1.0), row(0.5 + 2.9 * error)) is None
     assert answers.is_faster(row(0.0, 1.0), row(0.5 + 3.1 * error)) is True

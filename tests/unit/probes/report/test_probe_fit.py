@@ -155,7 +155,7 @@ def test_prediction_meets_measurement_on_a_simulated_machine(simulated: list[Rec
     assert all(crossing.measured.error == pytest.approx(0, abs=1e-6) for crossing in met)
 
 
-def test_the_faster_way_is_told_for_each_count_of_reads(simulated: list[Record]) -> None:
+def test_the_faster_way_is_reported_for_each_count_of_reads(simulated: list[Record]) -> None:
     ways = crossover.faster(pick(simulated, Reads))
     assert len(ways) == len(breakeven.QUICK_SIZES) * len(breakeven.QUICK_READS)
     assert ways[(64 * MIB, 8)] == "copy_first"

@@ -182,7 +182,7 @@ def test_up_to_four_pieces_are_found_where_there_are_as_many(pieces: int) -> Non
     assert found.residual < 1e-6
 
 
-def test_more_ways_than_four_are_told_as_the_best_four_or_not_at_all() -> None:
+def test_more_ways_than_four_are_reported_as_the_best_four_or_not_at_all() -> None:
     points = [Point(KIB * 4**i, 1e-6 * (1 + 9 * (i // 2 % 2))) for i in range(11)]
     found = fit.fit(points)
     assert isinstance(found, Unknown) or len(found.pieces) <= 4

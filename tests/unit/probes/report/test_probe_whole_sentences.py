@@ -53,12 +53,12 @@ def lines(n_bytes: int, crossing: float, *, factors: tuple[float, ...] = (1.0,))
         (15e-12, 11e-12, "64.00 KiB to 256.00 MiB: leave it, VRAM is no faster."),
     ],
 )
-def test_sizes_with_one_answer_are_told_together(copied: float, reread: float, sentence: str) -> None:
+def test_sizes_with_one_answer_are_reported_together(copied: float, reread: float, sentence: str) -> None:
     said = answers.answers(report(done("transfer", *paths(copied, 11e-12, reread))))
     assert f"Host memory that the GPU reads in full: {sentence}" in said
 
 
-def test_the_worst_of_the_predictions_is_told() -> None:
+def test_the_worst_of_the_predictions_is_reported() -> None:
     reads = [*lines(MIB, 3.0), *lines(4 * MIB, 1.6)]
     said = answers.answers(report(done("transfer", *paths(15e-12, 11e-12, 1e-12), *reads)))
     assert (
@@ -232,7 +232,7 @@ def test_counters_speak_from_half_a_block_on(drop: int, growth: int, label: str)
     assert residency.by_counters(one) == label
 
 
-def test_the_fastest_way_is_told_with_its_error_and_how_much_slower_it_is() -> None:
+def test_the_fastest_way_is_reported_with_its_error_and_how_much_slower_it_is() -> None:
     took = {"resident": 0.1, "streamed": 0.2, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
     (first, *_) = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
     assert first == (

@@ -124,7 +124,7 @@ def test_samples_that_scatter_within_a_process_widen_the_error_too() -> None:
         (Ratio(1.2, None), "can't be judged: one process"),
     ],
 )
-def test_ratio_is_called_different_only_beyond_errors_and_what_is_worth_telling(
+def test_ratio_is_called_different_only_beyond_errors_and_a_notable_amount(
     ratio: Ratio, verdict: str
 ) -> None:
     assert ratio.verdict == verdict

@@ -59,7 +59,7 @@ def test_wherever_it_is_cut_only_the_torn_line_is_lost(
     assert len(again.entries) == lines
 
 
-def test_a_broken_line_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     path = written(tmp_path / "r.json", row(1), row(2))
     file = journal.path_of(path)
     lines = file.read_text().splitlines(keepends=True)

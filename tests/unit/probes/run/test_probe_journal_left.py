@@ -84,7 +84,7 @@ def test_a_journal_of_the_first_line_alone_has_no_records(tmp_path: Path) -> Non
     assert journal.read(begun(tmp_path / "r.json")) == Past(BEGUN, ())
 
 
-def test_a_journal_without_a_line_is_begun_anew(tmp_path: Path) -> None:
+def test_a_journal_without_a_line_is_begun_again(tmp_path: Path) -> None:
     journal.path_of(tmp_path / "r.json").write_text('{"half a line')
     assert journal.read(tmp_path / "r.json") is None
     begun(tmp_path / "r.json")

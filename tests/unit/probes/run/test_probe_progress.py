@@ -32,7 +32,7 @@ def test_a_steady_pace_is_carried_on(cost_s: list[float], pace: float, data: st.
     assert (at.left_s == pytest.approx(0, abs=1e-6)) == (upto == len(plan))
 
 
-def test_before_anything_is_done_the_plan_is_told() -> None:
+def test_before_anything_is_done_the_plan_is_reported() -> None:
     assert progress(plan_of([1.0, 2.0]), (), (), elapsed_s=0).left_s == pytest.approx(3.0)
 
 
@@ -52,7 +52,7 @@ def test_a_probe_that_ended_early_is_no_longer_waited_for() -> None:
     ("left_s", "words"),
     [(0.2, "5 s"), (33, "35 s"), (97, "95 s"), (121, "3 min"), (540, "9 min")],
 )
-def test_the_time_left_is_told_as_roughly_as_it_is_known(left_s: float, words: str) -> None:
+def test_the_time_left_is_reported_as_roughly_as_it_is_known(left_s: float, words: str) -> None:
     plan = plan_of([left_s])
     text = told(progress(plan, (), (), elapsed_s=0), so_far_s=123)
     assert text == f"2 min 03 s so far, 0 of 1 cases done, about {words} left"
@@ -82,7 +82,7 @@ def test_models_that_this_image_lacks_and_probes_that_dont_apply_are_not_planned
     assert 200 < sum(p.cost_s for p in catalog.plan((), FULL, here, has_transformers=True)) < 600
 
 
-def test_a_run_tells_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
     teller = cli.Teller(now=lambda: clock[0])
     teller.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))

@@ -22,7 +22,7 @@ def test_terminal_shows_signs_and_escapes_everything_else(text: str | bytes, sho
     assert quoting.terminal(text) == shown
 
 
-def test_terminal_keeps_what_it_is_told_to_keep() -> None:
+def test_terminal_keeps_the_characters_in_keep() -> None:
     assert quoting.terminal("a\n\tb\x1b", keep="\n") == "a\n\\x09b\\x1b"
 
 

@@ -182,7 +182,7 @@ def test_an_ending_of_several_parts_is_a_pattern(ending: str) -> None:
     [(b"\xff", "UTF-8"), *((chr(code), "UTF-8") for code in (0xD800, 0xDC80, 0xDFFF)),
      (chr(0xE000), "invisible"), (chr(0x7F), "control")],
 )  # fmt: skip
-def test_what_can_not_be_pasted_is_told_with_the_true_reason(text: str | bytes, why: str) -> None:
+def test_what_can_not_be_pasted_is_reported_with_the_true_reason(text: str | bytes, why: str) -> None:
     with pytest.raises(Unquotable, match=why):
         quoting.shell(text)
     if isinstance(text, str):
