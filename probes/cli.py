@@ -17,7 +17,7 @@ from probes.report import render
 from probes.report.headline import headline, next_step
 from probes.run import catalog, session
 from probes.run.child import Told
-from probes.run.remaining import BEGINNING, Planned, progress, told
+from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
@@ -30,14 +30,14 @@ PURPOSE = (
     "What happens when VRAM is full? What runs a model larger than VRAM fastest? Begin with: run --quick. It "
     "ends with the answer in three sentences; show FILE has the tables."
 )
-TELL_EVERY_S = 5.0  # the remaining time of a run
+PRINT_EVERY_S = 5.0  # the remaining time of a run
 EXITS = (
     "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
     "or unusable, 4 a probe broke, 5 unreadable or unwritable report."
 )
 
 
-class Teller(session.Listener):
+class ProgressPrinter(session.Listener):
     """Prints a run's progress in plain lines, and at intervals the remaining time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -46,19 +46,19 @@ class Teller(session.Listener):
         self._done: set[tuple[str, int, str]] = set()
         self._ended: set[tuple[str, int]] = set()
         self._probe, self._round = "", 0
-        self._began_s = self._planned_s = self._told_s = now()
+        self._began_s = self._planned_s = self._printed_s = now()
 
     def planned(self, plan: tuple[Planned, ...]) -> None:
         """How long the run takes, by the plan."""
         self._plan = plan
         self._planned_s = self._now()
-        self._tell()
+        self._print_left()
 
-    def _tell(self) -> None:
-        self._told_s = self._now()
+    def _print_left(self) -> None:
+        self._printed_s = self._now()
         if self._plan:
-            at = progress(self._plan, self._done, self._ended, elapsed_s=self._told_s - self._planned_s)
-            tell(f"-- {told(at, so_far_s=self._told_s - self._began_s)}")
+            at = progress(self._plan, self._done, self._ended, elapsed_s=self._printed_s - self._planned_s)
+            tell(f"-- {sentence(at, so_far_s=self._printed_s - self._began_s)}")
 
     def machine(self, found: Machine) -> None:
         """The machine, one line per fact."""
@@ -83,8 +83,8 @@ class Teller(session.Listener):
         self._done.add((self._probe, self._round, BEGINNING))
         if isinstance(record, Case):
             self._done.add((self._probe, self._round, record.case))
-        if self._now() - self._told_s >= TELL_EVERY_S:
-            self._tell()
+        if self._now() - self._printed_s >= PRINT_EVERY_S:
+            self._print_left()
 
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
@@ -168,7 +168,7 @@ def _machine(args: argparse.Namespace) -> Exit:
 
 def _run(args: argparse.Namespace) -> Exit:
     if args.resume:
-        return _tell(args, *_resumed(args))
+        return _print_answer(args, *_resumed(args))
     probes = catalog.select(tuple(args.names))
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     settings = Settings(
@@ -179,16 +179,18 @@ def _run(args: argparse.Namespace) -> Exit:
         dtypes=tuple(args.dtype or ()),
         numa=args.numa,
     )
-    return _tell(args, *session.measure(probes, settings, folder=args.out, listener=Teller()))
+    return _print_answer(
+        args, *session.measure(probes, settings, folder=args.out, listener=ProgressPrinter())
+    )
 
 
 def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
     if args.names or args.quick or args.vram or args.seed is not None or args.numa != "as_found":
         raise UsageError("--resume goes on with the run's own settings", "give it alone: run --resume FILE")
-    return session.resume(args.resume, listener=Teller())
+    return session.resume(args.resume, listener=ProgressPrinter())
 
 
-def _tell(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
+def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
     tell("\nThe answer")
     for text in headline(report):
         tell(f"- {text}")

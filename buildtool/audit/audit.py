@@ -21,7 +21,7 @@ from buildtool.model import Budget
 from probes.shared.invocation import tool_version
 from probes.shared.units import decimal_bytes
 
-TOLD_EVERY_S = 5.0
+PROGRESS_EVERY_S = 5.0
 NO_BUDGET = Budget()
 
 
@@ -64,7 +64,7 @@ def audit_image(
     Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
     """
     wish = Wish(budget=budget, targets=targets)
-    return audit_engine(ref, engine, wish=wish, tick=told_ticks(say, ref), digest=digest)
+    return audit_engine(ref, engine, wish=wish, tick=progress_lines(say, ref), digest=digest)
 
 
 def audit_engine(
@@ -96,15 +96,15 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
     return as_json, as_markdown, as_html
 
 
-def told_ticks(say: Callable[[str], None], label: str) -> Tick:
-    """Progress for logs: a line every TOLD_EVERY_S seconds with the bytes read so far."""
+def progress_lines(say: Callable[[str], None], label: str) -> Tick:
+    """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
     total, told = 0, time.monotonic()
 
     def tick(n_bytes: int) -> None:
         nonlocal total, told
         total += n_bytes
         now = time.monotonic()
-        if now - told >= TOLD_EVERY_S:
+        if now - told >= PROGRESS_EVERY_S:
             told = now
             say(f"audit {label}: {decimal_bytes(total)} read")
 

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.audit.audit import Wish, audit_engine, audit_path, told_ticks
+from buildtool.audit.audit import Wish, audit_engine, audit_path, progress_lines
 from buildtool.audit.judge.budget import judge
 from buildtool.audit.read.archive import Tick
 from buildtool.audit.report.saved import read_report
@@ -23,7 +23,7 @@ def report_of(source: str, wish: Wish) -> AuditReport:
     path = Path(source)
     there = place_at(path)
     if source.endswith(".json") and there is not Place.DIRECTORY:
-        return _told_again(path, wish)
+        return _saved_again(path, wish)
     progress = _Progress(source)
     try:
         if there is not Place.NOTHING or _means_file(source):
@@ -39,7 +39,7 @@ def report_of(source: str, wish: Wish) -> AuditReport:
         progress.end()
 
 
-def _told_again(path: Path, wish: Wish) -> AuditReport:
+def _saved_again(path: Path, wish: Wish) -> AuditReport:
     """A saved report, judged by the budget of this command line if it sets one."""
     if wish.targets or wish.image or wish.platform:
         raise ConfigError(
@@ -64,7 +64,7 @@ class _Progress:
 
     def __init__(self, label: str) -> None:
         self._terminal = can_redraw()
-        self._lines: Tick = told_ticks(say, label)
+        self._lines: Tick = progress_lines(say, label)
         self._label = label
         self._total, self._drawn, self._begun = 0, 0.0, time.monotonic()
 

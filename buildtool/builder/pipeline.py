@@ -201,7 +201,7 @@ def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
             epoch=build_plan.epoch,
             pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
         )
-        told = _told(image.resolved)
+        told = _description(image.resolved)
         workplace.say(f"{image.variant.name}: inputs ready: {told} ({time.monotonic() - begun:.1f} s)")
 
 
@@ -313,7 +313,7 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
             )
 
 
-def _told(resolved: Resolved) -> str:
+def _description(resolved: Resolved) -> str:
     stored = sum(wheel.stored_bytes for wheel in resolved.wheels)
     return (
         f"base {resolved.base.origin} {resolved.base.name}, torch {resolved.torch_version or 'of the base'} "

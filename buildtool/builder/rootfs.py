@@ -183,7 +183,7 @@ class RootfsCache:
                         f"disk full while making {path.name}", "free some space, run again"
                     ) from error
                 raise SourceUnreachable(
-                    f"mmdebstrap can't make Debian {base.suite}: {_telling(error)}"
+                    f"mmdebstrap can't make Debian {base.suite}: {_reason(error)}"
                 ) from error
 
 
@@ -204,7 +204,7 @@ def _alias(folder: Path) -> Iterator[Path]:
         yield alias
 
 
-def _telling(error: CommandFailed) -> str:
+def _reason(error: CommandFailed) -> str:
     """mmdebstrap's own error message among its last lines."""
     lines = error.tail.splitlines()
     return next(

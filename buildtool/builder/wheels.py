@@ -66,7 +66,7 @@ class WheelCache:
                 alone = [text for text in source.require if IS_TORCH.match(text)]
                 self._pip([*quick, *index, "--", *alone], python, folder, alone=source.index is not None)
             except CommandFailed as error:
-                raise SourceUnreachable(f"torch source {source.name}: {_telling(error)}") from error
+                raise SourceUnreachable(f"torch source {source.name}: {_reason(error)}") from error
             torch = next(iter(folder.glob("torch-*.whl")), None)
             if torch is None:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
@@ -106,7 +106,7 @@ class WheelCache:
                         f"a wheel differs from the locked one:\n{error.tail}",
                         "if the index really changed, resolve again: weir build --update-lock",
                     ) from error
-                raise SourceUnreachable(f"locked wheels can't be fetched: {_telling(error)}") from error
+                raise SourceUnreachable(f"locked wheels can't be fetched: {_reason(error)}") from error
             self._keep(folder)
 
     def verify(self, wheels: Sequence[Wheel]) -> None:
@@ -127,7 +127,7 @@ class WheelCache:
             except CommandFailed as error:
                 wanted = " ".join(word for word in arguments if not word.startswith("-"))
                 raise SourceUnreachable(
-                    f"pip can't resolve {wanted}: {_telling(error)}",
+                    f"pip can't resolve {wanted}: {_reason(error)}",
                     "check the host's pip configuration: python3 -m pip config list",
                 ) from error
             return self._keep(folder)
@@ -203,7 +203,7 @@ def _pin(requirement: str, torch: Path) -> str:
     return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
 
 
-def _telling(error: CommandFailed) -> str:
+def _reason(error: CommandFailed) -> str:
     """The line of pip's last output that gives the reason: "no connection" before "no version"."""
     lines = error.tail.splitlines() or ["pip printed nothing"]
     found = [line for reason in REASONS for line in lines if reason.search(line)]

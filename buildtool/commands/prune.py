@@ -158,7 +158,7 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "an image", "out", "manifest", "compress")
     if args.dry_run:
-        return _foretell_image(str(args.path), targets)
+        return _preview_image(str(args.path), targets)
     ref = str(args.path)
     with Progress() as progress:
         say = progress.say
@@ -176,7 +176,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     return Exit.FINDINGS if done.refused else Exit.OK
 
 
-def _foretell_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
+def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     """What would be removed, by the audit's figures; nothing is made."""
     with Progress() as progress:
         names = tuple(map(str, targets))

@@ -109,7 +109,7 @@ def facts_of(stdout: str) -> Facts | None:
     return facts
 
 
-def told(facts: Facts) -> str:
+def sentence(facts: Facts) -> str:
     """The facts in a line for people."""
     return f"torch {terminal(facts.torch_version)} computes, rocminfo {terminal(facts.rocminfo)}"
 

@@ -116,7 +116,7 @@ def prune_tar(
                 _write_member(
                     member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
                 )
-                _tell(member.path, plan, result, say)
+                _announce(member.path, plan, result, say)
         for path, content in sorted(added(result).items()):
             _add(handle, path, content, latest or 0)
         handle.write(bytes(2 * _BLOCK))
@@ -291,7 +291,7 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
     handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK))
 
 
-def _tell(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
+def _announce(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
     if plan is None:
         return
     say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
@@ -348,7 +348,7 @@ def _wheel_member(
     with old.open(info) as packed, place.open("wb") as file:
         shutil.copyfileobj(packed, file, 1 << 20)
     plan = _pruned_in_place(place, info.filename, targets, result=result)
-    _tell(info.filename, plan, result, say)
+    _announce(info.filename, plan, result, say)
     with place.open("rb") as file, new.open(fresh, "w", force_zip64=True) as stored:
         shutil.copyfileobj(file, stored, 1 << 20)
 

@@ -242,7 +242,7 @@ def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> st
             f"pruned, {original.ref} prints something other than before:\n"
             f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n{proof.last_words(before.stdout)}"
         )
-    return proof.told(facts)
+    return proof.sentence(facts)
 
 
 def _require_room(engine: Engine, image_id: str, state: Path) -> int:

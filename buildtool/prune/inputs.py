@@ -131,7 +131,7 @@ class PruneCache:
 
     def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None where it is missing or has changed."""
-        data = kept(told, _told_of)
+        data = kept(told, _recorded)
         if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
         return data
@@ -177,7 +177,7 @@ def _evict(told: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _told_of(text: str) -> dict[str, Any]:
+def _recorded(text: str) -> dict[str, Any]:
     """What `_make` stored. Raises what `kept` takes for damage."""
     data: dict[str, Any] = json.loads(text)
     if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):

@@ -16,7 +16,7 @@ class Sparing(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        self._told: dict[
+        self._passed: dict[
             str, tuple[float, int]
         ] = {}  # when a text passed, and how often it hasn't since then
 
@@ -25,11 +25,11 @@ class Sparing(logging.Filter):
         if record.levelno >= logging.ERROR:
             return True
         now, text = self._now(), str(record.msg)
-        last_s, left_out = self._told.get(text, (-PERIOD_S, 0))
+        last_s, left_out = self._passed.get(text, (-PERIOD_S, 0))
         if now - last_s < PERIOD_S:
-            self._told[text] = (last_s, left_out + 1)
+            self._passed[text] = (last_s, left_out + 1)
             return False
-        self._told[text] = (now, 0)
+        self._passed[text] = (now, 0)
         if left_out:
             record.msg = f"{text} ({left_out} more like this in the {now - last_s:.0f} s before)"
         return True

@@ -41,10 +41,10 @@ def describe(root: Path) -> Surroundings:
 def container_kind(root: Path) -> str:
     """What kind of container this is, by the marks that each leaves; `none seen` where there is none."""
     marked = next((kind for mark, kind in _MARKS if (root / mark).exists()), None)
-    return marked or _told_kind(root) or _mounted_kind(root) or NOT_SEEN
+    return marked or _declared_kind(root) or _mounted_kind(root) or NOT_SEEN
 
 
-def _told_kind(root: Path) -> str | None:
+def _declared_kind(root: Path) -> str | None:
     """The container type by systemd's container interface: a file, or the first process's environment."""
     told = read_text(root / "run/systemd/container")
     if isinstance(told, str) and told:

@@ -170,7 +170,7 @@ def _alike(a: Timed, b: Timed) -> bool:
 
 
 def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
-    told = [_told(row) for row in (a, b)]
+    told = [_summary_of(row) for row in (a, b)]
     if not _alike(a, b):
         why = Unknown(f"A is by the {a.leading} clock, B by the {b.leading} clock")
         return Line(key, told[0], told[1], why)
@@ -179,7 +179,7 @@ def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
     return Line(key, told[0], told[1], speed)
 
 
-def _told(row: Timed) -> str:
+def _summary_of(row: Timed) -> str:
     told = summarize(row.times_s)
     return f"{figure(told)} (n={told.n}, {told.processes} process{'es' if told.processes > 1 else ''})"
 

@@ -52,7 +52,7 @@ def progress(
     return Progress(finished, len(cases), (whole_s - spent_s) * pace)
 
 
-def told(at: Progress, *, so_far_s: float) -> str:
+def sentence(at: Progress, *, so_far_s: float) -> str:
     """`42 s so far, 61 of 141 cases done, about 55 s left`."""
     return f"{_span(so_far_s)} so far, {at.done} of {at.total} cases done, about {_about(at.left_s)} left"
 

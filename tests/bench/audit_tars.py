@@ -94,12 +94,12 @@ def judge_corpora(board: Board, work: Path) -> None:
     go, tars = go_reader(root, work), list(corpora(root))
     counts = _verdicts(board, go, tars)
     board.bar("outside corpora: tars", len(tars), 40, "tars", at_least=True)
-    _tell(board, "outside corpora", counts, len(tars))
+    _report(board, "outside corpora", counts, len(tars))
     counts = Counter()
     for name in mutated.NAMES:
         members = [(name, mutated.archive_of(row)) for row in mutated.mutated(name, VALUES)]
         counts += _verdicts(board, go, members)
-    _tell(board, "mutated headers against Go's reader", counts, len(mutated.NAMES) * VALUES)
+    _report(board, "mutated headers against Go's reader", counts, len(mutated.NAMES) * VALUES)
 
 
 def _verdicts(board: Board, go: GoReader, tars: Sequence[tuple[str, bytes]]) -> Counter[str]:
@@ -119,7 +119,7 @@ def _verdicts(board: Board, go: GoReader, tars: Sequence[tuple[str, bytes]]) -> 
     return counts
 
 
-def _tell(board: Board, what: str, counts: Counter[str], total: int) -> None:
+def _report(board: Board, what: str, counts: Counter[str], total: int) -> None:
     board.line({what: dict(counts)})
     board.bar(f"{what}: hangs", counts["hang"], 0, f"of {total}")
     board.bar(f"{what}: wrong trees", counts["wrong"], 0, f"of {total}")

@@ -52,7 +52,7 @@ def image_bars(board: Board, targets: Sequence[str], llvm: Extractor) -> None:
     """All bars of the pruned images. Raises ToolError when one can't be built at all."""
     engine = Engine()
     with _workplace() as place:
-        foretold, whole_bytes = _foretell(place, engine, targets)
+        foretold, whole_bytes = _predict(place, engine, targets)
         _unpruned_targets(board, place.state / "layout", llvm)
         board.figure("rocm: unpruned root file system", whole_bytes, "bytes")
         for target in targets:
@@ -68,9 +68,7 @@ def image_bars(board: Board, targets: Sequence[str], llvm: Extractor) -> None:
         _same_twice(board, place, engine, targets[0])
 
 
-def _foretell(
-    place: pipeline.Workplace, engine: Engine, targets: Sequence[str]
-) -> tuple[dict[str, int], int]:
+def _predict(place: pipeline.Workplace, engine: Engine, targets: Sequence[str]) -> tuple[dict[str, int], int]:
     """What the audit of the unpruned layer says that a prune to each target saves, and that layer's bytes.
 
     The layer is put into an OCI layout as a link: the engine would need 15 GB to hold it.

@@ -20,11 +20,11 @@ class SecretPlace:
 
 def exposed_secrets(contents: ImageContents, merged: Merged) -> Iterator[SecretPlace]:
     """Every place, in ENV, labels, history, attestations and files; also files that a later layer removed."""
-    yield from _told_secrets(contents)
+    yield from _metadata_secrets(contents)
     yield from _stored_secrets(merged)
 
 
-def _told_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
+def _metadata_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
     """Credentials in an image's metadata."""
     config = contents.config
     texts = [(f"ENV {text.partition('=')[0]}", text) for text in config.env]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from buildtool.audit.report.diff import Change, ImageDiff
-from buildtool.audit.report.render import capped, told_bytes
+from buildtool.audit.report.render import capped, shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import markdown, terminal
 from probes.shared.units import decimal_bytes
@@ -70,7 +70,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
     for name, of in figures:
         a, b = of(before), of(after)
         delta = "unknown" if a is None or b is None else _signed(b - a)
-        rows.append((name, told_bytes(a), told_bytes(b), delta))
+        rows.append((name, shown_bytes(a), shown_bytes(b), delta))
     for name, a_text, b_text in (
         ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
         ("layers", str(len(before.layers)), str(len(after.layers))),
@@ -86,7 +86,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
 def _row(change: Change) -> tuple[str, ...]:
     """A side without its own bytes, such as a finding that isn't about size, is shown as present."""
     sides = [
-        "there" if side == 0 else told_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+        "there" if side == 0 else shown_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
     ]
     return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
 

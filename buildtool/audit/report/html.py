@@ -12,7 +12,7 @@ from importlib.resources import files
 from buildtool.audit.judge.budget import Judgement, Verdict
 from buildtool.audit.judge.finding import Finding, Prediction, shown_paths
 from buildtool.audit.report.baseline import Comparison, Regression
-from buildtool.audit.report.render import told_bytes
+from buildtool.audit.report.render import shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import html, script_json
 from probes.shared.units import decimal_bytes
@@ -112,7 +112,7 @@ def _header(report: AuditReport) -> str:
             decimal_bytes(totals.unpacked_bytes),
             f"{decimal_bytes(hidden)} of it hidden by later layers" if hidden else "all of it visible",
         ),
-        ("Compressed", told_bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
+        ("Compressed", shown_bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
         ("Non-empty files", f"{totals.n_files:,}", f"in {len(report.layers)} layers"),
         ("Findings", str(len(report.findings)), _predicted(report.prediction)),
     )
@@ -150,7 +150,7 @@ def _budget(report: AuditReport) -> str:
 
 def _against(name: str, judged: Judgement) -> str:
     sign = {Verdict.PASS: "≤", Verdict.FAIL: ">"}.get(judged.verdict, "against")
-    return f"{name} {told_bytes(judged.actual_bytes)} {sign} {told_bytes(judged.limit_bytes)}"
+    return f"{name} {shown_bytes(judged.actual_bytes)} {sign} {shown_bytes(judged.limit_bytes)}"
 
 
 def _baseline(comparison: Comparison) -> str:
@@ -250,7 +250,7 @@ def _tables(report: AuditReport) -> str:
         f'<tr><td class="number">{n}</td>'
         f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
         f"{_bar(row.unpacked_bytes, total)}"
-        f'<td class="number">{told_bytes(row.stored_bytes)}</td>'
+        f'<td class="number">{shown_bytes(row.stored_bytes)}</td>'
         f'<td class="number">{row.n_entries:,}</td></tr>'
         for n, row in enumerate(report.layers)
     )

@@ -53,7 +53,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
         torch=report.torch_build,
         layers=str(len(report.layers)),
         unpacked=decimal_bytes(report.totals.unpacked_bytes),
-        stored=told_bytes(report.totals.stored_bytes),
+        stored=shown_bytes(report.totals.stored_bytes),
         verdict=report.budget.verdict.value,
         biggest_finding=told,
     )
@@ -74,19 +74,19 @@ def render_table(report: AuditReport, top: int = 10, comparison: Comparison | No
         blocks.append(f"\n[{finding.severity.value}] {told}{paths}{more}\n    do: {remedy}")
     blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
     if comparison:
-        blocks += ["", f"baseline {terminal(told_comparison(comparison))}"]
-        blocks += [f"  {terminal(line)}" for line in told_changes(comparison)]
+        blocks += ["", f"baseline {terminal(comparison_line(comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in change_lines(comparison)]
     return "\n".join(blocks) + "\n"
 
 
-def told_comparison(comparison: Comparison) -> str:
+def comparison_line(comparison: Comparison) -> str:
     """The baseline and whether anything is worse, in one line."""
     count = len(comparison.regressions)
     told = "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
     return f"{comparison.label}: {told} (tolerance {comparison.tolerance})"
 
 
-def told_changes(comparison: Comparison) -> list[str]:
+def change_lines(comparison: Comparison) -> list[str]:
     """A line for each regression, and for each thing that couldn't be compared."""
     worse = [f"worse: {row}" for row in comparison.regressions]
     return worse + [f"not compared: {what}" for what in comparison.not_compared]
@@ -97,8 +97,8 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
     ref, *headline = map(markdown, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
     if comparison:
-        lines += ["", f"## Baseline {markdown(told_comparison(comparison))}", ""]
-        lines += [f"- {markdown(line)}" for line in told_changes(comparison)]
+        lines += ["", f"## Baseline {markdown(comparison_line(comparison))}", ""]
+        lines += [f"- {markdown(line)}" for line in change_lines(comparison)]
     for section in _sections(report, top):
         rows = [[markdown(cell) for cell in row] for row in section.rows]
         lines += [
@@ -118,7 +118,7 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
 
 def _headline(report: AuditReport) -> list[str]:
     totals, image = report.totals, report.image
-    stored = f"{told_bytes(totals.stored_bytes)} stored (compressed layers)"
+    stored = f"{shown_bytes(totals.stored_bytes)} stored (compressed layers)"
     lines = [
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
@@ -154,7 +154,7 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                 (
                     str(n),
                     decimal_bytes(row.unpacked_bytes),
-                    told_bytes(row.stored_bytes),
+                    shown_bytes(row.stored_bytes),
                     f"{row.n_entries:,}",
                     _short(row.command or "unknown"),
                 )
@@ -227,10 +227,10 @@ def _judgement(judged: Judgement) -> str:
     if judged.verdict is Verdict.NONE:
         return "no limit"
     sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
-    return f"{told_bytes(judged.actual_bytes)} {sign} {told_bytes(judged.limit_bytes)}"
+    return f"{shown_bytes(judged.actual_bytes)} {sign} {shown_bytes(judged.limit_bytes)}"
 
 
-def told_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
+def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
     """A size, or a word in its place."""
     return missing if n_bytes is None else decimal_bytes(n_bytes)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buildtool.builder.rootfs import CUSTOMIZE, RootfsCache, environment, mmdebstrap_command, recipe_sha256
-from buildtool.builder.wheels import WheelCache, _pin, _telling, foreign_to, platform_tags
+from buildtool.builder.wheels import WheelCache, _pin, _reason, foreign_to, platform_tags
 from buildtool.command import CommandFailed
 from buildtool.errors import DataError, SourceUnreachable
 from buildtool.model import Bootstrap, TorchBuild, TorchSource, Wheel
@@ -48,8 +48,8 @@ def test_platform_tags_go_from_the_bases_glibc_down() -> None:
 
 def test_the_decisive_line_of_pips_failure_is_kept() -> None:
     tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
-    assert _telling(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
-    assert _telling(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
+    assert _reason(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
+    assert _reason(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
 
 
 def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:

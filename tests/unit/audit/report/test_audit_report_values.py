@@ -12,7 +12,7 @@ from image_maker import Image, file, sha, symlink, tar
 from report_maker import BASE, SERVICE, FakeEngine, a_finding, a_row, small_report
 
 from buildtool.audit import audit as auditing
-from buildtool.audit.audit import Wish, audit_image, audit_path, told_ticks, write_reports
+from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines, write_reports
 from buildtool.audit.count.copies import Duplicate
 from buildtool.audit.count.counts import Facts, Tally, gather
 from buildtool.audit.judge.finding import Prediction
@@ -290,7 +290,7 @@ def test_progress_is_reported_every_five_seconds_with_all_bytes_so_far(
     clock = iter((100.0, 104.0, 105.0, 109.9, 110.0))
     monkeypatch.setattr(auditing.time, "monotonic", lambda: next(clock))
     said: list[str] = []
-    tick = told_ticks(said.append, "weir/x")
+    tick = progress_lines(said.append, "weir/x")
     for _ in range(4):
         tick(1_000_000)
     assert said == ["audit weir/x: 2.00 MB read", "audit weir/x: 4.00 MB read"]

@@ -8,7 +8,7 @@ from probes.measure import breakeven, scenarios, transfer
 from probes.records.rounds import QUICK_ROUNDS
 from probes.records.schema import Gap, Settings
 from probes.run import catalog
-from probes.run.remaining import BEGINNING, Planned, progress, told
+from probes.run.remaining import BEGINNING, Planned, progress, sentence
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 costs = st.lists(st.floats(0.1, 10), min_size=2, max_size=30)
@@ -54,7 +54,7 @@ def test_a_probe_that_ended_early_is_no_longer_waited_for() -> None:
 )
 def test_the_time_left_is_reported_as_roughly_as_it_is_known(left_s: float, words: str) -> None:
     plan = plan_of([left_s])
-    text = told(progress(plan, (), (), elapsed_s=0), so_far_s=123)
+    text = sentence(progress(plan, (), (), elapsed_s=0), so_far_s=123)
     assert text == f"2 min 03 s so far, 0 of 1 cases done, about {words} left"
 
 
@@ -84,13 +84,13 @@ def test_models_that_this_image_lacks_and_probes_that_dont_apply_are_not_planned
 
 def test_a_run_prints_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
-    teller = cli.Teller(now=lambda: clock[0])
-    teller.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))
-    teller.started(catalog.select(("transfer",))[0], 0)
+    printer = cli.ProgressPrinter(now=lambda: clock[0])
+    printer.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))
+    printer.started(catalog.select(("transfer",))[0], 0)
     for i in range(9):
         clock[0] += 2.0
-        teller.record(Gap("x", i, "a test"))
-    teller.ended(done("transfer"))
+        printer.record(Gap("x", i, "a test"))
+    printer.ended(done("transfer"))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--")]
     assert lines == [
         "-- 0 s so far, 0 of 10 cases done, about 20 s left",
