@@ -113,9 +113,9 @@ def relay(
     """
 
     def hear(line: str) -> None:
-        told = line if verbose else shorten(line)
-        if told is not None:
-            say(told)
+        shown = line if verbose else shorten(line)
+        if shown is not None:
+            say(shown)
 
     return hear
 

@@ -202,11 +202,11 @@ def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> 
 
 
 def _show(args: argparse.Namespace) -> Exit:
-    told = render.render(read_report(args.file), markdown=args.markdown)
+    text = render.render(read_report(args.file), markdown=args.markdown)
     if args.markdown:
-        hand_over(told + "\n")
+        hand_over(text + "\n")
     else:
-        tell(told)
+        tell(text)
     return Exit.OK
 
 

@@ -98,14 +98,14 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
 
 def progress_lines(say: Callable[[str], None], label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
-    total, told = 0, time.monotonic()
+    total, last_s = 0, time.monotonic()
 
     def tick(n_bytes: int) -> None:
-        nonlocal total, told
+        nonlocal total, last_s
         total += n_bytes
         now = time.monotonic()
-        if now - told >= PROGRESS_EVERY_S:
-            told = now
+        if now - last_s >= PROGRESS_EVERY_S:
+            last_s = now
             say(f"audit {label}: {decimal_bytes(total)} read")
 
     return tick

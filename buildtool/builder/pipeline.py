@@ -201,8 +201,8 @@ def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
             epoch=build_plan.epoch,
             pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
         )
-        told = _description(image.resolved)
-        workplace.say(f"{image.variant.name}: inputs ready: {told} ({time.monotonic() - begun:.1f} s)")
+        description = _description(image.resolved)
+        workplace.say(f"{image.variant.name}: inputs ready: {description} ({time.monotonic() - begun:.1f} s)")
 
 
 def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:

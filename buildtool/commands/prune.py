@@ -199,11 +199,11 @@ def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
     if not result.changed and not result.refused:
         return f"{name}: nothing to cut; {_NOTHING_FOREIGN}"
     verb = "would save" if dry_run else "saved"
-    told = (
+    totals = (
         f"{name}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
         f" kept for {', '.join(result.targets)}"
     )
-    return "\n".join([*_by_target(result), told])
+    return "\n".join([*_by_target(result), totals])
 
 
 def _by_target(result: TreeResult) -> Iterator[str]:

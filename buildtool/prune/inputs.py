@@ -118,25 +118,27 @@ class PruneCache:
         """
         key = hashlib.sha256(json.dumps([sha256, [str(t) for t in targets], PRUNER]).encode()).hexdigest()
         out = self._directory / f"{key[:24]}{original.suffix}"
-        told = out.with_suffix(".json")
+        record = out.with_suffix(".json")
         lease = Lease(out.with_suffix(".lock"))
-        data = self._read(told, out)
+        data = self._read(record, out)
         if data is None:
             verify(original, sha256)
-            data = self._make(original, out, told, targets=targets)
+            data = self._make(original, out, record, targets=targets)
         elif not data["changed"]:
             verify(original, sha256)
-        os.utime(told)
+        os.utime(record)
         return PrunedInput(out if data["changed"] else original, data["run"], lease)
 
-    def _read(self, told: Path, out: Path) -> dict[str, Any] | None:
+    def _read(self, record: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None where it is missing or has changed."""
-        data = kept(told, _recorded)
+        data = kept(record, _recorded)
         if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
         return data
 
-    def _make(self, original: Path, out: Path, told: Path, *, targets: Sequence[TargetId]) -> dict[str, Any]:
+    def _make(
+        self, original: Path, out: Path, record: Path, *, targets: Sequence[TargetId]
+    ) -> dict[str, Any]:
         self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
         prune = prune_wheel if original.suffix == ".whl" else prune_tar
         if not out.is_file():
@@ -148,7 +150,7 @@ class PruneCache:
                 "sha256": sha256_of(partial) if result.changed else "",
                 "run": run_of(original.name, result),
             }
-            write_text(told, json.dumps(data))  # before the archive: what isn't recorded is never removed
+            write_text(record, json.dumps(data))  # before the archive: what isn't recorded is never removed
         if not result.changed:
             out.unlink()
         self._say(_summary(original, result))
@@ -168,12 +170,12 @@ def _used_at(path: Path) -> float:
         return 0
 
 
-def _evict(told: Path) -> None:
+def _evict(record: Path) -> None:
     """Remove an entry, unless somebody holds a lease on it. Its lock is removed last, while we hold it."""
-    lock = told.with_suffix(".lock")
+    lock = record.with_suffix(".lock")
     with lock_if_free(lock) as ours:
         if ours:
-            for path in sorted(told.parent.glob(f"{told.stem}.*"), key=lambda path: path == lock):
+            for path in sorted(record.parent.glob(f"{record.stem}.*"), key=lambda path: path == lock):
                 path.unlink(missing_ok=True)
 
 

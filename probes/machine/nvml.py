@@ -79,7 +79,7 @@ class Nvml:
 
     def _card(self, handle: c_void_p) -> NvidiaCard:
         memory, bar1, name = _Memory(), _Memory(), ctypes.create_string_buffer(96)
-        told = self._call("nvmlDeviceGetMemoryInfo", handle, byref(memory))
+        failed = self._call("nvmlDeviceGetMemoryInfo", handle, byref(memory))
         bar1_told = self._call("nvmlDeviceGetBAR1MemoryInfo", handle, byref(bar1))
         self._call("nvmlDeviceGetName", handle, name, c_uint(len(name)))
         major, minor, mig, pending = c_uint(), c_uint(), c_uint(), c_uint()
@@ -89,8 +89,8 @@ class Nvml:
             name=name.value.decode(errors="replace"),
             pci_id=self._pci_id(handle),
             target=capability or f"sm_{major.value}{minor.value}",
-            vram_total_bytes=told or int(memory.total),
-            vram_used_bytes=told or int(memory.used),
+            vram_total_bytes=failed or int(memory.total),
+            vram_used_bytes=failed or int(memory.used),
             bar1_bytes=bar1_told or int(bar1.total),
             link=self._link(handle, "Curr"),
             max_link=self._link(handle, "Max"),
@@ -115,10 +115,10 @@ class Nvml:
         if isinstance(handle, Unknown):
             return handle
         reasons = c_ulonglong()
-        told = self._call("nvmlDeviceGetCurrentClocksEventReasons", handle, byref(reasons))
-        if told:  # the older name, before driver 535
-            told = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, byref(reasons))
-        return told or tuple(word for bit, word in SLOWDOWNS.items() if reasons.value & bit)
+        failed = self._call("nvmlDeviceGetCurrentClocksEventReasons", handle, byref(reasons))
+        if failed:  # the older name, before driver 535
+            failed = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, byref(reasons))
+        return failed or tuple(word for bit, word in SLOWDOWNS.items() if reasons.value & bit)
 
     def processes(self, pci_id: str) -> tuple[int, ...] | Unknown:
         """The ids of processes that compute on the card; the host's ids, also in a container."""
@@ -127,8 +127,8 @@ class Nvml:
             return handle
         count = c_uint(64)
         found = (_Process * count.value)()
-        told = self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
-        return told or tuple(int(one.pid) for one in found[: count.value])
+        failed = self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
+        return failed or tuple(int(one.pid) for one in found[: count.value])
 
     def uses(self, pci_id: str, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
         """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
@@ -162,8 +162,8 @@ class Nvml:
             return handle
         value = c_uint()
         direction = c_uint(0 if up else 1)  # NVML_PCIE_UTIL_TX_BYTES, _RX_BYTES
-        told = self._call("nvmlDeviceGetPcieThroughput", handle, direction, byref(value))
-        return told or int(value.value) * 1000  # it counts in KB/s
+        failed = self._call("nvmlDeviceGetPcieThroughput", handle, direction, byref(value))
+        return failed or int(value.value) * 1000  # it counts in KB/s
 
     def _by_index(self, index: int) -> c_void_p | Unknown:
         handle = c_void_p()
@@ -171,8 +171,8 @@ class Nvml:
 
     def _handle(self, pci_id: str) -> c_void_p | Unknown:
         handle = c_void_p()
-        told = self._call("nvmlDeviceGetHandleByPciBusId_v2", c_char_p(pci_id.encode()), byref(handle))
-        return told or handle
+        failed = self._call("nvmlDeviceGetHandleByPciBusId_v2", c_char_p(pci_id.encode()), byref(handle))
+        return failed or handle
 
     def _pci_id(self, handle: c_void_p) -> str:
         info = _PciInfo()

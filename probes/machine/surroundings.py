@@ -46,9 +46,9 @@ def container_kind(root: Path) -> str:
 
 def _declared_kind(root: Path) -> str | None:
     """The container type by systemd's container interface: a file, or the first process's environment."""
-    told = read_text(root / "run/systemd/container")
-    if isinstance(told, str) and told:
-        return told
+    declared = read_text(root / "run/systemd/container")
+    if isinstance(declared, str) and declared:
+        return declared
     environment = read_text(root / "proc/1/environ")
     found = re.search(r"(?:^|\0)container=([\w-]+)", environment) if isinstance(environment, str) else None
     return found.group(1) if found else None

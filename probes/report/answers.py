@@ -70,8 +70,8 @@ def large_break_even(records: Sequence[Record]) -> crossover.BreakEven | None:
     for row in rows:
         if row is None:
             return None
-        told = crossover.timed(row)
-        per_byte.append(crossover.Timed(told.seconds / row.moved_bytes, told.error_s / row.moved_bytes))
+        text = crossover.timed(row)
+        per_byte.append(crossover.Timed(text.seconds / row.moved_bytes, text.error_s / row.moved_bytes))
     copy, in_place, vram = per_byte
     return crossover.k_star(1, copy, in_place=in_place, vram=vram)
 
@@ -163,10 +163,10 @@ def reads_advice(at: crossover.BreakEven, what: str) -> str:
 def _reads(k: crossover.BreakEven | None) -> str:
     if k is None or math.isinf(k.reads):
         return "VRAM is no faster, so copying never pays."
-    told = f"break-even at {k.reads:.2f} +- {k.error:.2g} reads"
+    text = f"break-even at {k.reads:.2f} +- {k.error:.2g} reads"
     if surely_reads(k) == 1:
-        return f"data that is read even once is better copied to VRAM ({told})."
-    return f"{reads_advice(k, 'copy data')}; {told}."
+        return f"data that is read even once is better copied to VRAM ({text})."
+    return f"{reads_advice(k, 'copy data')}; {text}."
 
 
 def _spill(records: Sequence[Record]) -> list[str]:
@@ -301,9 +301,9 @@ def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
 
 
 def _ms(passes: Pass) -> str:
-    told = summarize(passes.times_s)
-    error = f" +- {duration(told.error)}" if told.error is not None else ""
-    return f"{duration(told.median)}{error}"
+    summary = summarize(passes.times_s)
+    error = f" +- {duration(summary.error)}" if summary.error is not None else ""
+    return f"{duration(summary.median)}{error}"
 
 
 def is_faster(one: Timed, other: Timed) -> bool | None:
@@ -315,9 +315,9 @@ def is_faster(one: Timed, other: Timed) -> bool | None:
     """
     a, b = summarize(one.times_s), summarize(other.times_s)
     gap, error = b.median - a.median, math.hypot(a.error or 0.0, b.error or 0.0)
-    slower, told = (other, b) if gap > 0 else (one, a)
+    slower, summary = (other, b) if gap > 0 else (one, a)
     if disturbed(slower):
-        gap = math.copysign(max(abs(gap) - (told.median - told.p5), 0.0), gap)
+        gap = math.copysign(max(abs(gap) - (summary.median - summary.p5), 0.0), gap)
     if abs(gap) <= CLEAR * error or abs(gap) < NOTABLE * min(a.median, b.median):
         return None
     return gap > 0

@@ -97,8 +97,8 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
 def _differences(
     a: ProbeReport, b: ProbeReport, facts: Sequence[tuple[str, Callable[[ProbeReport], str]]]
 ) -> tuple[Difference, ...]:
-    told = ((what, fact(a), fact(b)) for what, fact in facts)
-    return tuple(Difference(what, of_a, of_b) for what, of_a, of_b in told if of_a != of_b)
+    pairs = ((what, fact(a), fact(b)) for what, fact in facts)
+    return tuple(Difference(what, of_a, of_b) for what, of_a, of_b in pairs if of_a != of_b)
 
 
 def _gpu(report: ProbeReport) -> str:
@@ -170,18 +170,19 @@ def _alike(a: Timed, b: Timed) -> bool:
 
 
 def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
-    told = [_summary_of(row) for row in (a, b)]
+    summaries = [_summary_of(row) for row in (a, b)]
     if not _alike(a, b):
         why = Unknown(f"A is by the {a.leading} clock, B by the {b.leading} clock")
-        return Line(key, told[0], told[1], why)
+        return Line(key, summaries[0], summaries[1], why)
     slower = max(a, b, key=lambda row: summarize(row.times_s).median)
     speed = speed_ratio(a.times_s, b.times_s, shared=shared, disturbed=disturbed(slower))
-    return Line(key, told[0], told[1], speed)
+    return Line(key, summaries[0], summaries[1], speed)
 
 
 def _summary_of(row: Timed) -> str:
-    told = summarize(row.times_s)
-    return f"{figure(told)} (n={told.n}, {told.processes} process{'es' if told.processes > 1 else ''})"
+    summary = summarize(row.times_s)
+    processes = f"{summary.processes} process{'es' if summary.processes > 1 else ''}"
+    return f"{figure(summary)} (n={summary.n}, {processes})"
 
 
 def _verdict(report: ProbeReport) -> str:

@@ -114,8 +114,8 @@ def _timed(rows: Sequence[Measurement], name: str) -> dict[int, Timed]:
 
 def timed(row: Measurement | Reads) -> Timed:
     """A row's figure with its standard error, 0 for a single sample."""
-    told = summarize(row.times_s)
-    return Timed(told.median, told.error or 0.0)
+    summary = summarize(row.times_s)
+    return Timed(summary.median, summary.error or 0.0)
 
 
 def _copy_alone(read: Timed, reread: Timed) -> Timed:
@@ -184,16 +184,18 @@ def _line(rows: Sequence[Reads]) -> _Line | None:
     if len({row.reads for row in rows}) < 2:
         return None
     figures = [(row.reads, timed(row)) for row in rows]
-    told = [(k, one.seconds, one.error_s) for k, one in figures]
-    weights = [1 / seconds**2 for _, seconds, _ in told]
+    points = [(k, one.seconds, one.error_s) for k, one in figures]
+    weights = [1 / seconds**2 for _, seconds, _ in points]
     total = math.fsum(weights)
-    x = math.fsum(w * k for w, (k, _, _) in zip(weights, told, strict=True)) / total
-    y = math.fsum(w * seconds for w, (_, seconds, _) in zip(weights, told, strict=True)) / total
-    spread = math.fsum(w * (k - x) ** 2 for w, (k, _, _) in zip(weights, told, strict=True))
-    slope = math.fsum(w * (k - x) * (s - y) for w, (k, s, _) in zip(weights, told, strict=True))
+    x = math.fsum(w * k for w, (k, _, _) in zip(weights, points, strict=True)) / total
+    y = math.fsum(w * seconds for w, (_, seconds, _) in zip(weights, points, strict=True)) / total
+    spread = math.fsum(w * (k - x) ** 2 for w, (k, _, _) in zip(weights, points, strict=True))
+    slope = math.fsum(w * (k - x) * (s - y) for w, (k, s, _) in zip(weights, points, strict=True))
     slope /= spread
     # the line at the middle and its slope are weighted sums of the times, and so are their errors
-    parts = [(w / total, w * (k - x) / spread, error) for w, (k, _, error) in zip(weights, told, strict=True)]
+    parts = [
+        (w / total, w * (k - x) / spread, error) for w, (k, _, error) in zip(weights, points, strict=True)
+    ]
     middle_error = math.hypot(*(share * error for share, _, error in parts))
     slope_error = math.hypot(*(lever * error for _, lever, error in parts))
     return _Line(y - slope * x, slope, x, middle_error, slope_error)

@@ -170,10 +170,10 @@ def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
 
 def _device_time(best: Pass, resident: Pass) -> str:
     """The device's own time beside the wall clock's, named as what it is."""
-    told = [seconds for seconds in map(device_time_s, (best, resident)) if seconds is not None]
-    if len(told) < 2:
+    times_s = [seconds for seconds in map(device_time_s, (best, resident)) if seconds is not None]
+    if len(times_s) < 2:
         return ""
-    return f"; device time alone, behind a queued wait: {duration(told[0])} against {duration(told[1])}"
+    return f"; device time alone, behind a queued wait: {duration(times_s[0])} against {duration(times_s[1])}"
 
 
 def _took(passes: Pass) -> str:

@@ -81,10 +81,10 @@ def exposition(report: ProbeReport) -> str:
         if math.isfinite(metric.value):
             found[metric.name, metric.labels] = metric.value
     lines = []
-    for name, told in HELP.items():
+    for name, help_text in HELP.items():
         samples = [(labels, value) for (of, labels), value in found.items() if of == name]
         if samples:
-            lines += [f"# HELP {name} {told}", f"# TYPE {name} gauge"]
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_braces(labels)} {value!r}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
@@ -141,13 +141,13 @@ def _known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
 
 def _transfer(row: Measurement) -> Iterator[Metric]:
     labels = (("path", row.name), ("payload_bytes", str(row.payload_bytes)), ("clock", row.clock))
-    told, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
-    yield Metric("weir_transfer_time_seconds", labels, told.median)
-    yield from _known("weir_transfer_time_error_seconds", labels, told.error)
-    yield from _known("weir_transfer_time_within_seconds", labels, told.within)
-    yield from _known("weir_transfer_time_between_seconds", labels, told.between)
-    yield Metric("weir_transfer_samples", labels, told.n)
-    yield Metric("weir_transfer_processes", labels, told.processes)
+    summary, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
+    yield Metric("weir_transfer_time_seconds", labels, summary.median)
+    yield from _known("weir_transfer_time_error_seconds", labels, summary.error)
+    yield from _known("weir_transfer_time_within_seconds", labels, summary.within)
+    yield from _known("weir_transfer_time_between_seconds", labels, summary.between)
+    yield Metric("weir_transfer_samples", labels, summary.n)
+    yield Metric("weir_transfer_processes", labels, summary.processes)
     yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.value)
     yield from _known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
 
@@ -194,10 +194,10 @@ def _pass(one: Pass) -> Iterator[Metric]:
         ("batch", str(one.rows)),
         ("scenario", one.scenario),
     )
-    told = summarize(one.times_s)
-    yield Metric("weir_scenario_pass_seconds", labels, told.median)
-    yield from _known("weir_scenario_pass_error_seconds", labels, told.error)
+    summary = summarize(one.times_s)
+    yield Metric("weir_scenario_pass_seconds", labels, summary.median)
+    yield from _known("weir_scenario_pass_error_seconds", labels, summary.error)
     yield from _known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
-    yield Metric("weir_scenario_pass_samples", labels, told.n)
-    yield Metric("weir_scenario_pass_processes", labels, told.processes)
+    yield Metric("weir_scenario_pass_samples", labels, summary.n)
+    yield Metric("weir_scenario_pass_processes", labels, summary.processes)
     yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)

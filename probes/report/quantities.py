@@ -33,9 +33,9 @@ def span(seconds: float, error_s: float | None = None, *, bare: bool = False) ->
     return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
 
 
-def figure(told: Summary) -> str:
+def figure(summary: Summary) -> str:
     """The figure of a row and its standard error, from samples in seconds."""
-    return span(told.median, told.error)
+    return span(summary.median, summary.error)
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
 
     Raises ValueError for no samples.
     """
-    told = summarize(times_s)
-    value = n_bytes / told.median / 1e9
+    summary = summarize(times_s)
+    value = n_bytes / summary.median / 1e9
     return Rate(
         value=value,
-        error=None if told.error is None else value * told.error / told.median,
-        low=n_bytes / told.p95 / 1e9,
-        high=n_bytes / told.p5 / 1e9,
-        n=told.n,
+        error=None if summary.error is None else value * summary.error / summary.median,
+        low=n_bytes / summary.p95 / 1e9,
+        high=n_bytes / summary.p5 / 1e9,
+        n=summary.n,
     )
 
 

@@ -93,14 +93,14 @@ def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -
 
     Raises ValueError for no samples.
     """
-    told = summarize(a), summarize(b)
-    value = told[0].median / told[1].median
-    if min(one.processes for one in told) < FEWEST_PROCESSES:
+    summaries = summarize(a), summarize(b)
+    value = summaries[0].median / summaries[1].median
+    if min(one.processes for one in summaries) < FEWEST_PROCESSES:
         return Ratio(value, None, disturbed)
     mine = scatter(a, b)
     variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
     parts = []
-    for one in told:
+    for one in summaries:
         between = _median_error(one.processes) * math.sqrt(variance)
         within = (one.within or 0.0) / one.median / math.sqrt(one.processes)
         parts.append(max(between, within))

@@ -139,23 +139,23 @@ def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
     if not measured:
         return ""
     headers = ("path", "size", "GB/s", "median +- error", *_SPREAD, "wall median", "doubts")
-    told = [*_remedies(measured), *noise_lines(measured)]
+    notes = [*_remedies(measured), *noise_lines(measured)]
     gaps = [
         f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
         for gap in pick(records, Gap)
     ]
     drawn = table(headers, [_transfer_row(m) for m in measured], markdown=markdown)
-    return _noted(drawn, [*told, *gaps], markdown=markdown)
+    return _noted(drawn, [*notes, *gaps], markdown=markdown)
 
 
 def _transfer_row(measured: Measurement) -> list[str]:
-    told = stats.summarize(measured.times_s)
+    summary = stats.summarize(measured.times_s)
     return [
         measured.name,
         binary_bytes(measured.payload_bytes),
-        f"{gb_per_s(measured.moved_bytes, told.median):.3g}",
-        _figure(told),
-        *_spread(told),
+        f"{gb_per_s(measured.moved_bytes, summary.median):.3g}",
+        _figure(summary),
+        *_spread(summary),
         duration(stats.summarize(measured.walls_s).median),
         _doubts(measured),
     ]
@@ -164,13 +164,13 @@ def _transfer_row(measured: Measurement) -> list[str]:
 _SPREAD = ("within", "between", "p5 .. p95", "n")
 
 
-def _spread(told: stats.Summary) -> list[str]:
+def _spread(summary: stats.Summary) -> list[str]:
     """How far apart samples are: the errors within a process and between processes, relative."""
     return [
-        _share(told.within, told.median),
-        _share(told.between, told.median),
-        f"{duration(told.p5)} .. {duration(told.p95)}",
-        f"{told.n} of {told.processes}" if told.processes > 1 else str(told.n),
+        _share(summary.within, summary.median),
+        _share(summary.between, summary.median),
+        f"{duration(summary.p5)} .. {duration(summary.p95)}",
+        f"{summary.n} of {summary.processes}" if summary.processes > 1 else str(summary.n),
     ]
 
 
@@ -209,8 +209,8 @@ def noise_lines(rows: Sequence[Timed]) -> list[str]:
     return [*lines, *(f"not watched: {reason}" for reason in missing)]
 
 
-def _figure(told: stats.Summary) -> str:
-    return duration(told.median) + (f" +- {duration(told.error)}" if told.error is not None else "")
+def _figure(summary: stats.Summary) -> str:
+    return duration(summary.median) + (f" +- {duration(summary.error)}" if summary.error is not None else "")
 
 
 def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
@@ -304,8 +304,8 @@ def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
         mine = [reading for reading in readings if reading.gauge == gauge]
         if all(isinstance(reading.value_bytes, Unknown) for reading in mine):
             mine = mine[:1]
-        told = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in mine)
-        lines.append(f"gauge {gauge}: {told}")
+        history = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in mine)
+        lines.append(f"gauge {gauge}: {history}")
     return lines
 
 
@@ -327,8 +327,8 @@ def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
         "differs",
         "doubts",
     )
-    told = [DEVICE_TIME, *_remedies(passes), *noise_lines(passes), *gaps]
-    return _noted(table(headers, [_pass_row(p) for p in passes], markdown=markdown), told, markdown=markdown)
+    notes = [DEVICE_TIME, *_remedies(passes), *noise_lines(passes), *gaps]
+    return _noted(table(headers, [_pass_row(p) for p in passes], markdown=markdown), notes, markdown=markdown)
 
 
 DEVICE_TIME = (
@@ -338,7 +338,7 @@ DEVICE_TIME = (
 
 
 def _pass_row(passes: Pass) -> list[str]:
-    told = stats.summarize(passes.times_s)
+    summary = stats.summarize(passes.times_s)
     device_s = passes.devices_s
     return [
         passes.model,
@@ -347,8 +347,8 @@ def _pass_row(passes: Pass) -> list[str]:
         str(passes.rows),
         binary_bytes(passes.weight_bytes),
         binary_bytes(passes.spilled_bytes),
-        _figure(told),
-        *_spread(told),
+        _figure(summary),
+        *_spread(summary),
         "unknown" if isinstance(device_s, Unknown) else duration(stats.summarize(device_s).median),
         f"{passes.difference:.1e}",
         _doubts(passes),
@@ -360,14 +360,13 @@ def record_line(record: Record) -> str:
     text = ""
     match record:
         case Measurement():
-            told = stats.summarize(record.times_s)
-            rate = f"{gb_per_s(record.moved_bytes, told.median):9.3g} GB/s"
-            text = f"{_row_name(record)} {rate}  {_figure(told)}  n={told.n}"
+            summary = stats.summarize(record.times_s)
+            rate = f"{gb_per_s(record.moved_bytes, summary.median):9.3g} GB/s"
+            text = f"{_row_name(record)} {rate}  {_figure(summary)}  n={summary.n}"
         case Reads():
-            told = stats.summarize(record.times_s)
-            text = (
-                f"{record.way:<16} {binary_bytes(record.payload_bytes):>10} k={record.reads} {_figure(told)}"
-            )
+            summary = stats.summarize(record.times_s)
+            size = f"{binary_bytes(record.payload_bytes):>10}"
+            text = f"{record.way:<16} {size} k={record.reads} {_figure(summary)}"
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():
@@ -378,9 +377,11 @@ def record_line(record: Record) -> str:
             answer = "granted" if record.granted else f"refused: {record.message}"
             text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
         case Pass():
-            told = stats.summarize(record.times_s)
+            summary = stats.summarize(record.times_s)
             name = f"{record.model} {record.dtype}"
-            text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_figure(told)}  n={told.n}"
+            text = (
+                f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_figure(summary)}  n={summary.n}"
+            )
         case NumaPlaces():
             text = numa_line(record)
         case Request() | Block() | Reading():

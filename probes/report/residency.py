@@ -148,8 +148,10 @@ def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
     asked = [request for request in requests if request.purpose == "oversize"]
     if not asked:
         return Unknown("the driver was not asked for more than the free VRAM")
-    told = "granted: it would spill" if asked[0].granted else "refused with out of memory: it does not spill"
+    answer = (
+        "granted: it would spill" if asked[0].granted else "refused with out of memory: it does not spill"
+    )
     return (
         f"one request for {binary_bytes(asked[0].asked_bytes)} with {binary_bytes(asked[0].vram_free_bytes)} "
-        f"free was {told}"
+        f"free was {answer}"
     )

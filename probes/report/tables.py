@@ -175,9 +175,9 @@ def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
 
 def _share(times: Sequence[Sequence[float]], which: Literal["within", "between"]) -> str:
     """An error as a share of the figure."""
-    told = summarize(times)
-    error = told.within if which == "within" else told.between
-    return "unknown" if error is None else f"{error / told.median:.2%}"
+    summary = summarize(times)
+    error = summary.within if which == "within" else summary.between
+    return "unknown" if error is None else f"{error / summary.median:.2%}"
 
 
 def _lag(times: Sequence[Sequence[float]]) -> str:
@@ -193,15 +193,15 @@ def doubts_of(row: Timed) -> str:
 
 
 def _wall(row: Measurement | Reads) -> str:
-    told = summarize(row.walls_s)
-    return f"{figure(told)} (n={told.n})"
+    summary = summarize(row.walls_s)
+    return f"{figure(summary)} (n={summary.n})"
 
 
 def _device(one: Pass) -> str:
     if isinstance(one.devices_s, Unknown):
         return text(one.devices_s)
-    told = summarize(one.devices_s)
-    return f"{figure(told)} (n={told.n}){', host-bound' if one.host_bound else ''}"
+    summary = summarize(one.devices_s)
+    return f"{figure(summary)} (n={summary.n}){', host-bound' if one.host_bound else ''}"
 
 
 def _seconds(value: float | Unknown) -> str:

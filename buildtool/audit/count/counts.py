@@ -115,8 +115,10 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     ownership = find_owners(merged)
     claim_leftovers(merged, ownership)
     labels = contents.config.labels
-    told = tuple(name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip())
-    wanted = targets or told
+    labelled = tuple(
+        name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip()
+    )
+    wanted = targets or labelled
     makers = [Maker.of(layer.command or "") for layer in contents.layers]
     copies = find_copies(merged, makers)
     base = find_base(contents.config)

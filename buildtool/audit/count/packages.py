@@ -207,8 +207,8 @@ def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
             site, _, info = row.directory.rpartition("/")
             name, _, version = info.removesuffix(".dist-info").partition("-")
             beside = metadata.get(row.directory)
-            told = python_name(beside.lines()) if beside else (None, None)
-            package = Package(Manager.PYTHON, told[0] or name, told[1] or version, site)
+            described = python_name(beside.lines()) if beside else (None, None)
+            package = Package(Manager.PYTHON, described[0] or name, described[1] or version, site)
             # installers list neither bytecode that was compiled later nor always their own files
             own = (join(_raw(row.directory), end) for end in _INSTALLERS)
             yield package, chain(recorded_paths(row.lines(), _raw(site)), own)

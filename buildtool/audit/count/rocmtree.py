@@ -30,8 +30,8 @@ def component_of(directory: bytes, name: bytes) -> Component | None:
     while parts and parts[0] in (_COMMON if not common else _BELOW_COMMON):
         common = parts.pop(0)
     part = parts[0] if parts else _library(name) or common
-    told = _text(part).lower()
-    return Component(place, version, _ONE_COMPONENT.get(told, told) or "rocm")
+    lower = _text(part).lower()
+    return Component(place, version, _ONE_COMPONENT.get(lower, lower) or "rocm")
 
 
 def _library(name: bytes) -> bytes | None:

@@ -184,13 +184,13 @@ def _duplicates(facts: Facts) -> Finding | None:
     causes: Counter[str] = Counter()
     for row in facts.duplicates:
         causes[row.cause] += row.wasted_bytes
-    told = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
+    reasons = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
     if len(causes) == 1:
-        told = next(iter(causes))
+        reasons = next(iter(causes))
     return Finding(
         DUPLICATES,
         Severity.WARNING,
-        f"the same content at several paths ({told})",
+        f"the same content at several paths ({reasons})",
         n_bytes,
         tuple(" = ".join(terminal(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
         "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),

@@ -86,7 +86,7 @@ def _prune(facts: Facts) -> str:
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
     """A finding of the code that no wanted target can run; None where no target is wanted."""
     wanted = parse_targets(facts.wanted_targets)
-    told = ", ".join(map(str, wanted))
+    names = ", ".join(map(str, wanted))
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
     n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
     if not n_bytes:
@@ -94,7 +94,7 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
     return Finding(
         name,
         Severity.WARNING,
-        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {told}",
+        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
         n_bytes,
         tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
         _prune(facts),
@@ -104,8 +104,8 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
 def _meant_hardware(facts: Facts) -> str:
     """What the image claims to be for: cpu, rocm, cuda, or nothing."""
     words = f"{_label(facts, 'variant')} {facts.ref}".lower()
-    told = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
-    return told or _label(facts, "torch.build")
+    names = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
+    return names or _label(facts, "torch.build")
 
 
 def _label(facts: Facts, name: str) -> str:

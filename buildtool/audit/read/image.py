@@ -212,9 +212,11 @@ def _described_layer(
             return layer
         raise MissingContent(f"layer {at}, {descriptor.digest}, is missing", place=path)
     blob = _verified(archive.blob(path), descriptor, path)
-    told = next((form for form in (Form.GZIP, Form.ZSTD) if f"+{form.value}" in descriptor.media_type), None)
-    if told and blob.form is not told:
-        notes.append(f"layer {at} is {blob.form.value} although its media type says {told.value}")
+    declared = next(
+        (form for form in (Form.GZIP, Form.ZSTD) if f"+{form.value}" in descriptor.media_type), None
+    )
+    if declared and blob.form is not declared:
+        notes.append(f"layer {at} is {blob.form.value} although its media type says {declared.value}")
     return indexed(layer, blob, path)
 
 
@@ -245,8 +247,8 @@ def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[Sav
     """index.json and manifest.json in one archive must mean the same config and the same layers."""
     for row, called in zip(saved, calls(archive, saved), strict=True):
         if contents.config_digest in called.digests:
-            told = [posixpath.basename(path) for path in row.layers]
+            declared = [posixpath.basename(path) for path in row.layers]
             ours = [str(layer.digest).removeprefix("sha256:") for layer in contents.layers]
-            if told == ours or not all(path.startswith("blobs/") for path in row.layers):
+            if declared == ours or not all(path.startswith("blobs/") for path in row.layers):
                 return
     raise Mismatch("index.json and manifest.json don't mean the same image", place="manifest.json")

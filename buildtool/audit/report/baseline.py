@@ -40,8 +40,8 @@ class Regression:
     def __str__(self) -> str:
         grown = self.after_bytes - self.before_bytes
         figures = f"{decimal_bytes(self.before_bytes)} before, {decimal_bytes(self.after_bytes)} now"
-        told = [self.title, f"{figures} (+{decimal_bytes(grown)})" if grown else "", self.detail]
-        return ": ".join(filter(None, told))
+        parts = [self.title, f"{figures} (+{decimal_bytes(grown)})" if grown else "", self.detail]
+        return ": ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def _packages(before: Iterable[PackageRow], after: Iterable[PackageRow]) -> tupl
         versions = [", ".join(sorted({row.version for row in rows_of})) for rows_of in (old, new)]
         sums = [sum(row.unpacked_bytes for row in rows_of) if rows_of else None for rows_of in (old, new)]
         if versions[0] != versions[1] or sums[0] != sums[1]:
-            told = " -> ".join(version or "none" for version in dict.fromkeys(versions))
-            rows.append(Change(f"{name} ({manager})", sums[0], sums[1], told))
+            note = " -> ".join(version or "none" for version in dict.fromkeys(versions))
+            rows.append(Change(f"{name} ({manager})", sums[0], sums[1], note))
     return _sorted(rows)
 
 

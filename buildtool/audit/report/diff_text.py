@@ -52,9 +52,9 @@ def _blocks(found: ImageDiff, top: int) -> list[_Block]:
     )
     blocks = []
     for title, noun, changes in parts:
-        told = ("version",) if any(change.note for change in changes) else ()
-        rows = [_row(change)[: 4 + len(told)] for change in changes[:top]]
-        headers = (noun, "A", "B", "B - A", *told)
+        extra = ("version",) if any(change.note for change in changes) else ()
+        rows = [_row(change)[: 4 + len(extra)] for change in changes[:top]]
+        headers = (noun, "A", "B", "B - A", *extra)
         if changes:
             blocks.append(_Block(f"{title}, what differs", headers, rows, max(0, len(changes) - top)))
     return [_summary(found.before, found.after), *blocks]

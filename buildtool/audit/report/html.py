@@ -138,14 +138,14 @@ def _predicted(prediction: Prediction | None) -> str:
 
 def _budget(report: AuditReport) -> str:
     verdict = report.budget.verdict
-    told = {Verdict.PASS: "kept", Verdict.FAIL: "exceeded", Verdict.NONE: "none set"}.get(verdict, "unknown")
+    words = {Verdict.PASS: "kept", Verdict.FAIL: "exceeded", Verdict.NONE: "none set"}.get(verdict, "unknown")
     lines = [
         _against(name, judged)
         for name, judged in (("unpacked", report.budget.unpacked), ("compressed", report.budget.stored))
         if judged.limit_bytes is not None
     ]
     note = "; ".join(lines) or "set one with --budget-unpacked"
-    return f'<div><dt>Budget</dt><dd class="{verdict.value}">{told}<small>{html(note)}</small></dd></div>'
+    return f'<div><dt>Budget</dt><dd class="{verdict.value}">{words}<small>{html(note)}</small></dd></div>'
 
 
 def _against(name: str, judged: Judgement) -> str:
@@ -157,9 +157,9 @@ def _baseline(comparison: Comparison) -> str:
     """What is worse than in an earlier report; first on the page because it makes the command fail."""
     worse = "".join(_regression(row) for row in comparison.regressions)
     left_out = "".join(f"<p>Not compared: {html(what)}.</p>" for what in comparison.not_compared)
-    told = worse or f"<p>Nothing is worse, at a tolerance of {html(str(comparison.tolerance))}.</p>"
+    words = worse or f"<p>Nothing is worse, at a tolerance of {html(str(comparison.tolerance))}.</p>"
     count = f": {len(comparison.regressions)} worse" if comparison.regressions else ""
-    return f"<h2>Since the baseline {html(comparison.label)}{count}</h2>\n{told}{left_out}"
+    return f"<h2>Since the baseline {html(comparison.label)}{count}</h2>\n{words}{left_out}"
 
 
 def _regression(row: Regression) -> str:
@@ -177,8 +177,8 @@ def _places(paths: Sequence[str]) -> str:
     if not paths:
         return ""
     items = "".join(f"<li><bdi>{html(path)}</bdi></li>" for path in paths)
-    told = "1 place" if len(paths) == 1 else f"{len(paths)} places"
-    return f"<details><summary>{told}</summary><ul>{items}</ul></details>"
+    words = "1 place" if len(paths) == 1 else f"{len(paths)} places"
+    return f"<details><summary>{words}</summary><ul>{items}</ul></details>"
 
 
 def _treemap(report: AuditReport) -> str:
@@ -271,8 +271,8 @@ def _tables(report: AuditReport) -> str:
 def _base_mark(report: AuditReport, layer: int) -> str:
     if layer >= report.image.base_layers:
         return ""
-    told = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
-    return f'<span class="tag" title="{html(told)}">base</span> '
+    words = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
+    return f'<span class="tag" title="{html(words)}">base</span> '
 
 
 def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:

@@ -47,7 +47,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
     biggest = max(report.findings, key=lambda row: row.unpacked_bytes, default=None)
     grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
     size = f": {decimal_bytes(grave.unpacked_bytes)}" if grave and grave.unpacked_bytes else ""
-    told = f"{grave.id}{size}" if grave else "none"
+    summary = f"{grave.id}{size}" if grave else "none"
     return SummaryRow(
         ref=report.image.ref,
         torch=report.torch_build,
@@ -55,7 +55,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
         unpacked=decimal_bytes(report.totals.unpacked_bytes),
         stored=shown_bytes(report.totals.stored_bytes),
         verdict=report.budget.verdict.value,
-        biggest_finding=told,
+        biggest_finding=summary,
     )
 
 
@@ -70,8 +70,8 @@ def render_table(report: AuditReport, top: int = 10, comparison: Comparison | No
         paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
         remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
-        told = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
-        blocks.append(f"\n[{finding.severity.value}] {told}{paths}{more}\n    do: {remedy}")
+        summary = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
+        blocks.append(f"\n[{finding.severity.value}] {summary}{paths}{more}\n    do: {remedy}")
     blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
     if comparison:
         blocks += ["", f"baseline {terminal(comparison_line(comparison))}"]
@@ -82,8 +82,10 @@ def render_table(report: AuditReport, top: int = 10, comparison: Comparison | No
 def comparison_line(comparison: Comparison) -> str:
     """The baseline and whether anything is worse, in one line."""
     count = len(comparison.regressions)
-    told = "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
-    return f"{comparison.label}: {told} (tolerance {comparison.tolerance})"
+    summary = (
+        "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
+    )
+    return f"{comparison.label}: {summary} (tolerance {comparison.tolerance})"
 
 
 def change_lines(comparison: Comparison) -> list[str]:
@@ -215,8 +217,8 @@ def _size_of(finding: Finding) -> str:
     if not finding.unpacked_bytes:
         return ""
     after = finding.predicted_unpacked_bytes
-    told = "" if after is None else f"; {decimal_bytes(after)} without"
-    return f" ({decimal_bytes(finding.unpacked_bytes)}{told})"
+    summary = "" if after is None else f"; {decimal_bytes(after)} without"
+    return f" ({decimal_bytes(finding.unpacked_bytes)}{summary})"
 
 
 def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:

@@ -89,13 +89,13 @@ def _rule(row: _Result) -> Json:
 
 def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
     """One result. Its fingerprint stays when sizes change, so builds don't reopen the same alert."""
-    told = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
+    identity = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
     return {
         "ruleId": row.rule,
         "level": row.level,
         "message": {"text": sarif(_cut(row.text))},
         "locations": [*_locations(row.paths or (report.image.ref,), report.image.ref)],
-        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(told.encode()).hexdigest()},
+        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(identity.encode()).hexdigest()},
     }
 
 

@@ -126,9 +126,9 @@ class AuditReport:
     def torch_build(self) -> str:
         """The torch in the image, by its package, else by its label."""
         torch = next((row for row in self.packages if row.name in ("torch", "python3-torch")), None)
-        told = self.image.labels.get("io.weir.torch.build", "")
+        labelled = self.image.labels.get("io.weir.torch.build", "")
         version = f"{torch.version}" if torch else ""
-        return " ".join(part for part in (version, f"({told})" if told else "") if part) or "none"
+        return " ".join(part for part in (version, f"({labelled})" if labelled else "") if part) or "none"
 
 
 def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_version: str) -> AuditReport:

@@ -67,14 +67,14 @@ def has_right_checksum(block: bytes) -> bool:
     if block[148] & 0x80:
         return False
     try:
-        told = number(block[148:156])
+        stated = number(block[148:156])
     except ValueError:
         return False
     summed = unsigned_sum(block)
-    if told == summed:
+    if stated == summed:
         return True
     rest = block[:148] + block[156:]
-    return told == summed - 256 * (len(rest) - len(rest.translate(None, _HIGH)))
+    return stated == summed - 256 * (len(rest) - len(rest.translate(None, _HIGH)))
 
 
 def unsigned_sum(block: bytes) -> int:

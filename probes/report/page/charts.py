@@ -207,5 +207,5 @@ def _break_even(
 
 def seconds(passes: Pass) -> tuple[float, float | None, int]:
     """Wall-clock time of a pass, its standard error, and of how many."""
-    told = summarize(passes.times_s)
-    return told.median, told.error, told.n
+    summary = summarize(passes.times_s)
+    return summary.median, summary.error, summary.n

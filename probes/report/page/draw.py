@@ -168,10 +168,10 @@ def _block_rates(axes: Axes, chart: ResidencyChart) -> None:
         )
 
 
-def _control(axes: Axes, gb_per_s: float, told: str) -> float:
+def _control(axes: Axes, gb_per_s: float, label: str) -> float:
     axes.axhline(gb_per_s, color=light("ink"), linestyle=(0, (1, 2)), linewidth=1.2)
     axes.annotate(
-        f"{told}: {gb_per_s:.4g} GB/s",
+        f"{label}: {gb_per_s:.4g} GB/s",
         (0.01, gb_per_s),
         xycoords=("axes fraction", "data"),
         xytext=(0, 4),
@@ -209,9 +209,9 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
             axes.set_title(terminal(panel.title))
             axes.set_xlabel("wall-clock time of a forward pass, ms")
             if panel.link_s is not None:
-                told = f"link's limit, computed: {span(panel.link_s, bare=True)}"
+                label = f"link's limit, computed: {span(panel.link_s, bare=True)}"
                 axes.axvline(
-                    panel.link_s * 1e3, color=light("ink"), linestyle=(0, (4, 3)), linewidth=1.2, label=told
+                    panel.link_s * 1e3, color=light("ink"), linestyle=(0, (4, 3)), linewidth=1.2, label=label
                 )
                 legend_below(axes, columns=1, drop=0.26)
 
@@ -220,13 +220,13 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
 
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
     """One bar each, from below, with its figure beside it."""
-    told = [seconds(one) for one in passes]
-    places, times = range(len(passes)), [took * 1e3 for took, _, _ in told]
+    measured = [seconds(one) for one in passes]
+    places, times = range(len(passes)), [took * 1e3 for took, _, _ in measured]
     colours = [light(SCENARIOS[one.scenario][0]) for one in passes]
     axes.barh(places, times, height=0.62, color=colours, alpha=0.85)
-    errors = [(error or 0.0) * 1e3 for _, error, _ in told]
+    errors = [(error or 0.0) * 1e3 for _, error, _ in measured]
     axes.errorbar(times, places, xerr=errors, fmt="none", color=light("ink"), capsize=3)
-    for place, (took, error, _) in zip(places, told, strict=True):
+    for place, (took, error, _) in zip(places, measured, strict=True):
         axes.annotate(
             span(took, error),
             (took * 1e3, place),

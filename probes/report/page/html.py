@@ -88,7 +88,7 @@ def _header(report: ProbeReport) -> str:
     asked = report.settings
     cap = [] if asked.vram_cap_bytes is None else [f"VRAM capped to {size(asked.vram_cap_bytes)}"]
     resumed = [f"resumed {report.resumed} times"] if report.resumed else []
-    told = [
+    details = [
         report.started.replace("T", " ").replace("Z", " UTC"),
         "quick run" if asked.quick else "full run",
         *cap,
@@ -98,7 +98,7 @@ def _header(report: ProbeReport) -> str:
     ]
     return (
         f'<header><p class="kicker">Memory placement, measured</p><h1>{html(_subject(report.machine))}</h1>'
-        f'<p class="meta">{html(" · ".join(told))}</p></header>'
+        f'<p class="meta">{html(" · ".join(details))}</p></header>'
     )
 
 
@@ -148,9 +148,9 @@ def _machine_terms(machine: Machine) -> list[tuple[str, str]]:
     torch = machine.torch
     if isinstance(torch, TorchFacts):
         for gpu in torch.gpus:
-            told = f"{gpu.name} ({gpu.target}), PCI {text(gpu.pci_id)}"
+            name = f"{gpu.name} ({gpu.target}), PCI {text(gpu.pci_id)}"
             free = f"{size(gpu.vram_total_bytes)}, {size(gpu.vram_free_bytes)} free; L2 {size(gpu.l2_bytes)}"
-            terms += [("GPU", told), ("VRAM", free), ("Link under load", _link(gpu.link_under_load))]
+            terms += [("GPU", name), ("VRAM", free), ("Link under load", _link(gpu.link_under_load))]
         build = "CPU build" if torch.api == "none" else f"{torch.api.upper()} {torch.api_version}"
         terms.append(("torch", f"{torch.version}, {build}, {torch.threads} threads"))
         if torch.obstacle:

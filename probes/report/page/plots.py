@@ -66,14 +66,14 @@ def _plot(chart: C | Unknown, paint: Callable[[C, Sheet], str], words: Callable[
 def _bandwidth_words(chart: tuple[BandwidthPanel, ...] | None) -> _Words:
     traces = [trace for panel in chart or () for trace in panel.traces]
     refused = [f"{trace.path} ({trace.no_fit})" for trace in traces if trace.no_fit]
-    told = "; ".join(f"{t.path} {t.points[-1][1]} GB/s at {size(t.points[-1][0])}" for t in traces)
+    rates = "; ".join(f"{t.path} {t.points[-1][1]} GB/s at {size(t.points[-1][0])}" for t in traces)
     return _Words(
         "bandwidth",
         "Bandwidth over size",
         "Shapes: measured, median ± standard error. Pale bars: p5 to p95 of the samples. "
         "Lines: the model t(S) = α\u00a0+\u00a0S\u2060/\u2060β, fitted piece by piece to the medians."
         + (f" No line, because no fit is good enough: {', '.join(refused)}." if refused else ""),
-        f"Measured bandwidth by path and size. At the largest sizes: {told}.",
+        f"Measured bandwidth by path and size. At the largest sizes: {rates}.",
     )
 
 
@@ -97,13 +97,13 @@ def _residency_words(chart: ResidencyChart | None) -> _Words:
 
 def _scenario_words(chart: tuple[ScenarioPanel, ...] | None) -> _Words:
     links = dict.fromkeys(panel.link_told for panel in chart or () if panel.link_told)
-    told = f" ({', '.join(links)})" if links else ""
+    rates = f" ({', '.join(links)})" if links else ""
     missing = chart is not None and all(panel.link_s is None for panel in chart)
     return _Words(
         "scenarios",
         "A model larger than VRAM, run in four ways",
         "Bars: measured, wall clock, median ± standard error. Dashed line: computed, the bytes in system RAM "
-        f"at the link's measured bandwidth{told}; no way that moves all of them in each pass can be faster."
+        f"at the link's measured bandwidth{rates}; no way that moves all of them in each pass can be faster."
         + (" The link's bandwidth is unknown here (it was not measured)." if missing else ""),
         "; ".join(
             f"{panel.title}: " + ", ".join(f"{one.scenario} {_milliseconds(one)}" for one in panel.bars)
