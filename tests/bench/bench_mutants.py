@@ -302,7 +302,7 @@ class InPlace(Watcher):
         functions = _functions()
         if not functions:
             raise RuntimeError(
-                "no live function of the project was found: every mutant would be imported anew"
+                "no live function of the project was found: every mutant would be imported again"
             )
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         ours = [cache for cache in caches if str(cache.__module__).startswith(("buildtool", "probes"))]
@@ -548,7 +548,10 @@ def _import_others(names: Iterable[str]) -> None:
 
 
 def equivalent(every: Iterable[Mutant]) -> dict[str, str]:
-    """Keys of mutants that nobody can tell from the original, with the reason. Exits for a stale entry."""
+    """Keys of mutants that can't be distinguished from the original, with the reason.
+
+    Exits for a stale entry.
+    """
     listed = {
         f"{path}::{name}": why
         for path, entries in tomllib.loads(EQUIVALENT.read_text()).items()

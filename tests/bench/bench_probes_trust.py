@@ -246,7 +246,7 @@ def kill_at_random(board: Board, folder: Path, kills: int) -> None:
 
 
 def odd_machines(board: Board, top: Path) -> None:
-    """The trees of tests/unit/probes: each is read right, or what it doesn't tell is unknown."""
+    """The trees of tests/unit/probes: each is read right, or what it doesn't contain is unknown."""
     right = 0
     for number, case in enumerate(test_probe_trees.CASES):
         found = test_probe_trees.read(case, top / str(number))

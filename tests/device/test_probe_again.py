@@ -66,7 +66,7 @@ def large_rows(report: ProbeReport) -> int:
 
 
 def is_large(key: Key) -> bool:
-    """By the size that a row's key tells; a pass reads all of its weights."""
+    """By the size in a row's key; a pass reads all of its weights."""
     return key[0] == "pass" or not key[2].split(",")[0].endswith(("KiB", " B"))
 
 

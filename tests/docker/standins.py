@@ -70,7 +70,7 @@ class Index:
     files: Path
 
     def refresh(self) -> None:
-        """Write the pages anew from the wheels that lie there."""
+        """Write the pages again from the wheels that are there."""
         pages = self.files.parent / "simple"
         shutil.rmtree(pages, ignore_errors=True)
         for wheel in self.files.glob("*.whl"):

@@ -1,1 +1,1 @@
-"""Puts the makers of images and reports, which lie here, on the path of the tests below."""
+"""Puts the makers of images and reports, which are here, on the path of the tests below."""

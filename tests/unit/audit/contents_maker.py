@@ -86,7 +86,7 @@ def facts(*layers: L, targets: tuple[str, ...] = (), top: int = 20, **image: obj
 
 
 def debs(**lists: tuple[str, ...]) -> dict[str, A | int]:
-    """dpkg's databases, which take no bytes of the layer; `_` stands for `-` in a package's name."""
+    """dpkg's databases, which take no bytes of the layer; `_` replaces `-` in a package's name."""
     names = {key.replace("_", "-"): paths for key, paths in lists.items()}
     status = "".join(f"Package: {name}\nVersion: 1\n\n" for name in names)
     found: dict[str, A | int] = {"var/lib/dpkg/status": A(database=status)}

@@ -273,7 +273,7 @@ def containerd_nested(image: Image) -> Members:
 
 
 def docker_legacy(image: Image) -> Members:
-    """`docker save` before Docker 25: plain layers in directories, told by manifest.json alone."""
+    """`docker save` before Docker 25: plain layers in directories, named only by manifest.json."""
     config = f"{sha(image.config()).removeprefix('sha256:')}.json"
     members: Members = {config: image.config(), "repositories": b"{}"}
     paths = []

@@ -1,4 +1,4 @@
-"""Audit reports to tell: one of a small image with everything in it, and ways to change it."""
+"""Audit reports for the tests: one of a small image with everything in it, and ways to change it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What an earlier run kept and something damaged: made anew or told, never a traceback and never trusted."""
+"""Damaged results of an earlier run: made again or reported, never a traceback and never trusted."""
 
 import json
 import tarfile

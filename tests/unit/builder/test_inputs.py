@@ -81,7 +81,7 @@ def test_a_cached_root_file_system_that_changed_on_disk_is_not_used(tmp_path: Pa
 def test_a_root_file_system_made_again_is_not_vouched_for_by_an_old_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the tar and its digest, the next run must not find yesterday's digest beside it."""
+    """Killed between the tar and its digest, the next run must not find yesterday's digest next to it."""
     cache = RootfsCache(tmp_path, lambda _line: None)
     recipe = Bootstrap("bookworm", ("tini",))
     digest = cache.path(recipe, 1).with_suffix(".sha256")

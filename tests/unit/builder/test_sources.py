@@ -1,4 +1,4 @@
-"""Lists of sources are walked in order; what served is kept, what didn't is told."""
+"""Lists of sources are walked in order; what worked is kept, what didn't is reported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ VARIANT = Variant(
 
 @dataclass
 class World:
-    """Stands for index, registry and mirror: what answers, and what was asked."""
+    """Simulates index, registry and mirror: what answers, and what was asked."""
 
     torch_sources: set[str] = field(default_factory=lambda: {"first", "second"})
     registry: bool = True

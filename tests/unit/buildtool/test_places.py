@@ -1,4 +1,4 @@
-"""A path that a user typed is told for what it is, before anything reads or writes it."""
+"""A path that a user typed is recognised for what it is, before anything reads or writes it."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Long work is never silent for long, and quick work says no more than it was told to."""
+"""Long work is never silent for long, and quick work prints only what it was given."""
 
 import io
 import time

@@ -1,4 +1,4 @@
-"""A bake that the engine's own race ends is tried once more; everything else is told as it is."""
+"""A bake that the engine's own race ends is tried once more; everything else is reported as it is."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the engine refuses is told as the engine's refusal, wherever in our own work it comes up."""
+"""What the engine refuses is reported as the engine's refusal, wherever in our own work it comes up."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -39,7 +39,7 @@ def test_elsewhere_a_user_is_shown_what_to_do(where: Host) -> None:
 
 
 class World:
-    """Stands for a host: what was done to it, and whether its engine answers."""
+    """Simulates a host: what was done to it, and whether its engine answers."""
 
     def __init__(self, found: Host, why: EngineUnavailable | None) -> None:
         self.found, self.why = found, why

@@ -83,7 +83,7 @@ def test_an_original_is_verified_before_it_is_pruned_or_used(cache: PruneCache, 
     assert asked == ["aa"]
     every = parse_targets("gfx803,gfx906")
     cache.bring(rootfs, "bb", every, verify=verify)
-    cache.bring(rootfs, "bb", every, verify=verify)  # stands for itself, and is used each time
+    cache.bring(rootfs, "bb", every, verify=verify)  # represents itself, and is used each time
     assert asked == ["aa", "bb", "bb"]
 
 

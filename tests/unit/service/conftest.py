@@ -1,4 +1,4 @@
-"""The service is copied into images and never installed: its tests find it where it lies."""
+"""The service is copied into images and never installed: its tests find it in place."""
 
 import sys
 from pathlib import Path

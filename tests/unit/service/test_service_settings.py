@@ -1,4 +1,4 @@
-"""What the service was told becomes one checked value, or a message with the file and the key."""
+"""The service's settings become one checked value, or a message with the file and the key."""
 
 from pathlib import Path
 

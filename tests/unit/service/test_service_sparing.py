@@ -1,4 +1,4 @@
-"""Callers can't fill the log: a warning about them is told once a minute, with a count."""
+"""Callers can't fill the log: a warning about them is logged once a minute, with a count."""
 
 import logging
 

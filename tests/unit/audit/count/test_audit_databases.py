@@ -167,7 +167,7 @@ def test_a_conda_package_without_files_is_one() -> None:
 
 
 def owned(*members: bytes) -> dict[str, int]:
-    """Bytes by package, without those of the databases themselves where these belong to nobody."""
+    """Bytes by package, without those of the databases themselves where these have no owner."""
     return {row.name: row.unpacked_bytes for row in audited(tar(*members)).packages}
 
 

@@ -174,11 +174,11 @@ SECOND = tar(file("usr/local/bin/python3.11", bytes(2000)), folder("app"))
             ],
             1,
         ),
-        # nothing tells
+        # nothing shows it
         ([("RUN a", True), ("RUN b", True), ("RUN c", True), ('CMD ["x"]', False)], 0),
         ([("COPY app.tar /srv/", True), ("RUN b", True), ("RUN c", True)], 0),
         ([('CMD ["bash"]', False), ("RUN a", True), ("RUN b", True), ("RUN c", True)], 0),
-        # a history that doesn't fit the layers tells nothing
+        # a history that doesn't fit the layers shows nothing
         ([("ADD rootfs.tar / # buildkit", True), ('CMD ["bash"]', False), ("RUN a", True)], 0),
     ],
 )

@@ -1,6 +1,6 @@
 """Nothing that an image says makes its reading slow or large: time and memory grow no faster than the text.
 
-Linearity is told by a generous ratio of processor time, taken only where a text isn't quick anyway.
+Linearity is judged by a generous ratio of processor time, taken only where a text isn't quick anyway.
 """
 
 import re

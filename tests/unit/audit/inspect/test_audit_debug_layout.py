@@ -88,7 +88,7 @@ def test_what_is_no_64_bit_program_or_library_is_not_inspected() -> None:
 
 
 def test_what_a_segment_loads_is_not_searched_for_names_whatever_the_segments_order() -> None:
-    """Ten copies of the word in loaded data push out no names that lie before it."""
+    """Ten copies of the word in loaded data push out no names that come before it."""
     order = (".text", ".debug_info", ".shstrtab", ".comment", ".debug_str")
     sizes = {**BYTES, ".comment": 10 * 3 * KEPT}
     content = program(order, sizes=sizes)

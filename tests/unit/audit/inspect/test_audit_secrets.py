@@ -1,4 +1,4 @@
-"""Credentials left in an image are found wherever they are, and never told."""
+"""Credentials left in an image are found wherever they are, and never printed."""
 
 import json
 

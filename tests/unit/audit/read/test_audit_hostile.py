@@ -46,7 +46,7 @@ def as_stream(content: bytes) -> str:
 
 
 def as_file(content: bytes, path: Path) -> str:
-    """The same bytes by the other reader; what is said of them doesn't depend on it."""
+    """The same bytes by the other reader; the report about them doesn't depend on it."""
     path.write_bytes(content)
     try:
         archive = open_archive(path, limits=LIMITS)

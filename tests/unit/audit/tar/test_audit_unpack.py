@@ -1,4 +1,4 @@
-"""Streams that are told apart, hashed and unpacked: every form, every cut, every limit."""
+"""Streams are recognised, hashed and unpacked: every form, every cut, every limit."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Bundles, raw and compressed: read, checked, written; what contradicts itself is told with its place."""
+"""Bundles, raw and compressed: read, checked, written; what contradicts itself is reported with its place."""
 
 import struct
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from probes.records.schema import Machine, Unknown
 
 @dataclass(frozen=True)
 class Case:
-    """A tree and what must be read from it; None stands for unknown."""
+    """A tree and what must be read from it; None means unknown."""
 
     name: str
     tree: Tree

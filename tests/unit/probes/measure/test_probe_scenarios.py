@@ -209,7 +209,7 @@ def test_the_link_is_reported_in_words() -> None:
 
 
 def test_the_sentence_on_copying_does_not_flip_within_its_own_error() -> None:
-    """Break-even at 1.00 +- something: whether a single read is worth a copy can't be told."""
+    """Break-even at 1.00 +- something: whether a single read is worth a copy isn't clear."""
     rates = {**RATES, "zero_copy_read": 54.2}
     sure = headline(report(done("transfer", *bandwidths(**{**rates, "zero_copy_read": 53.0}))))[0]
     assert sure.startswith("Copy large inputs into VRAM before use, even those that are read only once")

@@ -43,7 +43,7 @@ def test_order_of_quantiles_holds(processes: list[list[float]]) -> None:
 
 
 def coverage(draw: random.Random, processes: int, *, correlated: float = 0.0, between: float = 0.0) -> float:
-    """How often the true value lies within the error, of 500 rows of 40 samples each."""
+    """How often the true value is within the error, of 500 rows of 40 samples each."""
     inside = 0
     for _ in range(500):
         row = []

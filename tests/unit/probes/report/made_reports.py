@@ -110,7 +110,7 @@ def block(index: int, place: str, *, asked: str = "vram", control: bool = False,
 
 
 def spill_records() -> tuple[object, ...]:
-    """Of 16 blocks the last 6 lie in host memory; about one of these the driver's accounts say otherwise."""
+    """Of 16 blocks the last 6 are in host memory; about one of these the driver's accounts say otherwise."""
     blocks = [block(i, "vram" if i < 10 else "host", accounts="vram" if i == 10 else "") for i in range(16)]
     return (
         Expectation("spills", "WDDM grants more than VRAM.", "the driver's notes"),

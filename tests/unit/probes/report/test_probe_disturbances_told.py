@@ -1,4 +1,4 @@
-"""Disturbances by their amounts and directions, and what is said of a card that was asked for too much."""
+"""Disturbances by their amounts and directions, and the report about a card that was asked for too much."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_slowdowns_are_reported_once_and_in_order() -> None:
 
 
 def asked(*, granted: bool, behaviour: str = "refuses") -> list[Record]:
-    """One block granted or refused unlike the oversize request, so that neither stands for the other."""
+    """One block granted or refused unlike the oversize request, so that neither represents the other."""
     expected = Expectation(behaviour, "Cards of this kind refuse.", "the manual")  # type: ignore[arg-type]
     return [
         expected,

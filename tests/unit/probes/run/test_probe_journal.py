@@ -104,7 +104,7 @@ Play = Callable[[Job, Callable[[object], None]], supervisor.Ended]
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[Job]]:
-    """Replace worker processes by a function that tells records; returns the list of jobs."""
+    """Replace worker processes by a function that sends records; returns the list of jobs."""
 
     def install(play: Play) -> list[Job]:
         seen: list[Job] = []
@@ -233,7 +233,7 @@ def test_a_finished_run_leaves_the_report_alone(tmp_path: Path, workers: Callabl
 
 
 def test_parts_of_a_whole_are_measured_again(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
-    """A Stop stands for nothing alone: the probe that told it starts over."""
+    """A Stop alone means nothing: the probe that sent it starts over."""
 
     def play(job: Job, heard: Callable[[object], None]) -> supervisor.Ended:
         heard(Stop("floor", 0, "a test"))

@@ -1,4 +1,4 @@
-"""A journal on a disk that fills up: the line that didn't fit is told, and costs no other line."""
+"""A journal on a disk that fills up: the line that didn't fit is reported, and costs no other line."""
 
 import errno
 import os
