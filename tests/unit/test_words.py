@@ -41,15 +41,9 @@ WORDS = re.compile("|".join(rf"\b(?:{pattern})(?!\w)" for pattern in BANNED), re
 COMMENT = re.compile(r"(?:^|  ) *# (.*(?:\n *# .*)*)", re.MULTILINE)
 # The names of bars come from the benches' stored results, where they are keys.
 FIGURES = re.compile(r"<!--f .*?<!--/f-->|```.*?```|`[^`\n]*`", re.DOTALL)
-# Decisions and the changelog are left out: they record the past, in words that may quote it.
 PAGES = [
-    architecture.ROOT / "README.md",
-    *(page for page in (architecture.ROOT / "docs").glob("*.md")),
-    *(
-        page
-        for folder in ("howto", "tutorial")
-        for page in (architecture.ROOT / "docs" / folder).glob("*.md")
-    ),
+    *architecture.ROOT.glob("*.md"),
+    *(page for page in (architecture.ROOT / "docs").rglob("*.md") if page.parent.name != "prototypes"),
 ]
 
 

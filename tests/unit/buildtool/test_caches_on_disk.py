@@ -1,4 +1,4 @@
-"""What a build keeps on disk: locks, second names, removals and digests, with failures reported as our errors."""
+"""What a build keeps on disk: locks, second names, removals and digests, with failures as our errors."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""NUMA nodes, read from trees made by hand after the kernel's documentation, and what is reported about them."""
+"""NUMA nodes, read from trees made by hand after the kernel's documentation, and the report about them."""
 
 from dataclasses import replace
 from pathlib import Path
