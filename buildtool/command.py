@@ -1,6 +1,6 @@
 """The only place where buildtool runs other programs: runs one, reads its output, maps its failures.
 
-Every program gets a session of its own, so that it can be ended with all that it started.
+Every program gets its own session, so that it can be ended with everything that it started.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def relay(
 
 
 def stop_children() -> None:
-    """End every program that runs now, with all that it started, and let none start afterwards.
+    """End every running program, with everything that it started, and let none start afterwards.
 
     Threads that wait for one, or want to start one, get a KeyboardInterrupt. Returns after GRACE_S at most.
     """
@@ -213,7 +213,7 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def spawn(args: Sequence[str], *, log: Path) -> None:
-    """Start a program that outlives us, in a session of its own; it writes to a log. Raises as `run`."""
+    """Start a program that outlives us, in its own session; it writes to a log. Raises as `run`."""
     try:
         with log.open("ab") as stream:
             subprocess.Popen(

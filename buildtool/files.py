@@ -1,4 +1,4 @@
-"""Buildtool's way to write files (by `probes.shared.files`), with its failures as errors of ours."""
+"""Buildtool's way to write files (by `probes.shared.files`), with its failures as our errors."""
 
 import contextlib
 import errno
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` to write into; it replaces `path` if the block succeeds.
+    """An empty file next to `path` to write into; it replaces `path` if the block succeeds.
 
-    Otherwise it is removed. The block must write into that very file and not rename another one over it.
+    Otherwise it is removed. The block must write into exactly that file and not rename another one over it.
     Symbolic links are followed; what isn't a regular file (a device, a FIFO, /dev/stdout) is written into at
     the end of the block. Raises EnvironmentMissing when the disk is full, DataError when the place can't be
     written.
@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(directory: Path | None = None) -> Iterator[Path]:
-    """A directory for this block alone, below `directory` or the system's temporary one; removed afterwards.
+    """A directory for this block only, below `directory` or the system's temporary one; removed afterwards.
 
     Raises as `replacing` does.
     """
@@ -85,7 +85,7 @@ def open_lock(path: Path) -> int:
 
 @contextmanager
 def lock_if_free(path: Path) -> Iterator[bool]:
-    """Whether nobody holds a lock on the file `path`: then it is held for this block alone."""
+    """Whether nobody holds a lock on the file `path`: then it is held for this block only."""
     with _translated(path):
         descriptor = files.open_lock(path, shared=False)
         try:

@@ -79,7 +79,7 @@ class TorchSource:
 
     @property
     def is_by_card(self) -> bool:
-        """True where every card has wheels of its own."""
+        """True where every card has its own wheels."""
         return any(CARD in text for text in self.require)
 
 
@@ -121,7 +121,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything variants.yaml says."""
+    """Everything in variants.yaml."""
 
     source_date_epoch: int
     default: tuple[str, ...]

@@ -8,7 +8,7 @@ from typing import Self, TextIO
 
 from probes.shared.quoting import terminal
 
-SILENCE_S = 10.0  # after that long without a line, say what is still going on
+SILENCE_S = 10.0  # after this long without a line, print what is still running
 
 
 class Progress:

@@ -14,7 +14,7 @@ _INSTALLED = _BUILDTOOL / "images"
 _REPOSITORY = _BUILDTOOL.parent
 
 IMAGES = _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY / "images"
-PROBES = _REPOSITORY / "probes"  # the other package, always beside this one
+PROBES = _REPOSITORY / "probes"  # the other package, always next to this one
 
 
 def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
@@ -35,7 +35,7 @@ def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _I
 
 
 def lock_file(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
-    """Where inputs are pinned: $WEIR_LOCK, else beside the checkout's catalog, else the current directory."""
+    """Where inputs are pinned: $WEIR_LOCK, else next to the checkout's catalog, else in this directory."""
     if named := env.get("WEIR_LOCK"):
         return Path(named)
     name = "variants.lock.json"

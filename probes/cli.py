@@ -67,7 +67,7 @@ class ProgressPrinter(session.Listener):
 
     def unfinished(self, report: Path) -> None:
         """How to resume an earlier run."""
-        tell(f"an earlier run was cut short; to go on with it: run --resume {shlex.quote(str(report))}")
+        tell(f"an earlier run was cut short; to resume it: run --resume {shlex.quote(str(report))}")
 
     def started(self, probe: catalog.Probe, turn: int) -> None:
         """The probe's name, before it can hang."""
@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gpu: use only processors and host memory of the GPU's NUMA node (%(default)s)",
     )
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
-    run.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run that was cut short")
+    run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
     run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
     show = verbs.add_parser("show", help="print a report", allow_abbrev=False)
     show.add_argument("file", type=Path, metavar="FILE")
@@ -186,7 +186,7 @@ def _run(args: argparse.Namespace) -> Exit:
 
 def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
     if args.names or args.quick or args.vram or args.seed is not None or args.numa != "as_found":
-        raise UsageError("--resume goes on with the run's own settings", "give it alone: run --resume FILE")
+        raise UsageError("--resume uses the run's own settings", "give it alone: run --resume FILE")
     return session.resume(args.resume, listener=ProgressPrinter())
 
 
@@ -213,7 +213,7 @@ def _show(args: argparse.Namespace) -> Exit:
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
     return delivered(
-        _run_verb, argv, interrupted="the report holds what was measured by then, --resume goes on"
+        _run_verb, argv, interrupted="the report holds what was measured so far; --resume continues the run"
     )
 
 

@@ -26,7 +26,9 @@ def add_verbs(verbs: "Verbs") -> None:
         allow_abbrev=False,
     )
     page.add_argument("report", type=Path, metavar="FILE")
-    page.add_argument("--out", type=Path, metavar="FILE.html", help="where to write it (beside FILE)")
+    page.add_argument(
+        "--out", type=Path, metavar="FILE.html", help="where to write it (default: beside FILE)"
+    )
     two = verbs.add_parser("compare", help="compare two reports, as Markdown", allow_abbrev=False)
     two.add_argument("a", type=Path, metavar="A")
     two.add_argument("b", type=Path, metavar="B")

@@ -211,7 +211,7 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
     assert isinstance(torch, list)
     sources = [str(item["name"]) for item in torch if isinstance(item, dict)]
     for index, source in enumerate(sources):
-        if source in sources[:index]:  # the lock file names a source by its name alone
+        if source in sources[:index]:  # the lock file names a source only by its name
             raise document.complain(
                 (*where, "torch", index, "name"), f"two sources are called {source!r}", "rename one of them"
             )
@@ -237,17 +237,17 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
 
 
 def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:
-    """The Dockerfile of a folder beside the catalog, else of one of ours."""
+    """The Dockerfile of a folder next to the catalog, else of one in `images/`."""
     for directory in (document.path.parent, IMAGES):
         if (directory / folder / "Dockerfile").is_file():
             return (directory / folder / "Dockerfile").resolve()
     raise document.complain(
-        (*where, "dockerfile"), f"there is no {folder}/Dockerfile beside the file or in images/"
+        (*where, "dockerfile"), f"there is no {folder}/Dockerfile next to the file or in images/"
     )
 
 
 def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
-    """A list of bases. The lock file names a base by its kind and its reference or suite alone."""
+    """A list of bases. The lock file names a base only by its kind and its reference or suite."""
     assert isinstance(raw, list)
     found: list[Base] = []
     for index, item in enumerate(raw):

@@ -48,7 +48,7 @@ def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list
 
 
 def workplace(say: pipeline.Say, *, verbose: bool = False) -> pipeline.Workplace:
-    """Where builds keep their caches and their lock: `buildtool.shipped` says."""
+    """Where builds keep their caches and their lock: see `buildtool.shipped`."""
     return pipeline.Workplace(state_directory(), lock_file(), say, verbose)
 
 

@@ -94,7 +94,7 @@ def environment(base: Bootstrap, host: Mapping[str, str], epoch: int) -> dict[st
     Pure.
     """
     kept = {key: value for key, value in host.items() if key in FROM_HOST or key.lower() in PROXIES}
-    # scripts of packages run Python: whichever modules they happen to load would leave bytecode
+    # scripts of packages run Python: modules that they happen to load would leave bytecode
     fixed = {"HOME": "/root", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
     recipe = {"WEIR_REMOVE": "\n".join(base.remove), "WEIR_CUT": "\n".join(base.cut)}
     return {**kept, **fixed, **recipe, "SOURCE_DATE_EPOCH": str(epoch)}
@@ -115,7 +115,10 @@ def _container() -> Sequence[str]:
 
 
 class RootfsCache:
-    """Root file systems as plain tars, by recipe. When `verbose`, it says every line of mmdebstrap's."""
+    """Root file systems as plain tars, by recipe.
+
+    When `verbose`, it prints every line of mmdebstrap's output.
+    """
 
     def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
         self._directory = directory

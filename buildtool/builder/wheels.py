@@ -35,7 +35,7 @@ TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
 
 class WheelCache:
-    """Wheels by content, filled by pip. When `verbose`, it says every line of pip's."""
+    """Wheels by content, filled by pip. When `verbose`, it prints every line of pip's output."""
 
     def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
         self._directory = directory
@@ -54,8 +54,8 @@ class WheelCache:
     def resolve(self, source: TorchSource, python: str, requirements: Sequence[str]) -> tuple[Wheel, ...]:
         """Every wheel that torch from this source and the other requirements need.
 
-        Torch is fetched first and alone, then pinned to that very file, so that no other index can put a
-        newer or other build in its place. Raises SourceUnreachable when the source doesn't have it.
+        Torch is fetched first and separately, then pinned to exactly that file, so that no other index can
+        put a newer or other build in its place. Raises SourceUnreachable when the source doesn't have it.
         """
         if not source.require:
             return self._download(["--", *requirements], python) if requirements else ()
@@ -133,7 +133,7 @@ class WheelCache:
             return self._keep(folder)
 
     def _pip(self, arguments: list[str], python: str, into: Path, *, alone: bool = False) -> None:
-        """Run `pip download`; `alone` sees no index and no find-links but those in the arguments."""
+        """Run `pip download`; with `alone`, it sees only the index and find-links in the arguments."""
         tags = [f"--platform={tag}" for tag in platform_tags(platform.machine())]
         base = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion of `weir` for a shell, whatever command this process was started by."""
+    """The completion of `weir` for a shell, no matter which command started this process."""
     parser = cli.build_parser(cli.VERBS, PROGRAM)
     for action in _actions(parser):
         if action.type in (Path, path_or_name):

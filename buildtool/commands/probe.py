@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verbs of the probes, for completion; a command line of theirs goes to them unparsed."""
+    """The verbs of the probes, for completion; their command lines are passed on unparsed."""
     from probes import cli
 
     cli.add_arguments(parser)

@@ -16,7 +16,7 @@ from probes.shared.quoting import bake_text
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 Say = Callable[[str], None]
 
-# BuildKit's plain progress: what a person wants to see of it
+# BuildKit's plain progress: the lines that matter to a person
 WORTH_SAYING = re.compile(
     r"^#\d+ (\[(?!.*internal).*|.*\bDONE [1-9].*|.*(exporting|unpacking|naming).*done.*|ERROR.*|\d+\.\d+ .*)"
 )
@@ -45,7 +45,7 @@ def bake_plan(
 ) -> dict[str, str]:
     """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own output.
 
-    When `verbose`, `say` hears every line of BuildKit's, else those in WORTH_SAYING.
+    When `verbose`, `say` receives every line of BuildKit's, else those in WORTH_SAYING.
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
@@ -73,7 +73,7 @@ def _worth_saying(line: str) -> str | None:
 
 
 def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say, hear: Say) -> None:
-    """Run bake, once more after a fault that passes; `hear` gets its lines. Raises as `bake_plan` does."""
+    """Run bake, again after a passing fault; `hear` gets its lines. Raises as `bake_plan` does."""
     for is_last in (False, True):
         try:
             run_loud(

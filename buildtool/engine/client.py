@@ -346,15 +346,13 @@ def endpoint_here() -> Endpoint:
     """The engine that this process's environment names. Raises EngineUnavailable."""
     try:
         home = Path.home()
-    except (
-        RuntimeError
-    ):  # a user without a name and without $HOME, as in a container: no settings of their own
+    except RuntimeError:  # a user without a name and without $HOME, as in a container: no settings
         home = Path("/nonexistent")
     return current_endpoint(os.environ, home)
 
 
 def _client(timeout_s: float) -> docker.DockerClient:
-    """A connection to the engine that the Docker CLI uses; the package alone may find another one."""
+    """A connection to the engine that the Docker CLI uses; the package by itself may find another one."""
     endpoint = endpoint_here()
     tls: docker.tls.TLSConfig | bool = False
     if found := endpoint.tls:

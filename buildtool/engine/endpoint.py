@@ -55,7 +55,7 @@ def disk_of(
 ) -> Path | Unknown:
     """The engine's directory if it is on this host, else the reason why its disk can't be measured.
 
-    `root` is the engine's own word for it; `is_seen` says whether this host has a directory of that name,
+    `root` is the engine's name for it; `is_seen` says whether this host has a directory of that name,
     which may be another one. A socket alone proves nothing: ssh forwards them, containers are given them.
     """
     if not endpoint.host.startswith("unix://"):

@@ -122,7 +122,7 @@ def describe_host() -> Host:
     """This host, from its files and its package manager."""
     try:
         release = platform.freedesktop_os_release()
-    except OSError:  # no distribution says its name here
+    except OSError:  # no distribution gives its name here
         release = {}
     return Host(
         distribution=release.get("ID", "unknown"),
@@ -136,7 +136,7 @@ def describe_host() -> Host:
 
 
 def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
-    """Install with apt; another suite's packages come through a configuration of our own."""
+    """Install with apt; another suite's packages come through our own configuration."""
     with scratch() as folder:
         options = _borrow_suite(folder, plan.suite) if plan.suite else []
         packages = [f"{p}/{plan.suite}" if plan.suite and p in DEBIAN else p for p in plan.packages]

@@ -18,7 +18,7 @@ class Links:
     """All symbolic links below a root, followed as the kernel does and never out of the root."""
 
     def __init__(self, said: Mapping[str, str]) -> None:
-        """`said`: the path of each link -> its target."""
+        """`said` maps the path of each link to its target."""
         self._root: _Node = {}
         for path, to in said.items():
             node = self._root

@@ -31,7 +31,7 @@ _ELSEWHERE = "move it away, or name another file for the list: --manifest FILE"
 
 
 class Journal:
-    """A prune's changes so far, in a locked file beside the manifest. Use `journal` to get one."""
+    """A prune's changes so far, in a locked file next to the manifest. Use `journal` to get one."""
 
     def __init__(self, manifest: Path, root: Path, targets: Sequence[TargetId]) -> None:
         """Raises EnvironmentMissing when the journal can't be written: nothing may be changed then."""

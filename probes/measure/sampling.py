@@ -117,7 +117,7 @@ def sample(
         )
     return Samples(
         batch=clock.batch,
-        device_s=device_s or Unknown("this device has no clock of its own"),
+        device_s=device_s or Unknown("this device has no clock"),
         wall_s=wall_s,
         host_bound=bool(device_s) and queued and behind,
         taken=turns.taken,

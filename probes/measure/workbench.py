@@ -63,7 +63,7 @@ class Stack(Protocol):
         """Bytes of one input."""
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
-        """How one pass spends its time, in a pass of its own."""
+        """How one pass spends its time, in a separate pass."""
 
     def passes(self, scenario: Scenario, rows: int) -> Operation:
         """One forward pass, to be repeated. "resident" works before `spill`, the others after it."""
@@ -105,7 +105,7 @@ class Workbench(Protocol):
     def device_s(self, operations: Sequence[Operation], *, lead_s: float) -> Clocked | None:
         """Seconds between device events around the operations, queued behind a wait of `lead_s`.
 
-        None where the device has no clock of its own.
+        None where the device has no clock.
         """
 
     def wall_s(self, operations: Sequence[Operation]) -> float:

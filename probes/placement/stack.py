@@ -148,7 +148,7 @@ class LayerStack:
         return float((found - reference).abs().max() / reference.abs().max())
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
-        """How one pass spends its time, by events in a pass of its own.
+        """How one pass spends its time, by events in a separate pass.
 
         Unknown where the device runs the pass while it is still being handed over: its waits for the host
         would count as waits for copies, or as computing.
@@ -193,7 +193,7 @@ Marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 
 class _Streamer:
-    """Copies spilled layers, in order, into two buffers in turn on a stream of its own; one pass at a time.
+    """Copies spilled layers, in order, into two buffers in turn on a separate stream; one pass at a time.
 
     A buffer is overwritten only after the compute stream has used it, and used only after its copy has
     ended; both waits are on the device, the host never waits.

@@ -66,7 +66,7 @@ class Settings:
     vram_cap_bytes: int | None  # pretend that the card has no more than this
     models: tuple[str, ...] = ()  # of the scenarios; none: those that the mode chooses
     dtypes: tuple[str, ...] = ()  # likewise
-    numa: NumaMode = "as_found"  # "gpu": processors and host memory of the GPU's NUMA node alone
+    numa: NumaMode = "as_found"  # "gpu": only processors and host memory of the GPU's NUMA node
 
 
 @dataclass(frozen=True)

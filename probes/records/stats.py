@@ -90,7 +90,7 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def _spread_factor(processes: int) -> float:
-    """By how much the median of so many processes errs, in standard deviations of theirs."""
+    """By how much the median of this many processes errs, in standard deviations of theirs."""
     return SPREAD.get(processes, 1.2533 / math.sqrt(processes))
 
 

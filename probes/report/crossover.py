@@ -33,7 +33,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """k* for one size; from so many full reads on, copying first is faster. Infinite: it never is."""
+    """k* for one size; from this many full reads on, copying first is faster. Infinite: it never is."""
 
     n_bytes: int
     reads: float
@@ -99,7 +99,7 @@ def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
     }
     copies = {n_bytes: copy for n_bytes, copy in copies.items() if copy.seconds > 0}
     if len(copies) < 2:
-        return Unknown("beside the reads that follow it, a copy costs nothing measurable")
+        return Unknown("compared with the reads that follow it, a copy costs nothing measurable")
     copy = _curve(copies)
     found = fit(copy.points)
     copy = replace(copy, pieces=found if isinstance(found, Fit) else None)
@@ -175,7 +175,7 @@ class _Line:
     slope_error_s: float
 
     def error_s(self, reads: float) -> float:
-        """The standard error of the line at so many reads."""
+        """The standard error of the line at a number of reads."""
         return math.hypot(self.middle_error_s, self.slope_error_s * (reads - self.middle))
 
 

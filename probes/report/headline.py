@@ -169,7 +169,7 @@ def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
 
 
 def _device_time(best: Pass, resident: Pass) -> str:
-    """The device's own time beside the wall clock's, named as what it is."""
+    """The device's own time next to the wall clock's, labelled as such."""
     times_s = [seconds for seconds in map(device_time_s, (best, resident)) if seconds is not None]
     if len(times_s) < 2:
         return ""

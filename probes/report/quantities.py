@@ -53,7 +53,7 @@ class Rate:
 
 
 def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
-    """The bandwidth of moving so many bytes in the times that each process measured, error to first order.
+    """The bandwidth of moving this many bytes in the times that each process measured, error to first order.
 
     Raises ValueError for no samples.
     """

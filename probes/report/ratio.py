@@ -17,7 +17,7 @@ from probes.report.quantities import with_error
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
 CLEAR = 2.25  # standard errors
 NOTABLE = 0.025  # below it a difference may be the machine's own from one hour to the next
-PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of so many further processes
+PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of this many further processes
 FEWEST_PROCESSES = 2  # of each report
 # A half-width of SPREAD s covers two times in three, see records.stats; of normal values with a well known
 # deviation the median of three errs by 0.67 of it.

@@ -252,7 +252,7 @@ def _break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads], *, ma
         [binary_bytes(one.n_bytes), _reads(one.predicted), _reads(one.measured), f"{one.off:+.1%}"]
         for one in met
     ]
-    note = "k*: from so many full reads on, copying the buffer to VRAM first is faster"
+    note = "k*: from this many full reads on, copying the buffer to VRAM first is faster"
     return _noted(table(headers, cells, markdown=markdown), [note, *noise_lines(reads)], markdown=markdown)
 
 

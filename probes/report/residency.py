@@ -144,7 +144,7 @@ def forced_verdict(requests: Sequence[Request]) -> str | Unknown:
 
 
 def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
-    """What the driver said to one request larger than all free VRAM."""
+    """The driver's answer to one request larger than all free VRAM."""
     asked = [request for request in requests if request.purpose == "oversize"]
     if not asked:
         return Unknown("the driver was not asked for more than the free VRAM")

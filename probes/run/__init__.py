@@ -1,1 +1,1 @@
-"""Runs probes in processes of their own and keeps every record."""
+"""Runs probes in separate processes and keeps every record."""

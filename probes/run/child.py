@@ -110,7 +110,7 @@ def watched(records: Iterator[Record], watch: Watch) -> Iterator[Record]:
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies: nobody would read it, and it holds the GPU."""
+    """Ask Linux to kill this process when its parent dies: else it would hold the GPU, with no reader."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         sys.exit(1)

@@ -89,7 +89,7 @@ class Journal:
 
 @contextmanager
 def open_journal(report: Path) -> Iterator[Journal]:
-    """The journal of a report, made if it isn't there, held for this run alone.
+    """The journal of a report, made if it isn't there, held only for this run.
 
     A torn last line is cut off, so that the next one starts on a new line. Raises DeviceBusy when the run is
     alive, ReportError when the folder can't be written.

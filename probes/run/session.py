@@ -101,7 +101,7 @@ def _measure(
 
 
 def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
-    """Go on with a run that was cut short, named by its report or journal; measured cases are kept.
+    """Resume a run that was cut short, named by its report or journal; measured cases are kept.
 
     Raises as `measure` does, and ReportError when there is nothing to go on with or this is another machine.
     """
@@ -211,7 +211,7 @@ def nvidia_cards() -> tuple[NvidiaCard, ...]:
 
 
 def look(settings: Settings) -> Machine:
-    """One snapshot of this machine; torch is asked in a process of its own."""
+    """One snapshot of this machine; torch is asked in a separate process."""
     found = snapshot.describe(ROOT, _torch_facts(settings), nvidia_cards())
     facts = found.torch
     if isinstance(facts, Unknown) or facts.obstacle:

@@ -1,6 +1,6 @@
 """The one way in which both programs write files: whole or not at all.
 
-A file is written under an unpredictable name beside its destination, synced, then renamed. Its writer holds
+A file is written under an unpredictable name next to its destination, synced, then renamed. Its writer holds
 a lock on it, so a later run can distinguish a killed run's file from one that is being written.
 Standard library only; every failure is an OSError, which the callers turn into errors of their own.
 """
@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def scratch(directory: Path | None = None) -> Iterator[Path]:
-    """A directory for this block alone, removed with all in it unless something is mounted below it.
+    """A directory for this block only, removed with everything in it unless something is mounted below it.
 
     It is made below `directory`, or where the system has its temporary files. Raises OSError.
     """
@@ -230,7 +230,7 @@ def _open_special(path: Path) -> int:
 
 
 def _create(destination: Path) -> tuple[Path, int]:
-    """A locked new file beside `destination`, with its owner and mode, or with what the umask gives."""
+    """A locked new file next to `destination`, with its owner and mode, or with what the umask gives."""
     old = destination.stat() if destination.exists() else None
     while True:
         path = destination.parent / _new_name()

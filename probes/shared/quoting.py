@@ -106,7 +106,7 @@ def markdown_code(text: str | bytes) -> str:
     """A text as a code span, for a paragraph or a list item; in a table a `|` would end the cell."""
     shown = terminal(text)
     if not shown.strip():
-        return markdown(shown)  # a code span can't hold spaces alone
+        return markdown(shown)  # a code span can't hold only spaces
     fence = "`" * (1 + _longest_run(shown))
     room = " " if shown[0] in " `" or shown[-1] in " `" else ""
     return f"{fence}{room}{shown}{room}{fence}"

@@ -62,7 +62,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class PackageBytes:
-    """A package and the bytes of its files: in all layers, and of these what is visible at last."""
+    """A package and the bytes of its files: in all layers, and the visible part of them."""
 
     manager: Manager
     name: str
@@ -104,7 +104,7 @@ class Facts:
     top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
     tree: Tree
     dangling_links: int
-    packages_left_out: int  # beyond what is kept of an image's package databases
+    packages_left_out: int  # packages beyond the limit of kept ones
     base: Base
 
 

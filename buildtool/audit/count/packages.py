@@ -116,7 +116,7 @@ def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
 
 
 def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
-    """What a later layer replaced belongs to the owner of what is there now."""
+    """A replaced file belongs to the owner of the file that is there now."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, size in enumerate(index.sizes):

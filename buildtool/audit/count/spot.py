@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from probes.shared.quoting import Unquotable, shell, shell_pattern, terminal
 
-_UNNAMED = "their names hold what is not safe to paste"
+_UNNAMED = "their names can't be pasted safely"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy, 5.6.1), Python's and conda's
 
 

@@ -14,7 +14,7 @@ from probes.shared.quoting import terminal
 
 MAX_ROWS = 8000  # some 2.5 MB of JSON
 MAX_PATH_CHARS = 2_000_000  # of all rows: a path may have 4 KiB
-KEPT_SHARE = 5000  # one in so many bytes of the image: some 700 rows for an image of 20,000 files
+KEPT_SHARE = 5000  # this fraction of the image's bytes: about 700 rows for an image of 20,000 files
 
 _File = tuple[bytes, bytes, int, int, Kind, str]  # directory, name if large, layer, owner, kind, GPU target
 NameOf = Callable[[int, bytes, int], tuple[str, str]]  # owner's number, directory, layer -> group and name

@@ -158,7 +158,7 @@ class DebugCounter:
         self._at = end
 
     def _search(self, *, at_end: bool) -> None:
-        """Keep what surrounds the names' own name, and forget what is too far behind to do so."""
+        """Keep the bytes around the names' own name, and drop those too far before it."""
         begin = max(0, self._searched - self._recent_at)
         while (found := self._recent.find(_NAMES_WORD, begin)) >= 0:
             begin = found
@@ -167,7 +167,7 @@ class DebugCounter:
                 break  # not all that surrounds it is here yet
             near = bytes(self._recent[start:end])
             self._names = [*self._names[1 - _MOST_PLACES :], (self._recent_at + start, near)]
-            begin = found + _NAMES_BYTES  # whatever names begin before are kept now
+            begin = found + _NAMES_BYTES  # all names that begin before are kept now
         else:
             begin = max(begin, len(self._recent) - len(_NAMES_WORD))
         self._searched = self._recent_at + begin

@@ -95,7 +95,7 @@ _FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
         rb"\s(?:-u|--user)[= ]?[\"']?[\w.@-]{1,64}+:(?P<s>[^\s$\"']{4,})",
     ),
 }
-# A form that is a credential only in a command of these programs, at most so many bytes before it.
+# A form that is a credential only in a command of these programs, at most this many bytes before it.
 _LOGIN = "login option"
 _CLIENT = re.compile(rb"\b(?:curl|wget|twine)\b")
 _NEXT_COMMAND = re.compile(rb"[\n|;&]")

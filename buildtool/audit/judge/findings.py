@@ -77,7 +77,7 @@ def _bytecode(facts: Facts) -> Finding | None:
         facts,
         (Kind.BYTECODE,),
         "bytecode",
-        "compiled Python beside its source",
+        "compiled Python next to its source",
         "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
     )
     return found and replace(found, severity=Severity.INFO)

@@ -15,7 +15,8 @@ from buildtool.audit.tar.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
 from buildtool.gpucode.errors import GpuCodeError
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
-ENTRY_BYTES = 270  # of memory for one entry with its place in the merged tree, beside its name (measured)
+# of memory for one entry with its place in the merged tree, in addition to its name (measured)
+ENTRY_BYTES = 270
 _DIGEST_BYTES = 200
 _DIRECTORY_BYTES = 300  # of a dictionary in the merged tree with one name
 _PIECE_BYTES = 64 << 10  # of a captured file that are decompressed at a time
@@ -25,7 +26,7 @@ _OPAQUE = b".wh..wh..opq"
 
 @dataclass
 class LayerIndex:
-    """What a layer holds, one row a member in the layer's order. Directories' names are stored once.
+    """What a layer holds, one row per member in the layer's order. Directories' names are stored once.
 
     `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for

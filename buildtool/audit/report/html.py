@@ -28,7 +28,7 @@ _MAP_TITLE = "<h2>Where the bytes are</h2>"
 
 
 def render_html(report: AuditReport, comparison: Comparison | None = None) -> str:
-    """The report as a whole page, for a file of its own, with what got worse since a baseline."""
+    """The report as a whole page, for a separate file, with what got worse since a baseline."""
     assets = files("buildtool.audit.report") / "assets"
     licence = (assets / "d3-hierarchy.LICENSE").read_text()  # has to be in every copy
     script = "\n".join([f"/*\n{licence}*/", *((assets / name).read_text() for name in _SCRIPTS)])

@@ -1,4 +1,4 @@
-"""A stream made in a thread of its own, some chunks ahead: zlib, zstd and SHA-256 let other threads run."""
+"""A stream made in a separate thread, some chunks ahead: zlib, zstd and SHA-256 let other threads run."""
 
 import queue
 import threading

@@ -243,7 +243,8 @@ class TarReader:
             self._gnu[flag] = body.partition(b"\0")[0]
             return
         self._pax = self._pax_records(body)
-        if flag == _PAX_GLOBAL:  # a member of its own for Go, which takes what waited; engines ignore it
+        # a separate member for Go, which takes the pending records; engines ignore it
+        if flag == _PAX_GLOBAL:
             self._pax, self._gnu, self._depth = {}, {}, 0
 
     def _pax_records(self, body: bytes) -> dict[bytes, bytes]:

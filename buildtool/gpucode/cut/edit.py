@@ -41,7 +41,7 @@ Piece = Copy | Literal | Zeros
 
 @dataclass(frozen=True)
 class Patch:
-    """Bytes to overwrite at `offset`; of the original or of the output, as its holder says."""
+    """Bytes to overwrite at `offset`; of the original or of the output, as its container defines."""
 
     offset: int
     data: bytes

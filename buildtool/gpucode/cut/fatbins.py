@@ -39,7 +39,7 @@ def cut_fatbins(
 
 
 def kept_entries(fatbin: NvFatbin, targets: Sequence[TargetId]) -> tuple[NvEntry, ...]:
-    """Machine code that a target can run, and PTX for targets without machine code of their own."""
+    """Machine code that a target can run, and PTX for targets without their own machine code."""
     own = {entry.code.processor for entry in fatbin.entries}
     compiled = [target for target in targets if target.processor not in own]
     kept = tuple(

@@ -188,7 +188,7 @@ class Unpacking:
                 raise BadBundle(f"a compressed bundle is damaged: {error}", place=self._start) from error
             left -= len(piece)
             if left < 0:
-                raise BadBundle("a compressed bundle unpacks to more than it says", place=self._start)
+                raise BadBundle("a compressed bundle unpacks to more than its header says", place=self._start)
             if hungry and not packed and not piece and not unpacker.eof:
                 raise BadBundle("a compressed bundle is cut off", place=self._start)
             yield piece

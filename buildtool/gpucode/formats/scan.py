@@ -25,7 +25,7 @@ UNKNOWN = "unknown"  # a format that is recognised, but not read
 class CodeFormat(StrEnum):
     """The container that a code object was found in."""
 
-    ELF = "elf"  # a file of its own
+    ELF = "elf"  # a separate file
     BUNDLE = "bundle"
     CCOB = "ccob"
     NV_FATBIN = "nv_fatbin"

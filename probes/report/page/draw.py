@@ -219,7 +219,7 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
 
 
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
-    """One bar each, from below, with its figure beside it."""
+    """One bar each, from below, with its figure next to it."""
     measured = [seconds(one) for one in passes]
     places, times = range(len(passes)), [took * 1e3 for took, _, _ in measured]
     colours = [light(SCENARIOS[one.scenario][0]) for one in passes]

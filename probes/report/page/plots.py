@@ -127,7 +127,7 @@ def _break_even_words(chart: BreakEvenChart | None) -> _Words:
         + (
             f"Points: measured at {count} sizes, ± standard error."
             if count
-            else "It was not measured in this run: the line is a prediction alone."
+            else "It was not measured in this run: the line is only a prediction."
         ),
         f"Predicted break-even over buffer size, and {count} measured points.",
     )
