@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from buildtool.audit.tar.tarwalk import DANGLING, FILE, NO_PADDING, TarReader
+from buildtool.audit.read.archive import headers_of
+from buildtool.audit.tar.tarwalk import DANGLING, FILE, NO_PADDING
 from buildtool.errors import DataError
 from buildtool.files import scratch
 from buildtool.gpucode.cut.library import PrunePlan, plan_prune
@@ -36,7 +36,6 @@ from buildtool.prune.trees import Deleted, Pruned, Refused, TreeResult, is_forei
 Say = Callable[[str], None]
 
 _BLOCK = tarfile.BLOCKSIZE
-_READ_BYTES = 64 << 10  # at a time, while headers are walked
 _AGAIN = "it is damaged or was cut short: make or fetch it again"
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
@@ -173,10 +172,8 @@ def _members(original: Path) -> list[_Member]:
 
 def _walked(original: Path) -> list[tuple[str, int, int]]:
     """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
-    with open_source(original) as (source, descriptor):
-        chunks = iter(partial(os.read, descriptor, _READ_BYTES), b"")
-        leap = partial(_leap, descriptor=descriptor, size=source.size)
-        reader = TarReader(chunks, place="the archive", leap=leap)
+    with open_source(original) as (_, descriptor):
+        reader = headers_of(descriptor, place="the archive")
         try:
             found = [
                 (
@@ -193,11 +190,6 @@ def _walked(original: Path) -> list[tuple[str, int, int]]:
     if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
         raise DataError(f"{original} ends without the end marker of an archive", _AGAIN)
     return found
-
-
-def _leap(n_bytes: int, *, descriptor: int, size: int) -> int:
-    at = os.lseek(descriptor, 0, os.SEEK_CUR)
-    return os.lseek(descriptor, min(at + n_bytes, size), os.SEEK_SET) - at
 
 
 def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:

@@ -8,7 +8,7 @@ New keys with a default alone don't change the version.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from probes.errors import ReportError
 from probes.records.facts import (
@@ -86,8 +86,30 @@ def case_name(*parts: object) -> str:
     return " ".join(map(str, parts))
 
 
+class _Repeated:
+    """A case that several processes measured: `repeats` are what the later ones did."""
+
+    wall_s: Samples
+    repeats: tuple[Any, ...]
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock."""
+        raise NotImplementedError
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(one.samples_s for one in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))
+
+
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(_Repeated):
     """Repeated timings of one operation on buffers of one size, by one process. Content was verified.
 
     `host_bound`: the device ran out of work while operations were handed over, so that the device's clock
@@ -122,16 +144,6 @@ class Measurement:
         """This process's samples by the leading clock, seconds per operation."""
         return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
 
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
-
-    @property
-    def walls_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -149,7 +161,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(_Repeated):
     """Repeated timings of reading a buffer of host memory a number of times, in one of two ways."""
 
     tag: ClassVar[str] = "reads"
@@ -177,16 +189,6 @@ class Reads:
     def samples_s(self) -> Samples:
         """This process's samples by the leading clock, seconds."""
         return self.device_s if isinstance(self.device_s, tuple) else self.wall_s
-
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
-
-    @property
-    def walls_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ UNSPLIT = Unknown("not measured")
 
 
 @dataclass(frozen=True)
-class Pass:
+class Pass(_Repeated):
     """Forward passes through the stack in one scenario, compared with the all-resident output.
 
     The wall clock leads: it is what the caller of a model waits for. The device's clock, behind a queued
@@ -311,11 +313,6 @@ class Pass:
     def samples_s(self) -> Samples:
         """This process's seconds per pass by the wall clock, everything finished before and after."""
         return self.wall_s
-
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
 
     @property
     def devices_s(self) -> tuple[Samples, ...] | Unknown:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from buildtool.audit.count.kinds import Kind
 from buildtool.audit.count.largest import depth_of
+from buildtool.audit.read.layer import join
 from probes.shared.quoting import terminal
 
 MAX_ROWS = 8000  # some 2.5 MB of JSON
@@ -124,7 +125,7 @@ class TreeCounter:
         for (directory, name, layer, owner, kind, target), sums in self._sums.items():
             group, owner_name = name_of(owner, directory, layer)
             is_file = (directory, name) in large
-            path = _join(directory, name) if is_file else nearest.of(directory)
+            path = join(directory, name) if is_file else nearest.of(directory)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
             _row(coarse, fine, sums)
@@ -183,10 +184,6 @@ class _Nearest:
         found = self._known[directory]
         self._known.update(dict.fromkeys(passed, found))
         return found
-
-
-def _join(directory: bytes, name: bytes) -> bytes:
-    return directory + b"/" + name if directory else name
 
 
 def _row(coarse: _Coarse, fine: _Fine, sums: _Sums) -> TreeRow:

@@ -132,11 +132,8 @@ class FileArchive(_SeekableArchive):
         self._spans: dict[str, tuple[int, int]] = {}
         self._aliases: dict[str, str] = {}
         with _opened(file) as handle:
-            size = os.fstat(handle).st_size
-            self._allowance = Allowance(limits, size)
-            chunks = iter(partial(os.read, handle, 64 << 10), b"")
-            leap = partial(_leap, handle=handle, size=size)
-            reader = TarReader(chunks, place=str(file), limits=limits, leap=leap)
+            self._allowance = Allowance(limits, os.fstat(handle).st_size)
+            reader = headers_of(handle, place=str(file), limits=limits)
             for raw, kind, length, link in reader:
                 path = member_path(raw)
                 if len(self._spans) + len(self._aliases) > limits.index_bytes // 1024:
@@ -352,9 +349,16 @@ def _files_below(root: Path) -> Iterator[str]:
                     yield path
 
 
-def _leap(distance: int, *, handle: int, size: int) -> int:
-    here = os.lseek(handle, 0, os.SEEK_CUR)
-    return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
+    """A reader of an open file's tar that passes over content without reading it."""
+    size = os.fstat(handle).st_size
+
+    def leap(distance: int) -> int:
+        here = os.lseek(handle, 0, os.SEEK_CUR)
+        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+
+    chunks = iter(partial(os.read, handle, 64 << 10), b"")
+    return TarReader(chunks, place=place, limits=limits, leap=leap)
 
 
 def _span(handle: int, start: int, length: int) -> Iterator[bytes]:

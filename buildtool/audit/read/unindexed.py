@@ -21,6 +21,7 @@ from buildtool.audit.read.documents import (
 )
 from buildtool.audit.tar.faults import MalformedDocument, MissingContent
 from buildtool.audit.tar.limits import LIMITS, Limits
+from buildtool.gpucode.links import normal_path
 
 _NO_LISTS = "index.json and manifest.json are missing: the layers were found by the digests in the config"
 
@@ -53,7 +54,7 @@ def calls(archive: Archive, rows: Sequence[SavedImage]) -> list[Called]:
     for row in rows:
         if row.config not in digests:
             try:
-                digests[row.config] = archive.blob(_inside(row.config)).digest or row.config
+                digests[row.config] = archive.blob(normal_path(row.config)).digest or row.config
             except KeyError:
                 digests[row.config] = row.config
     return [Called(row.tags, (digests[row.config],)) for row in rows]
@@ -139,14 +140,9 @@ def _layer(blob: Blob, path: str, config: ImageConfig, at: int) -> Layer:
 
 def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
     try:
-        blob = archive.blob(_inside(path))
+        blob = archive.blob(normal_path(path))
     except KeyError as error:
         raise MissingContent("manifest.json names it, the archive lacks it", place=path) from error
     if blob.fault and trusted:
         raise blob.fault
     return blob
-
-
-def _inside(path: str) -> str:
-    """A path of manifest.json, normalised like the names of the archive's members."""
-    return posixpath.normpath("/" + path).lstrip("/")
