@@ -18,11 +18,11 @@ def machine_lines(machine: Machine) -> list[str]:
     """The machine's facts, one line each."""
     place = "WSL" if machine.wsl else "container" if machine.container else "no container seen"
     lines = [
-        f"host {machine.host}, kernel {_text(machine.kernel)}, {machine.cpus} CPUs, {place}",
+        f"host {machine.host}, kernel {machine.kernel}, {machine.cpus} CPUs, {place}",
         f"RAM {bytes_or_why(machine.ram_total_bytes)}, "
         f"{bytes_or_why(machine.ram_available_bytes)} available, "
         f"container limit: {_limit(machine.cgroup_limit_bytes)}",
-        f"GPU driver: {_text(machine.gpu_driver)}; device files: {' '.join(machine.device_files) or 'none'}",
+        f"GPU driver: {machine.gpu_driver}; device files: {' '.join(machine.device_files) or 'none'}",
         _torch_line(machine.torch),
     ]
     if isinstance(machine.torch, TorchFacts):
@@ -45,7 +45,7 @@ def _limit(limit_bytes: int | Unknown) -> str:
 def _nvidia_line(card: NvidiaCard) -> str:
     mig = ", divided (MIG)" if card.mig is True else ""
     return (
-        f"NVML {card.name} ({_text(card.target)}, {card.pci_id}): "
+        f"NVML {card.name} ({card.target}, {card.pci_id}): "
         f"VRAM {bytes_or_why(card.vram_total_bytes)}, "
         f"{bytes_or_why(card.vram_used_bytes)} used, BAR1 {bytes_or_why(card.bar1_bytes)}, "
         f"link {link_text(card.link)} of {link_text(card.max_link)}{mig}"
@@ -55,15 +55,15 @@ def _nvidia_line(card: NvidiaCard) -> str:
 def _card_line(card: Card) -> str:
     kind = {True: "APU, ", False: "discrete, "}.get(card.apu, "") if isinstance(card.apu, bool) else ""
     return (
-        f"{card.name} ({card.driver}, {_text(card.pci_id)}): {kind}{_text(card.target)}, "
+        f"{card.name} ({card.driver}, {card.pci_id}): {kind}{card.target}, "
         f"VRAM {bytes_or_why(card.vram_total_bytes)}, GTT {bytes_or_why(card.gtt_total_bytes)}, "
-        f"link {_text(card.link_speed)} x{card.link_width if isinstance(card.link_width, int) else '?'}"
+        f"link {card.link_speed} x{card.link_width if isinstance(card.link_width, int) else '?'}"
     )
 
 
 def _node_line(node: KfdNode) -> str:
     return (
-        f"KFD node {node.node} ({node.target}, {_text(node.pci_id)}): "
+        f"KFD node {node.node} ({node.target}, {node.pci_id}): "
         f"{'APU' if node.apu else 'discrete'}, own memory {bytes_or_why(node.local_bytes)}"
     )
 
@@ -73,8 +73,7 @@ def _numa_line(machine: Machine) -> str:
         f"{node.node}: CPUs {node.cpus or 'none'}, {bytes_or_why(node.memory_bytes)}"
         for node in machine.numa_nodes
     )
-    gpu = machine.gpu_numa_node
-    return f"NUMA nodes {nodes}; GPU at {f'unknown ({gpu.reason})' if isinstance(gpu, Unknown) else gpu}"
+    return f"NUMA nodes {nodes}; GPU at {machine.gpu_numa_node}"
 
 
 def _surroundings_lines(around: Surroundings) -> list[str]:
@@ -86,7 +85,7 @@ def _surroundings_lines(around: Surroundings) -> list[str]:
     for file in around.files:
         if not file.usable:
             group = f": join its group, --group-add {file.group}" if isinstance(file.group, int) else ""
-            lines.append(f"{file.path} (mode {_text(file.mode)}) can't be used by user {around.user}{group}")
+            lines.append(f"{file.path} (mode {file.mode}) can't be used by user {around.user}{group}")
     lines += [
         f"device memory {one.region}: limit {bytes_or_why(one.limit_bytes)}, "
         f"{bytes_or_why(one.used_bytes)} used of {bytes_or_why(one.capacity_bytes)}"
@@ -97,9 +96,7 @@ def _surroundings_lines(around: Surroundings) -> list[str]:
 
 def link_text(link: Link | Unknown) -> str:
     """`Gen5 x16`, or why not."""
-    if isinstance(link, Unknown):
-        return f"unknown ({link.reason})"
-    return f"Gen{link.generation} x{link.lanes}"
+    return str(link) if isinstance(link, Unknown) else f"Gen{link.generation} x{link.lanes}"
 
 
 def _torch_line(facts: TorchFacts | Unknown) -> str:
@@ -113,7 +110,7 @@ def _torch_line(facts: TorchFacts | Unknown) -> str:
 
 def _gpu_line(gpu: Gpu) -> str:
     return (
-        f"GPU {gpu.name} ({gpu.target}, {_text(gpu.pci_id)}): VRAM {bytes_or_why(gpu.vram_total_bytes)}, "
+        f"GPU {gpu.name} ({gpu.target}, {gpu.pci_id}): VRAM {bytes_or_why(gpu.vram_total_bytes)}, "
         f"{bytes_or_why(gpu.vram_free_bytes)} free, L2 {bytes_or_why(gpu.l2_bytes)}, "
         f"link under load {link_text(gpu.link_under_load)}"
     )
@@ -121,8 +118,4 @@ def _gpu_line(gpu: Gpu) -> str:
 
 def bytes_or_why(value: int | Unknown) -> str:
     """A quantity, or the reason why it is unknown."""
-    return f"unknown ({value.reason})" if isinstance(value, Unknown) else binary_bytes(value)
-
-
-def _text(value: str | Unknown) -> str:
-    return f"unknown ({value.reason})" if isinstance(value, Unknown) else value
+    return str(value) if isinstance(value, Unknown) else binary_bytes(value)

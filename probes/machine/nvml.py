@@ -105,8 +105,10 @@ class Nvml:
     def _link(self, handle: c_void_p, which: str) -> Link | Unknown:
         generation = self._number(f"nvmlDeviceGet{which}PcieLinkGeneration", handle)
         lanes = self._number(f"nvmlDeviceGet{which}PcieLinkWidth", handle)
-        if isinstance(generation, Unknown) or isinstance(lanes, Unknown):
-            return generation if isinstance(generation, Unknown) else Unknown(str(lanes))
+        if isinstance(generation, Unknown):
+            return generation
+        if isinstance(lanes, Unknown):
+            return lanes
         return Link(generation, lanes)
 
     def slowdowns(self, pci_id: str) -> tuple[str, ...] | Unknown:

@@ -85,8 +85,10 @@ def read_link(root: Path, pci_id: str) -> Link | Unknown:
     """The link of a PCI device as it is now, by sysfs."""
     device = root / "sys/bus/pci/devices" / pci_id
     speed, lanes = read_text(device / "current_link_speed"), read_int(device / "current_link_width")
-    if isinstance(speed, Unknown) or isinstance(lanes, Unknown):
-        return speed if isinstance(speed, Unknown) else Unknown(str(lanes))
+    if isinstance(speed, Unknown):
+        return speed
+    if isinstance(lanes, Unknown):
+        return lanes
     generation = LINK_GENERATIONS.get(speed.split()[0] if speed else "")
     return Link(generation, lanes) if generation else Unknown(f"current_link_speed says {speed!r}")
 

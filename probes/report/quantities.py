@@ -70,14 +70,12 @@ def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
 
 def size(value: int | Unknown) -> str:
     """Bytes with a binary unit, whole numbers without decimals; or why they are unknown."""
-    return unknown(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
+    return str(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
 
 
 def text(value: object) -> str:
     """A plain value as a cell; unknown with its reason."""
     match value:
-        case Unknown():
-            return unknown(value)
         case bool():
             return "yes" if value else "no"
         case float():
@@ -88,8 +86,3 @@ def text(value: object) -> str:
             return ", ".join(map(text, value)) or "none"
         case _:
             return str(value)
-
-
-def unknown(value: Unknown) -> str:
-    """How the page shows that a figure is unknown."""
-    return f"unknown ({value.reason})"

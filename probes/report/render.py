@@ -33,6 +33,7 @@ from probes.report import crossover, residency
 from probes.report.answers import all_records, answers, groups, pick
 from probes.report.fit import Piece, fit, points_of
 from probes.report.headline import headline
+from probes.report.tables import row_doubts
 from probes.shared.quoting import markdown_sentence, terminal
 from probes.shared.units import binary_bytes, duration, gb_per_s
 
@@ -181,16 +182,12 @@ def _share(error: float | None, of: float) -> str:
 def _doubts(row: Timed) -> str:
     flags = row.noise.flags if isinstance(row.noise, Noise) else ()
     kinds = dict.fromkeys(flag.split(":")[0] for flag in flags)
-    return ", ".join([*(doubt.reason for doubt in _row_doubts(row)), *kinds])
-
-
-def _row_doubts(row: Timed) -> tuple[stats.Doubt, ...]:
-    return stats.doubts(stats.summarize(row.times_s), host_bound=row.host_bound)
+    return ", ".join([*(doubt.reason for doubt in row_doubts(row)), *kinds])
 
 
 def _remedies(rows: Sequence[Timed]) -> list[str]:
     """What to do about the doubts of a table, each once."""
-    found = [doubt.remedy for row in rows for doubt in _row_doubts(row)]
+    found = [doubt.remedy for row in rows for doubt in row_doubts(row)]
     return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
 
 
@@ -391,14 +388,10 @@ def record_line(record: Record) -> str:
 
 def numa_line(found: NumaPlaces) -> str:
     """On which NUMA nodes a process measured."""
-
-    def named(node: int | Unknown) -> str:
-        return f"unknown ({node.reason})" if isinstance(node, Unknown) else str(node)
-
     nodes = ", ".join(map(str, found.processors)) or "unknown"
     return (
-        f"NUMA nodes: GPU {named(found.gpu)}, processors {nodes}, "
-        f"pinned buffers {named(found.pinned_buffer)}, pageable buffers {named(found.pageable_buffer)}"
+        f"NUMA nodes: GPU {found.gpu}, processors {nodes}, "
+        f"pinned buffers {found.pinned_buffer}, pageable buffers {found.pageable_buffer}"
         f"{'; held to the node of the GPU' if found.held else ''}"
     )
 

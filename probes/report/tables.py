@@ -23,7 +23,7 @@ from probes.records.schema import (
     Timed,
     Unknown,
 )
-from probes.records.stats import doubts, summarize
+from probes.records.stats import Doubt, doubts, summarize
 from probes.report import crossover, residency
 from probes.report.answers import pick
 from probes.report.fit import Fit, fit, points_of
@@ -185,11 +185,15 @@ def _lag(times: Sequence[Sequence[float]]) -> str:
     return "undefined" if found is None else f"{found:+.2f}"
 
 
+def row_doubts(row: Timed) -> tuple[Doubt, ...]:
+    """What makes a row's figure doubtful, by its samples."""
+    return doubts(summarize(row.times_s), host_bound=row.host_bound)
+
+
 def doubts_of(row: Timed) -> str:
     """The doubts that a row's samples raise, and what else was seen to go on while they were taken."""
     flags = row.noise.flags if isinstance(row.noise, Noise) else ()
-    found = doubts(summarize(row.times_s), host_bound=row.host_bound)
-    return ", ".join((*(doubt.reason for doubt in found), *flags))
+    return ", ".join((*(doubt.reason for doubt in row_doubts(row)), *flags))
 
 
 def _wall(row: Measurement | Reads) -> str:

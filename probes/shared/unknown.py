@@ -10,3 +10,6 @@ class Unknown:
 
     tag: ClassVar[str] = "unknown"
     reason: str
+
+    def __str__(self) -> str:
+        return f"unknown ({self.reason})"

@@ -21,13 +21,12 @@ from probes.records.schema import (
     TorchFacts,
     Unknown,
 )
-from probes.records.stats import doubts, summarize
 from probes.report.answers import all_records, answers, pick
 from probes.report.headline import headline
 from probes.report.page.palette import css_variables
 from probes.report.quantities import size, text
 from probes.report.render import ended_line
-from probes.report.tables import Table, break_even_table, doubts_of, facts, tables
+from probes.report.tables import Table, break_even_table, doubts_of, facts, row_doubts, tables
 from probes.shared.quoting import html
 
 # nothing but what is in the file; browsers enforce it
@@ -185,9 +184,7 @@ def _doubts(report: ProbeReport) -> str:
     records = all_records(report)
     rows: list[Timed] = [*pick(records, Measurement), *pick(records, Reads), *pick(records, Pass)]
     doubted = [row for row in rows if doubts_of(row)]
-    remedies = dict.fromkeys(
-        d.remedy for row in rows for d in doubts(summarize(row.times_s), host_bound=row.host_bound)
-    )
+    remedies = dict.fromkeys(doubt.remedy for row in rows for doubt in row_doubts(row))
     flags = dict.fromkeys(flag for row in rows if isinstance(row.noise, Noise) for flag in row.noise.flags)
     blind = dict.fromkeys(
         reason for row in rows if isinstance(row.noise, Noise) for reason in row.noise.unwatched

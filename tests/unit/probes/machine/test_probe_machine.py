@@ -222,3 +222,11 @@ def test_a_lone_card_of_the_right_maker_is_torchs(tmp_path: Path) -> None:
     assert snapshot.pci_id_of_first_gpu(silent[0], cards, root) == "0000:0b:00.0"
     assert snapshot.pci_id_of_first_gpu(silent[1], cards, root) == WX4100
     assert isinstance(snapshot.pci_id_of_first_gpu(silent[1], cards * 2, root), Unknown)
+
+
+def test_a_link_whose_width_is_unknown_says_why_and_shows_no_code(tmp_path: Path) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:03:00.0"
+    device.mkdir(parents=True)
+    (device / "current_link_speed").write_text("16.0 GT/s PCIe")
+    found = sysfs.read_link(tmp_path, "0000:03:00.0")
+    assert str(found) == "unknown (no current_link_width here)"
