@@ -29,12 +29,11 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         prog=prog,
         description="Build, audit and prune container images of PyTorch services.",
         epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
-        sub = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub = verbs.add_parser(name, help=summary, description=summary)
         if name in filled:
             importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
     return parser

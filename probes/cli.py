@@ -94,12 +94,7 @@ class ProgressPrinter(session.Listener):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = Parser(
-        prog=probe_command(),
-        description=PURPOSE,
-        epilog=EXITS,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog=probe_command(), description=PURPOSE, epilog=EXITS)
     add_arguments(parser)
     return parser
 
@@ -108,10 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs with their arguments."""
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("list", help="name the probes", allow_abbrev=False)
-    here = verbs.add_parser("machine", help="show what this machine has, in one snapshot", allow_abbrev=False)
+    verbs.add_parser("list", help="name the probes")
+    here = verbs.add_parser("machine", help="show what this machine has, in one snapshot")
     here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
-    run = verbs.add_parser("run", help="run all probes, or those named", allow_abbrev=False, epilog=EXITS)
+    run = verbs.add_parser("run", help="run all probes, or those named", epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
     run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
     run.add_argument(
@@ -135,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
     run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
     run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
-    show = verbs.add_parser("show", help="print a report", allow_abbrev=False)
+    show = verbs.add_parser("show", help="print a report")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
     add_verbs(verbs)

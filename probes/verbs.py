@@ -20,24 +20,18 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: "Verbs") -> None:
     """Add the verbs and their arguments."""
-    page = verbs.add_parser(
-        "html",
-        help="write a page with plots and tables that loads nothing else",
-        allow_abbrev=False,
-    )
+    page = verbs.add_parser("html", help="write a page with plots and tables that loads nothing else")
     page.add_argument("report", type=Path, metavar="FILE")
     page.add_argument(
         "--out", type=Path, metavar="FILE.html", help="where to write it (default: beside FILE)"
     )
-    two = verbs.add_parser("compare", help="compare two reports, as Markdown", allow_abbrev=False)
+    two = verbs.add_parser("compare", help="compare two reports, as Markdown")
     two.add_argument("a", type=Path, metavar="A")
     two.add_argument("b", type=Path, metavar="B")
     two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
-    metrics = verbs.add_parser(
-        "prometheus", help="print metrics in Prometheus' text format", allow_abbrev=False
-    )
+    metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE")
-    verbs.add_parser("schema", help="print the JSON Schema of reports", allow_abbrev=False)
+    verbs.add_parser("schema", help="print the JSON Schema of reports")
 
 
 def _html(args: argparse.Namespace) -> Exit:

@@ -13,7 +13,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from probes.shared.quoting import terminal
 
@@ -65,8 +65,12 @@ class Parser(argparse.ArgumentParser):
     """An argument parser for text that somebody else may have chosen: a shell's `*`, a script's variable.
 
     It repeats arguments without their control characters, and refuses empty ones: `--tag "$TAG"` with an
-    unset variable asks for something, and must not pass for an argument that wasn't given.
+    unset variable asks for something, and must not pass for an argument that wasn't given. An option's name
+    has to be whole: a script that shortens it would break with the next option that begins alike.
     """
+
+    def __init__(self, **how: Any) -> None:  # noqa: ANN401 - argparse's own
+        super().__init__(allow_abbrev=False, **how)
 
     def error(self, message: str) -> NoReturn:
         """The usage and the message, on standard error, and exit code 2."""

@@ -378,3 +378,11 @@ def test_sizes_are_read_with_their_unit(text: str, n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 4GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("words", [["run", "--qui"], ["machine", "--js"], ["show", "r.json", "--mark"]])
+def test_an_option_that_is_cut_short_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        cli.main(words)
+    assert refused.value.code == Exit.USAGE
+    assert f"unrecognized arguments: {words[-1]}" in capsys.readouterr().err
