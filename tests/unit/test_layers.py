@@ -71,7 +71,6 @@ THOUGHT = {
     "probes/report/",
     "probes/run/remaining.py",
     "probes/shared/codec.py",
-    "probes/shared/grid.py",
     "probes/shared/quoting.py",
     "probes/shared/units.py",
 }

@@ -12,7 +12,7 @@ from importlib.resources import files
 from buildtool.audit.judge.budget import Judgement, Verdict
 from buildtool.audit.judge.finding import Finding, Prediction, shown_paths
 from buildtool.audit.report.baseline import Comparison, Regression
-from buildtool.audit.report.render import shown_bytes
+from buildtool.audit.report.render import short, shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import html, script_json
 from probes.shared.units import decimal_bytes
@@ -73,7 +73,8 @@ def _data(report: AuditReport) -> str:
             "ref": report.image.ref,
             "total": report.totals.unpacked_bytes,
             "layerNames": [
-                f"layer {n}: {_words(row.command or 'unknown')}" for n, row in enumerate(report.layers)
+                f"layer {n}: {short(row.command or 'unknown', _LAYER_WORDS, '…')}"
+                for n, row in enumerate(report.layers)
             ],
             "rows": [astuple(row) for row in report.tree.rows],
             "files": _listed(_file_rows(report), HTML_FILES),
@@ -302,8 +303,3 @@ def _footer(report: AuditReport) -> str:
 
 def _share(n_bytes: int, total: int) -> str:
     return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"
-
-
-def _words(command: str) -> str:
-    text = " ".join(command.split())
-    return text if len(text) <= _LAYER_WORDS else text[: _LAYER_WORDS - 1] + "…"

@@ -158,7 +158,7 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                     decimal_bytes(row.unpacked_bytes),
                     shown_bytes(row.stored_bytes),
                     f"{row.n_entries:,}",
-                    _short(row.command or "unknown"),
+                    short(row.command or "unknown"),
                 )
                 for n, row in enumerate(report.layers)
             ],
@@ -237,9 +237,10 @@ def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
     return missing if n_bytes is None else decimal_bytes(n_bytes)
 
 
-def _short(text: str) -> str:
+def short(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
+    """A text in one line of at most `width` characters; `cut` ends one that is longer."""
     words = " ".join(text.split())
-    return words if len(words) <= _COMMAND_WIDTH else words[: _COMMAND_WIDTH - 3] + "..."
+    return words if len(words) <= width else words[: width - len(cut)] + cut
 
 
 def capped(text: str) -> str:
