@@ -59,7 +59,7 @@ CHOSEN = {
     "probes/records": "facts schema stats",
     "probes/report": "answers crossover fit headline residency",
     "probes/run": "journal",
-    "probes/shared": "codec failure files grid quoting units",
+    "probes/shared": "codec failure files quoting units",
 }
 MODULES = (
     *(
