@@ -5,7 +5,7 @@ from pathlib import Path
 
 from buildtool.builder import pipeline
 from buildtool.builder.choices import add_targets, wanted, workplace
-from buildtool.engine.buildx import render_plan
+from buildtool.engine.bakefile import render_plan
 from buildtool.errors import Exit
 from buildtool.shipped import IMAGES
 from probes.shared.output import hand_over

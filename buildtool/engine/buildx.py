@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from buildtool.command import CommandFailed, relay, run, run_loud
+from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import Engine, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
 from probes.shared.invocation import host_command
-from probes.shared.quoting import bake_text
 
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 Say = Callable[[str], None]
 
 # BuildKit's plain progress: the lines that matter to a person
@@ -108,21 +107,3 @@ def _cause(error: CommandFailed, engine: Engine) -> ToolError:
         "the build failed:\n" + "\n".join(said[-12:]),
         f"see every line of it: {host_command()} build VARIANT --verbose",
     )
-
-
-def render_plan(plan: dict[str, Any]) -> str:
-    """The plan as the JSON that bake reads, in which no text is a template."""
-    return json.dumps(_literal(plan), indent=2, sort_keys=True)
-
-
-def _literal(value: Json) -> Json:
-    """The value with all its texts, keys too, quoted against bake's interpolation."""
-    match value:
-        case dict():
-            return {bake_text(key): _literal(item) for key, item in value.items()}
-        case list():
-            return [_literal(item) for item in value]
-        case str():
-            return bake_text(value)
-        case _:
-            return value

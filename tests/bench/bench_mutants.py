@@ -52,7 +52,7 @@ WHOLE = ("buildtool/audit", "buildtool/gpucode")
 CHOSEN = {
     "buildtool": "errors files model places",
     "buildtool/builder": "lockfile plan",
-    "buildtool/engine": "proof",
+    "buildtool/engine": "bakefile proof",
     "buildtool/prune": "archives flat manifest rewrite trees",
     "probes/machine": "expectation prunemanifest",
     "probes/measure": "breakeven noise pattern pressure sampling spill transfer",

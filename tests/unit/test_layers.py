@@ -50,6 +50,7 @@ THOUGHT = {
     "buildtool/audit/report/",
     "buildtool/audit/tar/",
     "buildtool/builder/plan.py",
+    "buildtool/engine/bakefile.py",
     "buildtool/engine/proof.py",
     "buildtool/engine/reference.py",
     "buildtool/gpucode/",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buildtool.builder import catalog, plan
-from buildtool.engine.buildx import render_plan
+from buildtool.engine.bakefile import render_plan
 from buildtool.model import (
     Bootstrap,
     Budget,
