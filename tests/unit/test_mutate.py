@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,11 @@ def test_defaults_belong_to_import_time_and_bodies_to_their_function() -> None:
     scopes = {one.name: one.scope for one in planted(inner)}
     assert scopes["A.f.g: return 2 -> return 3"].function == "A.f"
     assert scopes["A: x = 1 -> x = 2"].function == ""
+
+
+def test_the_list_of_equivalents_names_modules_that_are_there_and_judged() -> None:
+    import bench_mutants
+
+    listed = tomllib.loads(bench_mutants.EQUIVALENT.read_text())
+    assert listed.keys() <= set(bench_mutants.MODULES)
+    assert [path for path in bench_mutants.MODULES if not (bench_mutants.ROOT / path).is_file()] == []
