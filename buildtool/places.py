@@ -1,12 +1,15 @@
 """What is at a path that a user typed: a file, a directory, a device and the like, or nothing."""
 
 import errno
+import re
 import stat
 from enum import Enum
 from pathlib import Path
 
 from buildtool.errors import DataError
 
+ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
+_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -51,3 +54,11 @@ def place_at(path: Path) -> Place:
             f"can't read {path}: {error.strerror}", "check the path and its permissions"
         ) from error
     return _PLACES[stat.S_IFMT(mode)]
+
+
+def means_file(name: str) -> bool:
+    """Whether a name with nothing at it was meant as a file, not as an image: by its beginning or ending.
+
+    Images may be called so too (`x.tar` is a valid name): with its tag, `x.tar:latest` means the image.
+    """
+    return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or ARCHIVE_NAME.search(name))

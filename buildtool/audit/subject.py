@@ -3,30 +3,42 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buildtool.audit.audit import Wish, audit_engine, audit_path, progress_lines
 from buildtool.audit.judge.budget import judge
 from buildtool.audit.read.archive import Tick
+from buildtool.audit.read.documents import Platform
 from buildtool.audit.report.saved import read_report
 from buildtool.audit.report.schema import AuditReport
-from buildtool.errors import ConfigError
+from buildtool.engine.reference import parse_pullable
+from buildtool.errors import ConfigError, DataError
 from buildtool.model import Budget
-from buildtool.places import Place, place_at
+from buildtool.places import Place, means_file, place_at
+from buildtool.progress import Progress
 from probes.shared.output import can_redraw, redraw, say
+from probes.shared.quoting import command
 from probes.shared.units import decimal_bytes
+
+if TYPE_CHECKING:
+    from buildtool.engine.client import Engine
 
 _REDRAW_S = 0.2
 
 
-def report_of(source: str, wish: Wish) -> AuditReport:
-    """The audit of an image, archive or directory, or a saved one. Raises as the audit's functions do."""
+def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
+    """The audit of an image, archive or directory, or a saved one; an image that the engine lacks is pulled.
+
+    Raises as the audit's functions do, and as `registry.pull` does. Without `pull` a missing image is a
+    DataError.
+    """
     path = Path(source)
     there = place_at(path)
     if source.endswith(".json") and there is not Place.DIRECTORY:
         return _saved_again(path, wish)
     progress = _Progress(source)
     try:
-        if there is not Place.NOTHING or _means_file(source):
+        if there is not Place.NOTHING or means_file(source):
             return audit_path(path, wish=wish, tick=progress.tick)
         if wish.image:
             raise ConfigError(
@@ -34,7 +46,9 @@ def report_of(source: str, wish: Wish) -> AuditReport:
             )
         from buildtool.engine.client import Engine  # its client takes 0.1 s to import
 
-        return audit_engine(source, Engine(), wish=wish, tick=progress.tick)
+        engine = Engine()
+        _bring(source, engine, wish.platform, pull=pull)
+        return audit_engine(source, engine, wish=wish, tick=progress.tick)
     finally:
         progress.end()
 
@@ -54,9 +68,29 @@ def _saved_again(path: Path, wish: Wish) -> AuditReport:
     return replace(report, budget=judged)
 
 
-def _means_file(source: str) -> bool:
-    """Is this certainly not an image's name? Then a missing file is reported as such."""
-    return source.startswith((".", "/", "~")) or source.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst"))
+def _bring(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool) -> None:
+    """Pull an image that isn't in the engine, and say so first.
+
+    Raises ConfigError for what no image can be called, DataError for an image that can't be pulled.
+    """
+    if engine.inspect(ref) is not None:
+        return
+    name = parse_pullable(ref)
+    if name is None:
+        raise DataError(
+            f"the engine has no image with the id {ref}, and an id can't be pulled",
+            "list the engine's images: docker images",
+        )
+    if not pull:
+        raise DataError(
+            f"the engine has no image {ref}",
+            f"leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
+        )
+    from buildtool.engine import registry
+
+    say(f"the engine doesn't have {ref}; pulling it")
+    with Progress() as progress:
+        registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
 
 
 class _Progress:

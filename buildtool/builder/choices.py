@@ -2,15 +2,18 @@
 
 import argparse
 import platform
+from collections.abc import Sequence
 
 from buildtool.audit.read.image import host_platform, parse_platform
 from buildtool.builder import catalog, pipeline
 from buildtool.engine import host
+from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.shipped import lock_file, state_directory
 
+_VARIANT = "{variant}"
 _BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs
 
 
@@ -50,6 +53,26 @@ def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list
 def workplace(say: pipeline.Say, *, verbose: bool = False) -> pipeline.Workplace:
     """Where builds keep their caches and their lock: see `buildtool.shipped`."""
     return pipeline.Workplace(state_directory(), lock_file(), say, verbose)
+
+
+def more_names(tags: Sequence[str], variants: Sequence[Variant]) -> dict[str, tuple[Reference, ...]]:
+    """The names that each variant's image gets besides its own; `{variant}` in one means the variant's name.
+
+    Raises ConfigError for what no image can be called, and for a name that two images would get.
+    """
+    named = {
+        variant.name: tuple(parse_new_name(tag.replace(_VARIANT, variant.name)) for tag in tags)
+        for variant in variants
+    }
+    owners = {parse_new_name(variant.ref).canonical: variant.name for variant in variants}
+    for variant, names in named.items():
+        for name in names:
+            if owners.setdefault(name.canonical, variant) != variant:
+                raise ConfigError(
+                    f"--tag would give the name {name} to two images: {owners[name.canonical]} and {variant}",
+                    f"build one of them, or write {_VARIANT} in the name: --tag HOST/{_VARIANT}:1.0",
+                )
+    return named
 
 
 def require_platform(asked: str, engine_machine: str) -> None:

@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the GPUs that the image is for; may be repeated",
     )
     parser.add_argument("--top", metavar="N", type=int, default=10, help="rows of each list (default 10)")
+    parser.add_argument(
+        "--no-pull", action="store_true", help="fail if the engine doesn't have the image (else it is pulled)"
+    )
     parser.add_argument("--image", metavar="REF", help="which of several images in an archive")
     parser.add_argument(
         "--platform", metavar="OS/ARCH", help="which of several platforms (default: this host's)"
@@ -90,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     tolerance = parse_tolerance(args.tolerance)
     _refuse_own_input(args)
     earlier = read_report(args.baseline) if args.baseline else None
-    report = report_of(args.source, wish)
+    report = report_of(args.source, wish, pull=not args.no_pull)
     comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
     for form in _FORMS:
         if getattr(args, form):

@@ -1,12 +1,17 @@
 """`buildtool build`: what `make images` does, from variants.yaml to proved images and their audit."""
 
 import argparse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
-from buildtool.builder.choices import add_targets, require_platform, wanted, workplace
-from buildtool.engine import provision
-from buildtool.errors import Exit
+from buildtool.builder.choices import add_targets, more_names, require_platform, wanted, workplace
+from buildtool.builder.plan import ImagePlan
+from buildtool.engine import provision, registry
+from buildtool.engine.client import Engine
+from buildtool.engine.reference import Reference, parse_new_name
+from buildtool.errors import ConfigError, Exit
+from buildtool.model import BuiltImage, Variant
 from buildtool.progress import Progress
 from buildtool.shipped import IMAGES
 from probes.shared.output import tell
@@ -31,9 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reports", type=Path, default=REPORTS, metavar="DIR", help="where audits go (%(default)s)"
     )
     parser.add_argument(
-        "--platform",
-        metavar="OS/ARCH",
-        help="refuse to build for another one (only this host's can be built)",
+        "--tag",
+        metavar="NAME:TAG",
+        action="append",
+        default=[],
+        help="one more name for the proved image; {variant} in it means the variant's name; may be repeated",
+    )
+    parser.add_argument(
+        "--push", action="store_true", help="push the names of --tag, unless an image is over its budget"
+    )
+    parser.add_argument(
+        "--platform", metavar="OS/ARCH", help="the platform to build for; only this host's own can be built"
     )
     parser.add_argument(
         "--verbose", action="store_true", help="every line of BuildKit, pip, mmdebstrap and apt, not a choice"
@@ -49,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
-    asked, candidates, epoch = wanted(args, say)  # a wrong name is reported before an engine is installed
+    # a mistake in the command is reported before an engine is installed
+    asked, candidates, epoch = wanted(args, say)
+    names = _names(args, [variants[0] for variants in candidates])
     if args.platform:
         require_platform(args.platform, "")
     place = workplace(say, verbose=args.verbose)
@@ -67,10 +82,55 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     for (planned, image), proved in zip(both, proofs, strict=True):
         pipeline.record(planned, image, proved, args.reports)
     tell(summary.built(plan.images, images, proofs))
-    if args.no_audit:
-        return Exit.OK
+    for image in images:
+        for name in names[image.variant]:
+            engine.tag(image.digest, name)
+            tell(f"{image.ref} is also {name}")
+    heavy = [] if args.no_audit else _audit(args, place, both, engine)
+    if args.push and heavy:
+        tell(f"nothing was pushed: {', '.join(heavy)} over budget")
+    elif args.push:
+        _push(images, names, engine=engine, say=say, verbose=args.verbose)
+    where = "" if args.no_audit else f"reports are in {args.reports}/; "
+    say(f"{where}done in {progress.seconds:.1f} s")
+    return Exit.FINDINGS if heavy else Exit.OK
+
+
+def _audit(
+    args: argparse.Namespace,
+    place: pipeline.Workplace,
+    both: Sequence[tuple[ImagePlan, BuiltImage]],
+    engine: Engine,
+) -> list[str]:
+    """Audit the images and write their reports; the names of those over their budget."""
     rows = [pipeline.audited(place, planned, image, engine, args.reports) for planned, image in both]
-    pages = ", ".join(str(args.reports / f"{planned.variant.name}.html") for planned in plan.images)
+    pages = ", ".join(str(args.reports / f"{image.variant}.html") for _, image in both)
     tell(f"\n{summary.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
-    say(f"reports are in {args.reports}/; done in {progress.seconds:.1f} s")
-    return Exit.FINDINGS if any(row.verdict == "fail" for row in rows) else Exit.OK
+    return [row.ref for row in rows if row.verdict == "fail"]
+
+
+def _names(args: argparse.Namespace, variants: Sequence[Variant]) -> dict[str, tuple[Reference, ...]]:
+    """The names of --tag by variant. Raises ConfigError for a --push without any."""
+    if args.push and not args.tag:
+        own = parse_new_name(variants[0].ref)
+        raise ConfigError(
+            f"--push needs a name of yours to push: {own} would be {own.canonical}",
+            "say where to: --push --tag REGISTRY/NAME:TAG",
+        )
+    return more_names(args.tag, variants)
+
+
+def _push(
+    images: Sequence[BuiltImage],
+    names: Mapping[str, Sequence[Reference]],
+    *,
+    engine: Engine,
+    say: Callable[[str], None],
+    verbose: bool,
+) -> None:
+    """Push every name of every image, one after the other; the first that fails ends it."""
+    for image in images:
+        for name in names[image.variant]:
+            say(f"pushing {name}")
+            digest = registry.push(image.digest, name, engine=engine, say=say, verbose=verbose)
+            tell(f"pushed {name}{f'@{digest}' if digest else ''}")

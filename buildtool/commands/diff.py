@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", type=path_or_name, metavar="B", help="the same, compared with A")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
     parser.add_argument("--format", choices=("table", "markdown"), default="table", help="of standard output")
+    parser.add_argument(
+        "--no-pull", action="store_true", help="fail if the engine doesn't have an image (else it is pulled)"
+    )
     parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default 15)")
 
 
@@ -27,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare two images; a difference isn't a failure."""
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
-    found = diff(report_of(args.before, Wish()), report_of(args.after, Wish()))
+    before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
+    found = diff(before, after)
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(found))
     render = render_diff_markdown if args.format == "markdown" else render_diff_table

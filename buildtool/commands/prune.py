@@ -1,7 +1,6 @@
 """`buildtool prune`: take GPU code for other cards out of a directory tree, a file or an image."""
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
-from buildtool.places import Place, place_at
+from buildtool.places import ARCHIVE_NAME, Place, means_file, place_at
 from buildtool.progress import Progress
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, journal
@@ -27,9 +26,6 @@ from probes.shared.units import decimal_bytes
 
 _NOTHING_FOREIGN = "there is no GPU code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
-
-_ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|zip|deb|rpm)$")
-_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +82,9 @@ def run(args: argparse.Namespace) -> int:
             f"{args.path} is {there.value}",
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
-    if _means_file(str(args.path)):
+    if means_file(str(args.path)):
         raise DataError(f"there is no file or directory {args.path}")
     return int(_run_image(args, targets))
-
-
-def _means_file(name: str) -> bool:
-    """Is this certainly not an image's name?"""
-    return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or _ARCHIVE_NAME.search(name))
 
 
 def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
@@ -106,7 +97,7 @@ def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
 
 def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a file", "manifest", "tag")
-    if _ARCHIVE_NAME.search(args.path.name):
+    if ARCHIVE_NAME.search(args.path.name):
         raise ConfigError(
             f"{args.path} is an archive", "unpack or install it, and prune the resulting directory"
         )

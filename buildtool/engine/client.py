@@ -174,13 +174,19 @@ class Engine:
                         )
                     raise BuildFailed(f"the engine refused the image: {reason}")
 
-    def tag(self, image_id: str, name: Reference) -> None:
-        """Give an image another name, which must hold a tag. Raises BuildFailed unless it has it then."""
+    def tag(self, image: str, name: Reference) -> None:
+        """Give an image, by its id or digest, another name, which must hold a tag.
+
+        Raises DataError for an unknown image, BuildFailed unless it has the name then.
+        """
+        wanted = self.inspect(image)
+        if wanted is None:
+            raise _unknown(image)
         with _translated():
-            done = self._client.api.tag(image_id, name.repository, name.tag)
+            done = self._client.api.tag(str(wanted["Id"]), name.repository, name.tag)
         record = self.inspect(str(name)) if done else None
-        if record is None or record["Id"] != image_id:
-            raise BuildFailed(f"the engine didn't give the image {image_id[:19]} the name {name}")
+        if record is None or record["Id"] != wanted["Id"]:
+            raise BuildFailed(f"the engine didn't give the image {image[:19]} the name {name}")
 
     def forget(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""

@@ -16,6 +16,7 @@ _NAME = re.compile(rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PART}(?:/{_PART})*)")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}")
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{64}")
+_ANY_ID = re.compile(r"sha256:[0-9a-f]+|[0-9a-f]{12,64}")  # whole or shortened
 _MAX_NAME = 255  # of a repository's path
 _MAX_TEXT = 1024
 _DEFAULT_HOST, _DEFAULT_NAMESPACE, _DEFAULT_TAG = "docker.io", "library", "latest"
@@ -44,6 +45,16 @@ class Reference:
         end = f"@{self.digest}" if self.digest else f":{self.tag or _DEFAULT_TAG}"
         return f"{host}/{path}{end}"
 
+    @property
+    def host(self) -> str:
+        """The registry that has it."""
+        return self.canonical.partition("/")[0]
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether that is Docker's own registry, which names need not mention."""
+        return self.host == _DEFAULT_HOST
+
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
@@ -70,6 +81,14 @@ def parse_reference(text: str) -> Reference:
     if slash and not _is_host(first) and not re.fullmatch(_PART, first):
         raise _refused(text, "")
     return Reference(repository, tag or None, digest or None)
+
+
+def parse_pullable(text: str) -> Reference | None:
+    """An image's name as a registry can be asked for it; None for an id, which only an engine knows.
+
+    Raises ConfigError for what no image can be called. `docker images` prints twelve digits of an id.
+    """
+    return None if _ANY_ID.fullmatch(text) else parse_reference(text)
 
 
 def parse_new_name(text: str) -> Reference:

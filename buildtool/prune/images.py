@@ -26,6 +26,7 @@ from buildtool.prune.layerfile import pack_layer
 from buildtool.prune.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
 from buildtool.prune.trees import TreeResult
 from buildtool.shipped import IMAGES
+from probes.shared.quoting import command
 from probes.shared.units import decimal_bytes
 
 Say = Callable[[str], None]
@@ -80,7 +81,8 @@ def prune_image(
     record = engine.inspect(ref)
     if record is None:
         raise DataError(
-            f"{ref} is neither a directory, nor a file, nor an image in the engine", "docker images"
+            f"{ref} is neither a directory, nor a file, nor an image in the engine",
+            f"list the engine's images: docker images; or pull one first: {command('docker', 'pull', ref)}",
         )
     name = name or name_of_copy(ref, record, targets)
     if name.canonical in {parse_reference(old).canonical for old in record.get("RepoTags") or ()}:

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,33 @@ def package_index(folder: Path) -> Iterator[Index]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield Index(f"http://127.0.0.1:{server.server_port}/simple/", folder / "files")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Locked(BaseHTTPRequestHandler):
+    default_request_version = "HTTP/1.0"  # what isn't HTTP gets a status line, too: engines try TLS first
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def refuse(self) -> None:
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="standin"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = refuse
+
+
+@contextlib.contextmanager
+def locked_registry() -> Iterator[str]:
+    """A registry on loopback for which nobody has credentials; yields its host:port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Locked)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

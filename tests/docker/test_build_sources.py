@@ -12,7 +12,7 @@ from standins import ROOT, Index, Shop, make_torch, make_wheel, package_index, r
 from buildtool.builder import catalog
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.engine.client import Engine
-from buildtool.errors import Exit
+from buildtool.errors import Exit, SourceUnreachable
 from buildtool.model import Bootstrap
 
 
@@ -84,6 +84,30 @@ def test_a_registry_base_and_a_rocm_index_make_a_proved_image(shop: Shop, base: 
     assert labels["org.opencontainers.image.base.digest"] == locked["base"]["pin"]
     assert labels["io.weir.source.torch"] == "standin-index"
     assert shop.leftovers() == []
+
+
+def test_a_proved_image_is_named_and_pushed(shop: Shop, base: str) -> None:
+    name = f"{base.partition('/')[0]}/pushed/{{variant}}:1"
+    done = shop.build("--no-audit", "--tag", name, "--push", "--platform", "linux/amd64", "--verbose")
+    assert done.returncode == Exit.OK, done.stderr
+    ref = name.format(variant="standin")
+    engine = Engine()
+    assert engine.inspect(ref)["Id"] == engine.inspect("weir/standin:latest")["Id"]  # type: ignore[index]
+    assert f"pushed {ref}@{engine.registry_digest(ref)}" in done.stdout
+    assert "load build definition" in done.stderr, "a line that only --verbose shows"
+    subprocess.run(["docker", "image", "rm", "-f", ref], check=False, capture_output=True)
+
+
+def test_an_image_without_its_proof_is_not_pushed(shop: Shop, base: str, index: Index) -> None:
+    make_torch(index.files, "9.2.0+rocm9.9", cuda="12")
+    index.refresh()
+    source = f'{{name: standin-index, build: rocm, require: ["torch==9.2.0+rocm9.9"], index: "{index.url}"}}'
+    shop.write(variant(base, source))
+    ref = f"{base.partition('/')[0]}/unproved/standin:1"
+    assert shop.build("--no-audit", "--tag", ref, "--push").returncode == Exit.BUILD
+    assert Engine().inspect(ref) is None
+    with pytest.raises(SourceUnreachable):
+        Engine().registry_digest(ref)
 
 
 def test_a_state_directory_and_a_catalog_with_any_signs_in_their_path_build(

@@ -22,6 +22,7 @@ AMD, NVIDIA, WSL = "needs an AMD card", "needs an NVIDIA card", "needs Windows w
 TORCH = "needs torch on the host; tests/docker runs the same program in the image"
 BEFORE = "`make test` has just run it"
 INSIDE = "runs these tests"
+REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 NOT_RUN = {
     "make images": BEFORE,
@@ -33,6 +34,7 @@ NOT_RUN = {
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "weir build --update-lock": "fetches every input again",
     "weir prune weir/rocm:latest --targets gfx906": MINUTES,
+    "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe run spill scenarios --vram 4GiB": TORCH,

@@ -8,8 +8,8 @@ import pytest
 from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin
 
 from buildtool.cli import main
-from buildtool.commands import prune
 from buildtool.errors import Exit
+from buildtool.places import means_file
 from buildtool.prune.manifest import FILE_NAME
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
@@ -142,7 +142,7 @@ def test_an_image_takes_only_what_is_for_images(option: str, capsys: pytest.Capt
     ],
 )
 def test_a_missing_file_is_distinguished_from_an_image_by_its_name(name: str, is_file: bool) -> None:
-    assert prune._means_file(name) == is_file
+    assert means_file(name) == is_file
 
 
 def test_what_is_no_file_is_not_said_to_be_missing(

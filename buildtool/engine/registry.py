@@ -1,0 +1,161 @@
+"""The gate to image registries: `docker push` and `docker pull`, whose credentials are the CLI's own.
+
+The engine moves the layers. We run the CLI rather than call the SDK because only the CLI supports every
+kind of login: credential files, helpers and tokens.
+"""
+
+import re
+from collections.abc import Callable
+
+from buildtool.command import CommandFailed, relay, run_loud
+from buildtool.engine.client import NEXT_STEP, Engine
+from buildtool.engine.reference import Reference
+from buildtool.errors import (
+    BuildFailed,
+    DataError,
+    EngineUnavailable,
+    EnvironmentMissing,
+    SourceUnreachable,
+    ToolError,
+)
+from probes.shared.quoting import command
+
+Say = Callable[[str], None]
+
+_LAYER = re.compile(r"([0-9a-f]{12}): (.+)")
+_DONE = ("Pull complete", "Download complete", "Already exists", "Pushed", "Layer already exists", "Mounted")
+_DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
+_PREFIX = "Error response from daemon: "
+
+# phrases that the CLI, engines and registries use, in lower case
+_NO_ENGINE = ("cannot connect to the docker daemon", "is the docker daemon running")
+_NO_HELPER = ("error getting credentials",)
+_FULL = ("no space left",)
+_SILENT = (
+    *("connection refused", "connection reset", "no such host", "i/o timeout", "deadline exceeded"),
+    *("tls handshake", "unreachable", "server misbehaving", "name resolution", "client.timeout"),
+    *("http response to https client", "x509:", "proxyconnect", "bad gateway", "service unavailable"),
+)
+_FORBIDDEN = ("denied", "unauthorized", "authentication required", "no basic auth", "forbidden")
+_ABSENT = ("not found", "manifest unknown", "name unknown", "no matching manifest")
+
+
+class _Layers:
+    """Counts the layers of a push or a pull from the CLI's lines."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._seen: set[str] = set()
+        self._done: set[str] = set()
+
+    def line(self, line: str) -> str | None:
+        """The progress, if the line completes a layer; else None."""
+        match = _LAYER.fullmatch(line.strip())
+        if match is None:
+            return None
+        layer, state = match.groups()
+        self._seen.add(layer)
+        if layer in self._done or not state.startswith(_DONE):
+            return None
+        self._done.add(layer)
+        return f"{self._label}: {len(self._done)} of {len(self._seen)} layers"
+
+
+def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool = False) -> str:
+    """Tag an image, given by its digest, and push that tag.
+
+    Returns the digest that the registry now has for that name, empty where the CLI doesn't print one.
+    Raises EnvironmentMissing when the registry refuses the credentials or the engine's disk is full,
+    SourceUnreachable when it doesn't answer, BuildFailed for any other reason.
+    """
+    engine.tag(image, name)  # right before the push: somebody may have moved the tag
+    hear = relay(say, _Layers(f"push {name}").line, verbose=verbose)
+    try:
+        done = run_loud(["docker", "push", str(name)], say=hear)
+    except CommandFailed as error:
+        raise push_fault(name, error.tail) from error
+    found = _DIGEST.findall(done.tail)
+    return str(found[-1]) if found else ""
+
+
+def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
+    """Pull an image into the engine, for `platform` or else for the engine's own.
+
+    Raises DataError when the registry has no such image for this user, SourceUnreachable when it doesn't
+    answer, EnvironmentMissing when the disk is full.
+    """
+    wish = [f"--platform={platform}"] if platform else []
+    try:
+        run_loud(
+            ["docker", "pull", *wish, str(name)],
+            say=relay(say, _Layers(f"pull {name}").line, verbose=False),
+        )
+    except CommandFailed as error:
+        raise pull_fault(name, error.tail) from error
+
+
+def push_fault(name: Reference, tail: str) -> ToolError:
+    """Why a push failed, by the CLI's last lines. Pure."""
+    words = _last(tail)
+    if fault := _on_our_side(words):
+        return fault
+    if _says(words, _FORBIDDEN):
+        return EnvironmentMissing(
+            f"{name.host} refuses to take {name}: {words}",
+            f"log in, as someone who may push there: {_login(name)}",
+        )
+    if _says(words, _SILENT):
+        return SourceUnreachable(f"{name.host} doesn't take {name}: {words}", _reach(name))
+    return BuildFailed(
+        f"{name} wasn't pushed: {words}", f"see all of it: {command('docker', 'push', str(name))}"
+    )
+
+
+def pull_fault(name: Reference, tail: str) -> ToolError:
+    """Why a pull failed, by the CLI's last lines. Pure."""
+    words = _last(tail)
+    if fault := _on_our_side(words):
+        return fault
+    if _says(words, _SILENT):
+        return SourceUnreachable(
+            f"the engine has no image {name}, and {name.host} doesn't answer: {words}", _reach(name)
+        )
+    why = f"the engine has no image {name}, and can't pull it from {name.host}: {words}"
+    if _says(words, (*_FORBIDDEN, *_ABSENT)):
+        return DataError(why, f"check the name; log in for a private image: {_login(name)}")
+    return DataError(why, f"see all of it: {command('docker', 'pull', str(name))}")
+
+
+def _on_our_side(words: str) -> ToolError | None:
+    """The failure, if it isn't the registry's."""
+    if _says(words, _NO_ENGINE):
+        return EngineUnavailable("no Docker engine answers", NEXT_STEP)
+    if _says(words, _NO_HELPER):
+        return EnvironmentMissing(
+            f"the docker CLI can't read its credentials: {words}",
+            "install the helper that ~/.docker/config.json names as credsStore or in credHelpers",
+        )
+    if _says(words, _FULL):
+        return EnvironmentMissing(
+            f"the engine's disk is full: {words}", "docker system df; docker image prune"
+        )
+    return None
+
+
+def _last(tail: str) -> str:
+    """The last line, in which the CLI says what happened."""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return lines[-1].removeprefix(_PREFIX) if lines else "it gave no reason"
+
+
+def _says(words: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in words.lower() for sign in signs)
+
+
+def _login(name: Reference) -> str:
+    """The command that logs in to the name's registry; Docker Hub is the CLI's default."""
+    return command("docker", "login") if name.is_on_hub else command("docker", "login", name.host)
+
+
+def _reach(name: Reference) -> str:
+    return f"check that the engine's host reaches {name.host}; the engine has its own proxy settings"

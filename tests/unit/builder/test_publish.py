@@ -1,0 +1,130 @@
+"""`weir build --tag --push`: names are settled first; what is unproved or over budget stays here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from buildtool.audit.report.render import SummaryRow
+from buildtool.builder import catalog, choices, pipeline, plan
+from buildtool.cli import main
+from buildtool.commands import build
+from buildtool.engine import registry
+from buildtool.errors import ConfigError, Exit, ProofFailed
+from buildtool.model import BuiltImage, Variant
+
+CPU, ROCM = catalog.load().select(("cpu", "rocm"))
+NAME = "ghcr.example/team/cpu:1"
+
+
+def names(*tags: str, variants: tuple[Variant, ...] = (CPU,)) -> dict[str, list[str]]:
+    found = choices.more_names(tags, variants)
+    return {variant: [str(name) for name in each] for variant, each in found.items()}
+
+
+def test_a_name_is_given_to_one_image_alone() -> None:
+    assert names("a/b", "a/b:2") == {"cpu": ["a/b:latest", "a/b:2"]}
+    for tags in (("a/b:1",), ("docker.io/weir/rocm",), ("x-{variant}:1", "x-rocm:1")):
+        with pytest.raises(ConfigError, match=r"to two images: \w+ and \w+\n.*\{variant\}"):
+            names(*tags, variants=(CPU, ROCM))
+
+
+def test_a_template_names_every_variant() -> None:
+    assert names("g.io/me/{variant}:1", variants=(CPU, ROCM)) == {
+        "cpu": ["g.io/me/cpu:1"],
+        "rocm": ["g.io/me/rocm:1"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--tag", "Team/CPU"], "no image can be called"),
+        (["--tag", f"x@sha256:{'0' * 64}"], "a digest can't be given"),
+        (["--push"], "docker.io/weir/cpu:latest"),
+        (["rocm", "--tag", "x:1"], "to two images"),
+    ],
+)
+def test_a_bad_name_is_refused_before_an_engine_is_asked(
+    words: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_args: object, **_more: object) -> None:
+        raise AssertionError("an engine was looked for")
+
+    monkeypatch.setattr("buildtool.engine.provision.ensure_engine", refuse)
+    assert main(["build", "cpu", *words]) == Exit.USAGE
+    assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Builds `cpu` without an engine; the exit code and what was done, in order."""
+
+    def run(*words: str, proof: Exception | None = None, verdict: str = "pass") -> tuple[int, list[str]]:
+        done = list[str]()
+        cells: dict[str, Any] = dict.fromkeys(SummaryRow.__dataclass_fields__, "-")
+        row = SummaryRow(**cells | {"verdict": verdict, "ref": CPU.ref})
+        image = BuiltImage("cpu", CPU.ref, "sha256:built")
+        target = plan.ImagePlan(CPU, plan.unresolved(CPU), tmp_path)
+        engine: Any = SimpleNamespace(tag=lambda image, name: done.append(f"tag {image} {name}"))
+
+        def prove(*_: object) -> None:
+            done.append("prove")
+            if proof:
+                raise proof
+
+        def audited(*_: object) -> SummaryRow:
+            done.append("audit")
+            return row
+
+        def push(image: str, name: object, **_more: object) -> str:
+            done.append(f"push {image} {name}")
+            return "sha256:pushed"
+
+        with monkeypatch.context() as patch:
+            patch.setenv("WEIR_STATE", str(tmp_path / "state"))
+            patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)
+            patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan((target,), 0))
+            patch.setattr(pipeline, "stage", lambda *_: None)
+            patch.setattr(pipeline, "bake", lambda *_, **__: [image])
+            patch.setattr(pipeline, "prove", prove)
+            patch.setattr(pipeline, "record", lambda *_: None)
+            patch.setattr(pipeline, "audited", audited)
+            patch.setattr(build.summary, "built", lambda *_: "")
+            patch.setattr(registry, "push", push)
+            return main(["build", "cpu", "--reports", str(tmp_path), *words]), done
+
+    return run
+
+
+def test_a_push_comes_after_proof_and_audit(built: Callable[..., tuple[int, list[str]]]) -> None:
+    code, done = built("--tag", NAME, "--push")
+    assert code == Exit.OK
+    assert done == ["prove", f"tag sha256:built {NAME}", "audit", f"push sha256:built {NAME}"]
+
+
+def test_an_unproved_image_is_neither_named_nor_pushed(built: Callable[..., tuple[int, list[str]]]) -> None:
+    assert built("--tag", NAME, "--push", proof=ProofFailed("no torch")) == (Exit.BUILD, ["prove"])
+
+
+def test_an_image_over_its_budget_is_not_pushed(
+    built: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, done = built("--tag", NAME, "--push", verdict="fail")
+    assert code == Exit.FINDINGS
+    assert done[-1] == "audit"
+    assert "nothing was pushed: weir/cpu:latest over budget" in capsys.readouterr().out
+
+
+def test_a_push_without_an_audit_needs_the_proof_alone(built: Callable[..., tuple[int, list[str]]]) -> None:
+    _, done = built("--tag", NAME, "--push", "--no-audit")
+    assert done == ["prove", f"tag sha256:built {NAME}", f"push sha256:built {NAME}"]
+
+
+def test_a_pushed_name_is_told_with_its_digest(
+    built: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    built("--tag", NAME, "--push")
+    assert f"pushed {NAME}@sha256:pushed" in capsys.readouterr().out
