@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import image_maker as make
@@ -29,9 +31,10 @@ class Outcome:
 def watched(action: Callable[[], int], scratch: Path) -> Outcome:
     """Run in a fork with `scratch` as its directory; everything it opens, makes or removes elsewhere is told.
 
-    The peak is the fork's, which begins with this process' own memory: an upper bound.
+    The peak is what the fork takes beyond this process' own memory, plus that of an audit of nothing.
     """
     reader, writer = os.pipe()
+    inherited_mib = int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
     begun = os.times().elapsed
     child = os.fork()
     if child == 0:
@@ -46,7 +49,14 @@ def watched(action: Callable[[], int], scratch: Path) -> Outcome:
     seconds = os.times().elapsed - begun
     said = lines[0] if os.waitstatus_to_exitcode(status) == 0 and lines[0] else f"died, status {status}"
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Outcome(said, seconds, cpu_seconds, usage.ru_maxrss / 1024, tuple(lines[1:]))
+    peak_mib = max(usage.ru_maxrss / 1024 - inherited_mib, 0) + _idle_mib()
+    return Outcome(said, seconds, cpu_seconds, peak_mib, tuple(lines[1:]))
+
+
+@cache
+def _idle_mib() -> float:
+    """Peak memory of an audit that has nothing to read."""
+    return audited_with_peak(Path("/dev/null/nothing"))[1]
 
 
 def _in_child(action: Callable[[], int], scratch: Path) -> tuple[str, list[str]]:
@@ -80,6 +90,7 @@ def _in_child(action: Callable[[], int], scratch: Path) -> tuple[str, list[str]]
 PEAK = """
 import re, sys
 from buildtool import cli
+from buildtool.commands import audit  # everything that reads
 code = cli.main(sys.argv[1:])
 print(code, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
 """

@@ -104,11 +104,18 @@ def quoted(paragraphs: Sequence[str]) -> str:
 def images_block(results: Results) -> str:
     """What a fresh `make images` printed, as a fenced block with the command."""
     took = minutes(results.value("images from nothing"))
-    tables = [line[:WIDTH].rstrip() for line in results.value("printed").splitlines()]
+    tables = [_cut(line) for line in results.value("printed").splitlines()]
     begun = (
         f"$ make images        # inputs, two images, proved, audited: {took} from nothing on {cores(results)}"
     )
     return block(["```console", begun, *tables, "```"])
+
+
+def _cut(line: str) -> str:
+    """A line of a table, no wider than the page; three dots show where text is missing."""
+    if len(line) <= WIDTH or not line.strip("- "):
+        return line[:WIDTH].rstrip()
+    return f"{line[: WIDTH - 3].rstrip()}..."
 
 
 def build_block(results: Results) -> str:
