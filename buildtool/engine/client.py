@@ -135,7 +135,7 @@ class Engine:
         with _translated():
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)
-            except docker.errors.ImageNotFound as error:
+            except docker.errors.NotFound as error:  # in words of the image store's own
                 pull = command("docker", "pull", ref)
                 raise DataError(
                     f"the engine has no image {ref}", f"build or pull it first: {pull}"

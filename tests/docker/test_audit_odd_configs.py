@@ -12,7 +12,11 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "audit"))
 from image_maker import archive
 from odd_configs import ODD, odd_archive
 
+from buildtool.engine.client import Engine
+
 REF = "t-docs/odd:1"
+# the classic image store counts rows of the history, which containerd's doesn't read
+CLASSIC_REFUSES = {"a history row that is null": b"too many non-empty layers"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,4 +32,7 @@ def test_the_engine_loads_what_the_audit_reads_with_a_note(case: str) -> None:
     else:
         members = odd_archive(lambda config: config, config_name="0" * 64 + ".json")
     done = subprocess.run(["docker", "load"], input=archive(members), check=False, capture_output=True)
+    if case in CLASSIC_REFUSES and not Engine().info().containerd_store:
+        assert CLASSIC_REFUSES[case] in done.stderr
+        return
     assert done.returncode == 0, done.stderr.decode()
