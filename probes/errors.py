@@ -59,3 +59,15 @@ class ReportError(ProbeError):
     """A report that can't be read, written or trusted."""
 
     exit_code = Exit.DATA
+
+
+class PlacementError(ProbeError):
+    """A model can't be placed, or a placed model is used in a way that isn't supported."""
+
+    exit_code = Exit.DEVICE
+
+
+class PlanImpossible(PlacementError):
+    """No placement fits the budget. The message names the smallest budget that works."""
+
+    exit_code = Exit.REQUIRED

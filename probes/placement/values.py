@@ -1,0 +1,115 @@
+"""What a placement plan holds: the value between planner and runtime, and what `plan --json` writes. Pure."""
+
+import typing
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Tier = Literal["resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk"]
+Bound = Literal["vram", "link", "compute", "launch", "host"]
+Objective = Literal["exact", "fast"]
+
+PLAN_SCHEMA: Final = "weir-placement-plan/1"
+TIERS: Final = typing.get_args(Tier)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One block and where its weights are kept.
+
+    `weight_bytes` are those that the model asks for, unpacked. `vram_bytes` and `host_bytes` are taken in
+    each memory all the time, with packing, alignment and rounding; slots and scratch buffers are the plan's.
+    """
+
+    name: str  # the module's qualified name, or the parameter's where several modules hold it
+    tier: Tier
+    weight_bytes: int
+    vram_bytes: int
+    host_bytes: int
+    wire_bytes: int  # that cross the link in each pass
+    predicted_s: float  # the longest of its copy, unpacking and computing, a pass
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The buffers that moving blocks pass through. Block i of a ring always uses buffer i modulo its size."""
+
+    slots: int = 2
+    slot_bytes: int = 0  # of each
+    scratches: int = 2
+    scratch_bytes: int = 0  # of each
+    ahead: int = 2  # blocks begun before they are called
+
+
+@dataclass(frozen=True)
+class VramUse:
+    """Predicted bytes of VRAM, by what takes them."""
+
+    weights: int
+    slots: int
+    scratch: int
+    activations: int
+    kv_cache: int
+    workspace: int  # of the libraries that multiply
+    context: int  # of the driver: outside torch's allocator
+    rounding: int  # of torch's allocator
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        allocated = self.weights + self.slots + self.scratch + self.activations + self.kv_cache
+        return allocated + self.workspace + self.context + self.rounding
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """Predicted bytes of system memory."""
+
+    pinned: int
+    pageable: int
+    disk: int  # read from files in each pass; taken in page cache only
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Predicted wall time of one pass: the middle, and the interval that should hold 90 % of measurements."""
+
+    middle_s: float
+    low_s: float
+    high_s: float
+    bound: Bound  # what takes most of it
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one pass does.
+
+    In generation, `tokens` are the prompt's, and `context_tokens` is how many the KV cache has room for.
+    """
+
+    batch: int = 1
+    tokens: int = 1
+    context_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where each block of a model goes on a machine, what that takes and how long a pass should take.
+
+    Weights are always the same bits as the model's. With the objective `exact` the library's own kernels
+    multiply them; with `fast` a product may be computed straight from packed weights, its sums rounded in
+    another order.
+    """
+
+    model: str
+    machine: str
+    constants: str  # "measured: report.json" or "predicted: profile wx4100"
+    objective: Objective
+    workload: Workload
+    vram_budget: int  # bytes
+    host_budget: int  # bytes
+    blocks: tuple[BlockPlan, ...]  # in call order
+    rings: Rings
+    vram: VramUse
+    host: HostUse
+    time: PassTime
+    schema: str = PLAN_SCHEMA
