@@ -5,10 +5,13 @@ PROBE ?= probe
 # named after what it was installed from: a change of branch or of times neither skips nor repeats the install
 READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
 DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
+TORCH := torch==2.13.0+cpu
+TORCH_PY := .venv-torch/bin/python
+TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help thorough images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,6 +34,17 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 $(DOCS_READY): $(READY)
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[docs]'
 	@touch $@
+
+# the CPU build from where this machine's pip looks, else from the index of PyTorch itself
+$(TORCH_READY): $(READY)
+	$(PYTHON) -m venv .venv-torch
+	$(TORCH_PY) -m pip install -q --disable-pip-version-check '$(TORCH)' || \
+	  $(TORCH_PY) -m pip install -q --disable-pip-version-check '$(TORCH)' --index-url https://download.pytorch.org/whl/cpu
+	$(TORCH_PY) -m pip install -q --disable-pip-version-check -e '.[torch-tests]'
+	@touch $@
+
+torch-tests: $(TORCH_READY) ## the tests that need torch, on the CPU and in Triton's interpreter
+	@$(TORCH_PY) -m pytest -q tests/torch
 
 docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
@@ -61,7 +75,7 @@ unit-second: $(READY)
 thorough: $(READY)
 	@$(PY) -m pytest -q -m thorough tests/unit
 
-test: check thorough images docs ## everything that needs no GPU; makes the images and the site first
+test: check thorough torch-tests images docs ## everything that needs no GPU; makes the images and the site first
 	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
