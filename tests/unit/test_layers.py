@@ -67,6 +67,7 @@ THOUGHT = {
     "probes/measure/spill.py",
     "probes/measure/transfer.py",
     "probes/measure/workbench.py",
+    "probes/placement/models/description.py",
     "probes/placement/split.py",
     "probes/records/",
     "probes/report/",
