@@ -71,3 +71,15 @@ class PlanImpossible(PlacementError):
     """No placement fits the budget. The message names the smallest budget that works."""
 
     exit_code = Exit.REQUIRED
+
+
+class CheckpointUnreadable(PlacementError):
+    """A model's file that can't be read, or whose content contradicts itself."""
+
+    exit_code = Exit.DATA
+
+
+class ModelUnknown(PlacementError):
+    """Nothing here says what such a model consists of. The hint says what to give instead."""
+
+    exit_code = Exit.USAGE
