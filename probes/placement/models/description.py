@@ -1,0 +1,156 @@
+"""A model as the planner sees it: blocks in call order, with their tensors. No weights, no torch. Pure.
+
+A block is what a plan assigns a tier to: a module that is called as a whole, with the parameters below it.
+`block_name` is the one rule that turns a parameter's name into its block's, for files and module trees alike.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+Use = Literal["product", "lookup", "elementwise"]
+
+# The width of a number in bits, by torch's name of its dtype.
+DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "bool": 8,
+        "uint8": 8,
+        "int8": 8,
+        "float8_e4m3fn": 8,
+        "float8_e5m2": 8,
+        "float8_e8m0fnu": 8,
+        "float8_e4m3fnuz": 8,
+        "float8_e5m2fnuz": 8,
+        "float4_e2m1fn_x2": 4,
+        "int16": 16,
+        "uint16": 16,
+        "float16": 16,
+        "bfloat16": 16,
+        "int32": 32,
+        "uint32": 32,
+        "float32": 32,
+        "int64": 64,
+        "uint64": 64,
+        "float64": 64,
+        "complex64": 64,
+        "complex128": 128,
+    }
+)
+
+
+@dataclass(frozen=True)
+class TensorDescription:
+    """One parameter or buffer.
+
+    A `product` tensor of shape (n, k) is multiplied with every input row, so it takes n * k multiply-adds a
+    row. A `lookup` gives one of its rows for each input row. An `elementwise` tensor, such as a bias, costs
+    what reading it costs. `active` is the share that a single input row needs: chosen experts over all.
+    """
+
+    name: str  # qualified, as in a state dict
+    shape: tuple[int, ...]
+    dtype: str  # torch's name: a key of DTYPE_BITS
+    use: Use = "product"
+    active: float = 1.0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its numbers, unpacked."""
+        return -(-self.numbers * DTYPE_BITS[self.dtype] // 8)
+
+    @property
+    def products(self) -> float:
+        """Multiply-adds for each input row."""
+        return self.numbers * self.active if self.use == "product" else 0.0
+
+    def bytes_read(self, rows: int) -> int:
+        """Bytes of it that one call with this many input rows reads, where choices of experts are spread."""
+        if self.use == "lookup":
+            return min(self.n_bytes, rows * (self.n_bytes // max(self.shape[0], 1) if self.shape else 0))
+        return int(self.n_bytes * (1.0 - (1.0 - self.active) ** rows))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of a block: what its KV cache takes and how much it computes on it."""
+
+    heads: int
+    key_value_heads: int
+    head_width: int  # numbers in a head
+    window: int | None = None  # tokens that are kept; None: all
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers in the KV cache for one token of one sequence."""
+        return 2 * self.key_value_heads * self.head_width
+
+    def kept(self, context_tokens: int) -> int:
+        """How many tokens the cache holds when the context is full."""
+        return context_tokens if self.window is None else min(context_tokens, self.window)
+
+
+@dataclass(frozen=True)
+class BlockDescription:
+    """One block: a module that is called as a whole, or a parameter that several modules share."""
+
+    name: str
+    tensors: tuple[TensorDescription, ...]
+    calls: int = 1  # in a pass
+    attention: Attention | None = None
+    operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
+    live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its tensors, unpacked."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def kind(self) -> object:
+        """Equal for blocks that cost the same: everything except names."""
+        shapes = tuple((t.shape, t.dtype, t.use, t.active) for t in self.tensors)
+        return shapes, self.calls, self.attention, self.operations, self.live_numbers
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model: its blocks in call order. Each tensor occurs in one block only.
+
+    `tied` has groups of parameter names that share one tensor; the tensor is described under the first.
+    """
+
+    name: str
+    blocks: tuple[BlockDescription, ...]
+    source: str  # what it was read from, for people: "config.json of llama"
+    tied: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()  # what was assumed where the source doesn't say
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, unpacked."""
+        return sum(block.weight_bytes for block in self.blocks)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the weights are."""
+        return sum(tensor.numbers for block in self.blocks for tensor in block.tensors)
+
+
+def block_name(parameter: str) -> str:
+    """The block of a parameter, by its qualified name: the first numbered module, else its own module.
+
+    `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`. A
+    parameter that no module below the top holds is a block of its own.
+    """
+    parts = parameter.split(".")
+    for place, part in enumerate(parts[:-1]):
+        if part.isdecimal() and part.isascii():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts[:-1]) or parameter

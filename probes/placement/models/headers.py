@@ -1,0 +1,230 @@
+"""What safetensors files hold, by their headers alone: no weight is read, and no claim is believed unchecked.
+
+The format: 8 bytes with the header's length (unsigned, little endian), the header (JSON: a name for each tensor
+with dtype, shape and two offsets into the data), the data without gaps. Source: the format's own README.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeGuard
+
+from probes.errors import CheckpointUnreadable
+from probes.placement.models.description import DTYPE_BITS
+from probes.shared import files
+from probes.shared.units import decimal_bytes
+
+MOST_HEADER_BYTES: Final = 25_000_000  # the format allows 100 MB; a model of 100,000 tensors takes about 12
+MOST_INDEX_BYTES: Final = 25_000_000
+MOST_DIMENSIONS: Final = 64  # as torch
+LENGTH: Final = struct.Struct("<Q")
+
+# safetensors' name of a dtype -> torch's
+DTYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BOOL": "bool",
+        "U8": "uint8",
+        "I8": "int8",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F4": "float4_e2m1fn_x2",
+        "I16": "int16",
+        "U16": "uint16",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "I32": "int32",
+        "U32": "uint32",
+        "F32": "float32",
+        "I64": "int64",
+        "U64": "uint64",
+        "F64": "float64",
+        "C64": "complex64",
+    }
+)
+_AGAIN = "copy or download the file again"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file, and where its bytes are. `dtype` is safetensors' name: BF16, F32."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # of its first byte, from the file's beginning
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """The checked header of one safetensors file. Tensors are in the order of their data."""
+
+    path: Path
+    n_bytes: int  # of the whole file
+    tensors: tuple[StoredTensor, ...]
+
+
+def read_header(path: Path) -> StoredFile:
+    """The header of one file, checked against itself and the file's size.
+
+    Raises CheckpointUnreadable, naming the file and what is wrong in it.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(LENGTH.size)
+            if len(start) < LENGTH.size:
+                raise _wrong(path, f"it has {len(start)} bytes, fewer than a header's length takes", _AGAIN)
+            length = LENGTH.unpack(start)[0]
+            _check_length(path, length, size)
+            text = file.read(length)
+    except OSError as error:
+        raise _wrong(path, error.strerror or str(error), "check the path and its permissions") from error
+    if len(text) < length:
+        raise _wrong(path, "it was cut while it was read", _AGAIN)
+    tensors = _tensors(path, _parsed(path, text, "its header"), LENGTH.size + length)
+    _check_data(path, tensors, LENGTH.size + length, size)
+    return StoredFile(path, size, tensors)
+
+
+def read_checkpoint(path: Path) -> tuple[StoredFile, ...]:
+    """The files of a checkpoint: a file, a folder of files, or an index that names the file of each tensor.
+
+    Of an indexed file, only those tensors are kept that the index finds there. Raises CheckpointUnreadable.
+    """
+    if path.is_dir():
+        indexes = sorted(path.glob("*.safetensors.index.json"))
+        if len(indexes) == 1:
+            return _indexed(indexes[0])
+        if indexes:
+            raise _wrong(path, f"it has {len(indexes)} indexes", f"name one of them: {indexes[0]}")
+        found = sorted(path.glob("*.safetensors"))
+        if not found:
+            raise _wrong(path, "it has no file *.safetensors", "give the folder that has the model's weights")
+        return _distinct(tuple(map(read_header, found)))
+    return _indexed(path) if path.name.endswith(".json") else (read_header(path),)
+
+
+def _wrong(path: Path, what: str, hint: str = "") -> CheckpointUnreadable:
+    return CheckpointUnreadable(f"can't read {path}: {what}", hint)
+
+
+def _check_length(path: Path, length: int, size: int) -> None:
+    """Before a byte of it is read: anybody can write any length there."""
+    if length > size - LENGTH.size:
+        raise _wrong(
+            path,
+            f"its header should have {length:,} bytes, and the file has {size:,}: it is cut, or it isn't a "
+            "safetensors file",
+            _AGAIN,
+        )
+    if length > MOST_HEADER_BYTES:
+        raise _wrong(
+            path, f"its header has {decimal_bytes(length)}, more than the {decimal_bytes(MOST_HEADER_BYTES)} read here"
+        )
+
+
+def _parsed(path: Path, text: bytes, what: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise _wrong(path, f"{what} has the key {twice[:80]!r} twice", _AGAIN)
+        return found
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, f"{what} is not JSON: {str(error)[:120]}", _AGAIN) from error
+    if not isinstance(value, dict):
+        raise _wrong(path, f"{what} is not a JSON object", _AGAIN)
+    return value
+
+
+def _tensors(path: Path, header: Mapping[str, Any], data: int) -> tuple[StoredTensor, ...]:
+    made = [_tensor(path, name, fields, data) for name, fields in header.items() if name != "__metadata__"]
+    return tuple(sorted(made, key=lambda tensor: (tensor.offset, tensor.n_bytes)))
+
+
+def _tensor(path: Path, name: str, fields: object, data: int) -> StoredTensor:
+    def wrong(what: str) -> CheckpointUnreadable:
+        return _wrong(path, f"its tensor {name[:120]!r} {what}", _AGAIN)
+
+    if not isinstance(fields, dict):
+        raise wrong("is not described by an object")
+    dtype, shape, span = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise wrong(f"has the dtype {str(dtype)[:40]!r}; known are {', '.join(DTYPES)}")
+    if not _sizes(shape) or len(shape) > MOST_DIMENSIONS:
+        raise wrong(f"has no valid shape: {str(shape)[:60]}")
+    if not _sizes(span) or len(span) != 2 or span[0] > span[1]:
+        raise wrong(f"has no valid data_offsets: {str(span)[:60]}")
+    bits = math.prod(shape) * DTYPE_BITS[DTYPES[dtype]]
+    if bits != 8 * (span[1] - span[0]):
+        raise wrong(f"takes {bits / 8:,.0f} bytes by its shape and {span[1] - span[0]:,} by its offsets")
+    return StoredTensor(name, dtype, tuple(shape), data + span[0], span[1] - span[0])
+
+
+def _sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _check_data(path: Path, tensors: Sequence[StoredTensor], data: int, size: int) -> None:
+    """The tensors follow each other without gap or overlap up to the file's end."""
+    at = data
+    for tensor in tensors:
+        if tensor.offset != at:
+            how = "overlaps the one before it" if tensor.offset < at else "leaves a gap before it"
+            raise _wrong(path, f"its tensor {tensor.name[:120]!r} {how}", _AGAIN)
+        at += tensor.n_bytes
+    if at != size:
+        how = "cut" if at > size else "followed by other bytes"
+        raise _wrong(path, f"its header describes {at:,} bytes and it has {size:,}: it is {how}", _AGAIN)
+
+
+def _distinct(found: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
+    owners: dict[str, Path] = {}
+    for stored in found:
+        for tensor in stored.tensors:
+            if tensor.name in owners:
+                raise _wrong(
+                    stored.path,
+                    f"{owners[tensor.name].name} beside it has a tensor {tensor.name[:120]!r} too",
+                    "name the file or the index that is meant",
+                )
+            owners[tensor.name] = stored.path
+    return found
+
+
+def _indexed(index: Path) -> tuple[StoredFile, ...]:
+    try:
+        text = files.read_text(index, most_bytes=MOST_INDEX_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(index, getattr(error, "strerror", None) or "not UTF-8 text") from error
+    places = _parsed(index, text.encode(), "the index").get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise _wrong(index, "it has no weight_map", "give the folder or the safetensors file itself")
+    wanted: dict[str, set[str]] = {}
+    for name, place in places.items():
+        if not isinstance(place, str) or place != os.path.basename(place) or not place.endswith(".safetensors"):  # noqa: PTH119
+            raise _wrong(index, f"it says that {name[:120]!r} is in {str(place)[:80]!r}, which is not a file beside it")
+        wanted.setdefault(place, set()).add(name)
+    return tuple(_part(index, index.parent / place, names) for place, names in sorted(wanted.items()))
+
+
+def _part(index: Path, path: Path, names: set[str]) -> StoredFile:
+    stored = read_header(path)
+    kept = tuple(tensor for tensor in stored.tensors if tensor.name in names)
+    missing = names - {tensor.name for tensor in kept}
+    if missing:
+        raise _wrong(path, f"{index.name} says that it has {min(missing)[:120]!r}, and it doesn't", _AGAIN)
+    return StoredFile(stored.path, stored.n_bytes, kept)
