@@ -27,6 +27,7 @@ GATES = {
     },
     "torch": {
         "probes/placement/architectures.py",
+        "probes/placement/loading/",
         "probes/measure/device.py",
         "probes/placement/stack.py",
         "probes/machine/torchfacts.py",
@@ -95,6 +96,8 @@ ACTING = {
     "probes.measure.device",
     "probes.measure.watch",
     "probes.placement.architectures",
+    "probes.placement.loading.checkpoint",
+    "probes.placement.loading.filereading",
     "probes.placement.stack",
     "probes.run.journal",
     "probes.run.supervisor",

@@ -1,7 +1,7 @@
 """What safetensors files hold, by their headers alone: no weight is read, and no claim is believed unchecked.
 
-The format: 8 bytes with the header's length (unsigned, little endian), the header (JSON: a name for each tensor
-with dtype, shape and two offsets into the data), the data without gaps. Source: the format's own README.
+The format: 8 bytes with the header's length (unsigned, little endian), the header (JSON: a name for each
+tensor with dtype, shape and two offsets into the data), the data without gaps. Source: the format's README.
 """
 
 import json
@@ -127,9 +127,8 @@ def _check_length(path: Path, length: int, size: int) -> None:
             _AGAIN,
         )
     if length > MOST_HEADER_BYTES:
-        raise _wrong(
-            path, f"its header has {decimal_bytes(length)}, more than the {decimal_bytes(MOST_HEADER_BYTES)} read here"
-        )
+        most = decimal_bytes(MOST_HEADER_BYTES)
+        raise _wrong(path, f"its header has {decimal_bytes(length)}, more than the {most} read here")
 
 
 def _parsed(path: Path, text: bytes, what: str) -> dict[str, Any]:
@@ -215,10 +214,15 @@ def _indexed(index: Path) -> tuple[StoredFile, ...]:
         raise _wrong(index, "it has no weight_map", "give the folder or the safetensors file itself")
     wanted: dict[str, set[str]] = {}
     for name, place in places.items():
-        if not isinstance(place, str) or place != os.path.basename(place) or not place.endswith(".safetensors"):  # noqa: PTH119
-            raise _wrong(index, f"it says that {name[:120]!r} is in {str(place)[:80]!r}, which is not a file beside it")
+        if not isinstance(place, str) or not _is_beside(place):
+            said = f"it says that {name[:120]!r} is in {str(place)[:80]!r}"
+            raise _wrong(index, f"{said}, which is not a file beside it")
         wanted.setdefault(place, set()).add(name)
     return tuple(_part(index, index.parent / place, names) for place, names in sorted(wanted.items()))
+
+
+def _is_beside(name: str) -> bool:
+    return name == os.path.basename(name) and name.endswith(".safetensors")  # noqa: PTH119
 
 
 def _part(index: Path, path: Path, names: set[str]) -> StoredFile:

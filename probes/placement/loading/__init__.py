@@ -1,0 +1,1 @@
+"""Builds a model whose weights go from a checkpoint to their tiers, one tensor at a time."""

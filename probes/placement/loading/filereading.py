@@ -1,0 +1,82 @@
+"""Reads pieces of a file into memory of the caller's: in parallel, and only while it is the file that was
+opened.
+
+A mapping would be shorter, but a file that is cut while it is mapped kills the process with SIGBUS. Pieces
+are copied by several threads, because one thread copies from the page cache at a third of the memory's rate.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from probes.errors import CheckpointUnreadable
+
+PIECE_BYTES: Final = 8 << 20  # of one read: large enough for a disk, small enough to share among threads
+THREADS: Final = 4
+_REPEAT = (
+    "the checkpoint must stay as it is while a model is loaded or, with the tier disk, used; load it again"
+)
+
+
+class OpenFile:
+    """One open file of a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointUnreadable(f"{path} can't be read: {error.strerror or error}") from error
+        self._begun = self._now()
+        self.n_bytes = self._begun[0]
+
+    def _now(self) -> tuple[int, int, int]:
+        state = os.fstat(self._descriptor)
+        return state.st_size, state.st_mtime_ns, state.st_ino
+
+    def close(self) -> None:
+        """Close it; twice does no harm."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def read_into(self, target: memoryview, offset: int, pool: ThreadPoolExecutor) -> None:
+        """Fill `target` (bytes, writable) from `offset` on.
+
+        Raises CheckpointUnreadable when the disk fails, or the file has changed since it was opened.
+        """
+        starts = range(0, len(target), PIECE_BYTES)
+        try:
+            for _ in pool.map(lambda at: self._piece(target[at : at + PIECE_BYTES], offset + at), starts):
+                pass
+        except OSError as error:
+            raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
+        if self._now() != self._begun:
+            raise CheckpointUnreadable(f"{self.path} changed while it was read", _REPEAT)
+
+    def _piece(self, target: memoryview, offset: int) -> None:
+        while target:
+            count = os.preadv(self._descriptor, [target], offset)
+            if not count:
+                raise CheckpointUnreadable(
+                    f"{self.path} ended at byte {offset:,}: it was cut while it was read", _REPEAT
+                )
+            target, offset = target[count:], offset + count
+
+    def expect(self, offset: int, n_bytes: int) -> None:
+        """Let the kernel read this part ahead."""
+        os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
+    def drop(self, offset: int, n_bytes: int) -> None:
+        """Let the kernel forget this part: it has been read for the last time."""
+        os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def readers() -> Iterator[ThreadPoolExecutor]:
+    """The threads that read, ended with the block."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="weir-read") as pool:
+        yield pool

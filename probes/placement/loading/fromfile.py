@@ -1,0 +1,84 @@
+"""The values of a model's parameters and buffers, read from a checkpoint when they are asked for."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.loading.checkpoint import Checkpoint
+from probes.placement.loading.fitting import Filling, fit, targets
+from probes.placement.loading.tensorbytes import Staging, bytes_of
+from probes.placement.models.headers import DTYPES
+
+COMPARED_BYTES = 16 << 20
+
+
+class CheckpointValues:
+    """Fills tensors, of any device, with the values that the checkpoint has for a model's parameters.
+
+    A parameter is known by itself, not by a name: ties and shared modules have several names.
+    """
+
+    def __init__(self, model: nn.Module, checkpoint: Checkpoint, *, ignored: Sequence[str] = ()) -> None:
+        self._checkpoint = checkpoint
+        self._targets = targets(model)
+        shaped = checkpoint.tensors
+        fillings = fit(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
+        self._fillings = {id(filling.target.tensor): filling for filling in fillings}
+        self._staging: Staging | None = None
+        for filling in fillings:
+            self._refuse_unequal_ties(filling)
+
+    def bring(self, parameter: torch.Tensor, target: torch.Tensor) -> None:
+        """Fill `target` with the values of a parameter of the model, converted where its dtype is another.
+
+        Raises CheckpointUnreadable.
+        """
+        name = self._fillings[id(parameter)].sources[0]
+        stored = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
+        read = partial(self._read, name)
+        self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
+        self._staging.bring(read, stored, target)
+
+    def _read(self, name: str, target: memoryview, start: int) -> None:
+        self._checkpoint.read_into(name, target, start)
+
+    def fill_buffers(self) -> None:
+        """Read the buffers that the checkpoint has. The others keep the values that the factory gave them."""
+        for filling in list(self._fillings.values()):
+            if not filling.target.is_parameter:
+                self._fill_buffer(filling)
+
+    def _fill_buffer(self, filling: Filling) -> None:
+        known = filling.target.tensor
+        filled = torch.empty_like(known, device="cpu" if known.is_meta else known.device)
+        self.bring(known, filled)
+        for module, name in filling.target.owners:
+            module._buffers[name] = filled
+        self._fillings[id(filled)] = filling
+
+    def _refuse_unequal_ties(self, filling: Filling) -> None:
+        """Two stored tensors for one parameter must be equal: the model would use one of them for both."""
+        first, *others = filling.sources
+        for other in others:
+            if not self._equal(first, other):
+                raise PlacementError(
+                    f"the model uses one tensor for {first} and {other}, and {self._checkpoint.path} has "
+                    "different values for them",
+                    "build the model without tied weights, or save the checkpoint again",
+                )
+
+    def _equal(self, one: str, other: str) -> bool:
+        stored = [self._checkpoint.tensors[name] for name in (one, other)]
+        if (stored[0].dtype, stored[0].n_bytes) != (stored[1].dtype, stored[1].n_bytes):
+            return False
+        left, right = (torch.empty(COMPARED_BYTES, dtype=torch.uint8) for _ in range(2))
+        for start in range(0, stored[0].n_bytes, COMPARED_BYTES):
+            count = min(COMPARED_BYTES, stored[0].n_bytes - start)
+            for name, buffer in ((one, left), (other, right)):
+                self._checkpoint.read_into(name, bytes_of(buffer)[:count], start)
+            if not torch.equal(left[:count], right[:count]):
+                return False
+        return True

@@ -1,0 +1,256 @@
+"""What a model is filled with from a checkpoint, on the CPU."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from probes.errors import CheckpointUnreadable, PlacementError
+from probes.placement.loading import filereading
+from probes.placement.loading.checkpoint import Checkpoint, opened
+from probes.placement.loading.fitting import targets
+from probes.placement.loading.fromfile import CheckpointValues
+from probes.placement.loading.skeleton import build
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.register_buffer(
+            "inverse", 1.0 / (10_000 ** (torch.arange(0, width, 2) / width)), persistent=False
+        )
+        self.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+        self.plain = torch.arange(4)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def values_of(model: nn.Module, checkpoint: Checkpoint, **options) -> dict[str, torch.Tensor]:
+    source = CheckpointValues(model, checkpoint, **options)
+    source.fill_buffers()
+    found = {}
+    for target in targets(model):
+        if target.is_parameter:
+            into = torch.empty(target.tensor.shape, dtype=target.tensor.dtype)
+            source.bring(target.tensor, into)
+            found |= dict.fromkeys(target.names, into)
+    return found | dict(model.named_buffers())
+
+
+def saved(model: nn.Module, path: Path, **changed: torch.Tensor | None) -> Path:
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()} | changed
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
+    return path
+
+
+def test_parameters_are_on_meta_and_everything_else_is_real():
+    model = build(Tied)
+    assert all(parameter.is_meta and not parameter.requires_grad for parameter in model.parameters())
+    assert model.head.weight is model.embed.weight
+    assert not any(buffer.is_meta for buffer in model.buffers())
+    assert torch.equal(model.blocks[0].inverse, Tied().blocks[0].inverse)
+    assert torch.equal(model.blocks[0].plain, torch.arange(4))
+    assert not model.training
+
+
+def test_a_tie_made_before_registration_is_kept():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            shared = nn.Parameter(torch.randn(4, 4))
+            self.a, self.b = shared, shared
+
+    model = build(Twice)
+    assert model.a is model.b
+    assert model.a.is_meta
+
+
+def test_another_thread_builds_real_models_meanwhile():
+    made = []
+
+    def factory():
+        thread = threading.Thread(target=lambda: made.append(nn.Linear(2, 2)))
+        thread.start()
+        thread.join()
+        return nn.Linear(2, 2)
+
+    assert build(factory).weight.is_meta
+    assert not made[0].weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_every_value_of_a_checkpoint_arrives(tmp_path):
+    torch.manual_seed(0)
+    model = Tied()
+    model.blocks[1].steps += 7
+    path = saved(model, tmp_path / "model.safetensors")
+    with opened(path) as checkpoint:
+        found = values_of(build(Tied), checkpoint)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(found[name], tensor), name
+    assert torch.equal(found["blocks.0.inverse"], model.blocks[0].inverse)
+
+
+@pytest.mark.parametrize("dropped", ["head.weight", "embed.weight"])
+def test_a_tied_tensor_may_be_saved_under_either_name(tmp_path, dropped):
+    model = Tied()
+    path = saved(model, tmp_path / "model.safetensors", **{dropped: None})
+    with opened(path) as checkpoint:
+        found = values_of(build(Tied), checkpoint)
+    assert torch.equal(found["head.weight"], model.embed.weight)
+
+
+def test_different_values_for_a_tied_tensor_are_refused(tmp_path):
+    path = saved(Tied(), tmp_path / "model.safetensors", **{"head.weight": torch.zeros(10, 8)})
+    with opened(path) as checkpoint, pytest.raises(PlacementError, match=r"embed\.weight and head\.weight"):
+        values_of(build(Tied), checkpoint)
+
+
+def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
+    def shared():
+        one = nn.Linear(4, 4)
+        return nn.ModuleList([one, nn.Linear(4, 4), one])
+
+    model = shared()
+    path = saved(model, tmp_path / "model.safetensors", **{"0.weight": None, "2.bias": None})
+    with opened(path) as checkpoint:
+        found = values_of(build(shared), checkpoint)
+    assert torch.equal(found["0.weight"], model[2].weight)
+    assert torch.equal(found["2.bias"], model[0].bias)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"blocks.0.up.bias": None}, r"1 missing: blocks\.0\.up\.bias"),
+        ({"blocks.0.steps": None}, r"1 missing: blocks\.0\.steps"),
+        ({"extra": torch.zeros(1)}, "1 not part of this model: extra"),
+        ({"blocks.1.scale": torch.zeros(3)}, r"1 of another shape: blocks\.1\.scale \[3\] instead of \[8\]"),
+        ({"blocks.1.scale": torch.zeros(8, dtype=torch.int32)}, r"blocks\.1\.scale I32 instead of float32"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, changed, said):
+    path = saved(Tied(), tmp_path / "model.safetensors", **changed)
+    with opened(path) as checkpoint, pytest.raises(PlacementError, match=said):
+        values_of(build(Tied), checkpoint)
+
+
+def test_stored_buffers_that_a_state_dict_leaves_out_and_ignored_tensors_are_no_complaint(tmp_path):
+    more = {"blocks.0.inverse": torch.zeros(4), "pooler.weight": torch.zeros(2)}
+    path = saved(Tied(), tmp_path / "model.safetensors", **more)
+    with opened(path) as checkpoint:
+        found = values_of(build(Tied), checkpoint, ignored=["pooler.*"])
+    assert torch.equal(found["blocks.0.inverse"], Tied().blocks[0].inverse)  # the model's own, not the file's
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float16, torch.bfloat16])
+def test_another_dtype_is_converted_as_torch_does(tmp_path, monkeypatch, stored, wanted):
+    weights = torch.randn(100, 70).to(stored)
+    save_file({"weight": weights}, tmp_path / "m.safetensors")
+    monkeypatch.setattr("probes.placement.loading.tensorbytes.STAGING_BYTES", 4096)
+    with opened(tmp_path / "m.safetensors") as checkpoint:
+        found = values_of(build(lambda: nn.Linear(70, 100, bias=False, dtype=wanted)), checkpoint)
+    assert torch.equal(found["weight"], weights.to(wanted))
+
+
+def test_a_parameter_that_is_not_contiguous_gets_its_values_in_their_places(tmp_path):
+    def factory():
+        return nn.Conv2d(3, 4, 3, bias=False).to(memory_format=torch.channels_last)
+
+    weights = torch.randn(4, 3, 3, 3)
+    save_file({"weight": weights}, tmp_path / "m.safetensors")
+    with opened(tmp_path / "m.safetensors") as checkpoint:
+        model = build(factory)
+        into = torch.empty(4, 3, 3, 3).to(memory_format=torch.channels_last)
+        CheckpointValues(model, checkpoint).bring(model.weight, into)
+    assert torch.equal(into, weights)
+
+
+def test_a_folder_of_several_files_is_one_checkpoint(tmp_path):
+    model = Tied()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    names = sorted(state)
+    places = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({name: state[name] for name in names if places[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with opened(tmp_path) as checkpoint:
+        found = values_of(build(Tied), checkpoint)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_a_file_cut_while_it_is_read_is_an_error_and_not_a_crash(tmp_path):
+    path = saved(Tied(), tmp_path / "model.safetensors")
+    with opened(path) as checkpoint:
+        model = build(Tied)
+        source = CheckpointValues(model, checkpoint)
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 300)
+        last = max(checkpoint.tensors.values(), key=lambda stored: stored.offset).name
+        parameter = model.get_parameter(last)
+        with pytest.raises(CheckpointUnreadable, match="cut while it was read"):
+            source.bring(parameter, torch.empty(parameter.shape))
+
+
+def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path):
+    path = saved(Tied(), tmp_path / "model.safetensors")
+    with opened(path) as checkpoint:
+        model = build(Tied)
+        source = CheckpointValues(model, checkpoint)
+        with path.open("r+b") as file:
+            file.seek(-4, 2)
+            file.write(b"oops")
+        with pytest.raises(CheckpointUnreadable, match="changed while it was read"):
+            source.bring(model.embed.weight, torch.empty(10, 8))
+
+
+def test_pieces_of_a_large_tensor_are_put_together_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(filereading, "PIECE_BYTES", 1000)
+    weights = torch.randn(301, 77)
+    save_file({"weight": weights}, tmp_path / "m.safetensors")
+    with opened(tmp_path / "m.safetensors") as checkpoint:
+        found = values_of(build(lambda: nn.Linear(77, 301, bias=False)), checkpoint)
+    assert torch.equal(found["weight"], weights)
+
+
+def test_an_empty_tensor_and_a_scalar_are_read(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.none, self.one = nn.Parameter(torch.empty(0, 4)), nn.Parameter(torch.tensor(0.0))
+
+    save_file({"none": torch.empty(0, 4), "one": torch.tensor(3.0)}, tmp_path / "m.safetensors")
+    with opened(tmp_path / "m.safetensors") as checkpoint:
+        assert values_of(build(Odd), checkpoint)["one"].item() == 3.0
+
+
+def test_a_factory_that_gives_no_module_is_refused():
+    with pytest.raises(PlacementError, match="returned int"):
+        build(lambda: 3)
+
+
+def test_a_buffer_left_on_meta_must_come_from_the_checkpoint(tmp_path):
+    def factory():
+        with torch.device("meta"):
+            return Block()
+
+    save_file(dict(Block().state_dict()), tmp_path / "m.safetensors")
+    with (
+        opened(tmp_path / "m.safetensors") as checkpoint,
+        pytest.raises(PlacementError, match="1 missing: inverse"),
+    ):
+        values_of(build(factory), checkpoint)
