@@ -20,6 +20,8 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from debian_packages import unpacked
+
 ROOT = Path(__file__).parents[2]
 
 STANDIN_TORCH = """
@@ -137,12 +139,7 @@ def registry_program(folder: Path) -> Path:
     """Debian's `docker-registry`, unpacked from its package and not installed."""
     if found := shutil.which("docker-registry"):
         return Path(found)
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["apt-get", "-qq", "update"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["apt-get", "-qq", "download", "docker-registry"], cwd=folder, check=True)
-    [package] = folder.glob("docker-registry_*.deb")
-    subprocess.run(["dpkg-deb", "-x", str(package), str(folder / "root")], check=True)
-    return folder / "root/usr/bin/docker-registry"
+    return unpacked(folder, "docker-registry") / "usr/bin/docker-registry"
 
 
 @contextlib.contextmanager

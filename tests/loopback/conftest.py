@@ -1,4 +1,6 @@
-"""Tests over real sockets on the loopback: no engine, no network, no torch."""
+"""Tests over real sockets on the loopback: no engine, no torch, and no network but for
+Debian's package of zsh where there is none.
+"""
 
 import sys
 from pathlib import Path
