@@ -24,15 +24,14 @@ from buildtool.builder.sources import Sources, bootstrap_of
 from buildtool.builder.wheels import WheelCache
 from buildtool.command import stop_children
 from buildtool.engine import buildx, proof
-from buildtool.engine.client import Engine, disk_here
-from buildtool.errors import EnvironmentMissing
-from buildtool.files import free_bytes, kept, locked, sha256_of, sweep_partials, write_text
+from buildtool.engine.client import Engine
+from buildtool.engine.room import require_engine_room, require_room
+from buildtool.files import kept, locked, sha256_of, sweep_partials, write_text
 from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.model import BuiltImage, Resolved, Variant
 from buildtool.prune.inputs import Inspections, PruneCache, PrunedInputs
 from probes.shared.units import decimal_bytes
-from probes.shared.unknown import Unknown
 
 Say = Callable[[str], None]
 
@@ -289,28 +288,15 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
-    """Refuse, before anything is made, a build that certainly doesn't fit on a disk.
+    """Refuse, before anything is made, a build that certainly doesn't fit on a disk of this host.
 
     Raises EnvironmentMissing.
-
-    The engine's disk counts where it is one of this host's.
     """
     missing = [v for v in variants if lock.get(v) is None]
     needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
-    places = [workplace.state]
-    images = disk_here(engine.info())
-    if isinstance(images, Unknown):
-        workplace.say(f"the engine's disk isn't checked: {images.reason}")
-    else:
-        places.append(images)
-    for place in places:
-        free = free_bytes(place)
-        if free < max(needed, DISK_FLOOR):
-            raise EnvironmentMissing(
-                f"{place} has {decimal_bytes(free)} free; building {', '.join(v.name for v in variants)} "
-                f"may take {decimal_bytes(max(needed, DISK_FLOOR))}",
-                "free some space (docker system df; docker builder prune), or move the cache: WEIR_STATE=DIR",
-            )
+    purpose = f"building {', '.join(v.name for v in variants)}"
+    require_room(workplace.state, max(needed, DISK_FLOOR), purpose)
+    require_engine_room(engine, max(needed, DISK_FLOOR), purpose, say=workplace.say)
 
 
 def _description(resolved: Resolved) -> str:

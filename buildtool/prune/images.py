@@ -14,8 +14,9 @@ from buildtool.audit.read.documents import Platform
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
+from buildtool.engine.room import require_engine_room, require_room
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
-from buildtool.files import free_bytes, replacing, scratch, sweep_partials
+from buildtool.files import replacing, scratch, sweep_partials
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
 from buildtool.prune.archives import archive_targets, prune_tar
@@ -91,7 +92,7 @@ def prune_image(
         )
     state.mkdir(parents=True, exist_ok=True)
     _clean_up(engine, state)
-    room = _require_room(engine, record["Id"], state)
+    room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
     with scratch(state) as folder:
         say(f"reading the configuration of {ref}")
         original = _original(ref, record, engine)
@@ -155,7 +156,11 @@ def _made(
     """Put the pruned image into the engine, under a temporary name, and return its id."""
     say("making the pruned image")
     path = scratch / "layer"
-    layer = pack_layer(scratch / "rootfs.tar", path, compress=engine.info().containerd_store)
+    tar = scratch / "rootfs.tar"
+    n_bytes = tar.stat().st_size
+    layer = pack_layer(tar, path, compress=engine.info().containerd_store)
+    # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
+    require_engine_room(engine, layer.n_bytes + n_bytes, "loading the pruned image", say=say)
     name = f"docker.io/library/{temporary}"
     image = flat_image(original.config, layer, name=name, targets=",".join(map(str, targets)))
     say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
@@ -245,18 +250,6 @@ def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> st
             f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n{proof.last_words(before.stdout)}"
         )
     return proof.sentence(facts)
-
-
-def _require_room(engine: Engine, image_id: str, state: Path) -> int:
-    """The free bytes under `state`. Raises EnvironmentMissing when they can't hold an image's files twice."""
-    needed = engine.unpacked_bytes(image_id) * _TARS
-    free = free_bytes(state)
-    if free < needed:
-        raise EnvironmentMissing(
-            f"{state} has {decimal_bytes(free)} free; pruning the image may take {decimal_bytes(needed)}",
-            "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
-        )
-    return free
 
 
 def _clean_up(engine: Engine, state: Path) -> None:

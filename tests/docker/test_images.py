@@ -52,7 +52,12 @@ def shell(ref: str, script: str) -> str:
 def test_the_cpu_image_is_small(bar: Bar) -> None:
     totals = report("cpu")["totals"]
     bar("cpu-unpacked", int(str(totals["unpacked_bytes"])), 1_000_000_000, "bytes unpacked")
-    bar("cpu-compressed", int(str(totals["stored_bytes"])), 320_000_000, "bytes stored")
+    if Engine().info().containerd_store:
+        bar("cpu-compressed", int(str(totals["stored_bytes"])), 320_000_000, "bytes stored")
+    else:  # it keeps layers unpacked, so what a registry would store isn't known from it
+        assert totals["stored_bytes"] is None
+        assert totals["stored_reason"]
+        assert report("cpu")["budget"]["stored"]["verdict"] == "unknown"  # type: ignore[index]
 
 
 def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
@@ -65,10 +70,13 @@ def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
 
 
 def test_the_report_describes_the_image_that_the_engine_holds() -> None:
+    """containerd's store identifies an image by its manifest, the classic one by its config."""
+    engine = Engine()
+    identity = "digest" if engine.info().containerd_store else "config_digest"
     for variant in ("cpu", "rocm"):
-        held = Engine().inspect(f"weir/{variant}:latest")
+        held = engine.inspect(f"weir/{variant}:latest")
         assert held
-        assert report(variant)["image"]["digest"] == held["Id"]
+        assert report(variant)["image"][identity] == held["Id"]
 
 
 def test_the_report_has_the_keys_that_others_rely_on() -> None:

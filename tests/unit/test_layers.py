@@ -87,6 +87,7 @@ ACTING = {
     "buildtool.engine.client",
     "buildtool.engine.host",
     "buildtool.engine.provision",
+    "buildtool.engine.room",
     "probes.machine.numa",
     "probes.machine.nvml",
     "probes.machine.snapshot",

@@ -9,6 +9,7 @@ import pytest
 
 from buildtool.builder import catalog, pipeline
 from buildtool.builder.lockfile import Lock
+from buildtool.engine import room
 from buildtool.engine.client import EngineInfo
 from buildtool.errors import EnvironmentMissing
 
@@ -21,7 +22,7 @@ def test_a_remote_engines_build_is_not_refused_for_this_hosts_disk(
     """This host has a directory of the engine's name, and no room under it."""
     full = tmp_path / "engine"
     full.mkdir()
-    monkeypatch.setattr(pipeline, "free_bytes", lambda path: 0 if path == full else 10**12)
+    monkeypatch.setattr(room, "free_bytes", lambda path: 0 if path == full else 10**12)
     info = EngineInfo("26.1", "overlayfs", True, socket.gethostname(), str(full), ())
     engine: Any = SimpleNamespace(info=lambda: info)
     said: list[str] = []

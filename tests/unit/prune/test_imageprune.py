@@ -1,5 +1,6 @@
 """Pruning an image that doesn't fit on the disk, or under a bad name, ends before it begins."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from buildtool.engine import room
+from buildtool.engine.client import EngineInfo
 from buildtool.errors import BuildFailed, ConfigError, EnvironmentMissing
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import images
@@ -44,7 +47,7 @@ def prune(engine: FakeEngine, state: Path, tag: str | None = None) -> None:
 def test_a_disk_that_cannot_hold_two_tars_of_the_files_is_said_to_be_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(images, "free_bytes", lambda _path: free)
+    monkeypatch.setattr(room, "free_bytes", lambda _path: free)
     engine = FakeEngine()
     with pytest.raises(BuildFailed if fits else EnvironmentMissing):
         prune(engine, tmp_path)
@@ -68,3 +71,28 @@ def test_more_files_than_there_is_room_for_stop_the_export(tmp_path: Path) -> No
             original, GFX906, engine=engine, scratch=tmp_path, room=2000, say=lambda _line: None
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "fits"), [(2 * 10_240 - 1, False), (2 * 10_240, True)])
+def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    """Filled to the last byte, its disk would stop every container that writes there."""
+    root, scratch = tmp_path / "engine", tmp_path / "scratch"
+    for folder in (root, scratch):
+        folder.mkdir()
+    (scratch / "rootfs.tar").write_bytes(bytes(10_240))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
+    monkeypatch.setattr(room, "free_bytes", lambda path: free if path == root else 10**12)
+    info = EngineInfo("26.1", "overlay2", False, socket.gethostname(), str(root), ())
+    given: list[bytes] = []
+
+    def load(chunks: Iterator[bytes]) -> None:
+        given.extend(chunks)
+        raise BuildFailed("far enough")
+
+    engine: Any = SimpleNamespace(info=lambda: info, load=load)
+    original: Any = SimpleNamespace(config=b"{}")
+    with pytest.raises(BuildFailed if fits else EnvironmentMissing):
+        images._made(original, GFX906, "x", engine=engine, scratch=scratch, say=lambda _line: None)
+    assert bool(given) == fits
