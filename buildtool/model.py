@@ -6,23 +6,24 @@ from enum import Enum
 from pathlib import Path
 
 from buildtool.errors import ConfigError
+from probes.shared.units import parse_bytes
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
-_FACTOR = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_FACTOR |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 CARD = "{gpu_target}"
 LABEL = "io.weir"  # what the names of our labels begin with
 # zstd 1: on the CPU image 3 times faster than BuildKit's default gzip and smaller (docs/decisions/0003)
 ZSTD_LEVEL = 1
-NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 def parse_size(text: str) -> int:
     """Bytes from "1.0 GB" (10^9) or "512 MiB" (2^20). Raises ConfigError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ConfigError(f"not a size: {text!r}", "write a number and a unit, such as `320 MB` or `1.5 GiB`")
-    return int(float(match[1]) * _FACTOR[match[2]])
+    try:
+        if not text.rstrip().endswith("B"):
+            raise ValueError("a size without a unit")
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"not a size: {text!r}", "write a number and a unit, such as `320 MB` or `1.5 GiB`"
+        ) from error
 
 
 class TorchBuild(Enum):
@@ -60,9 +61,9 @@ Base = Registry | Bootstrap
 class TorchSource:
     """One place torch can come from: the host's pip configuration, an index, or the base itself.
 
-    `require` is empty where the base already holds torch; `{gpu_target}` in it is replaced by a card. A
-    `fallback` may give a build other than the variant's name promises, because it declares that. `base` and
-    `python` replace the variant's own.
+    `require` is empty where the base already holds torch; `{gpu_target}` in it is replaced by a card. Only a
+    `fallback` may give a build other than the variant's first source. `base` and `python` replace the
+    variant's own.
     """
 
     name: str

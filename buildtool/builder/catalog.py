@@ -209,12 +209,8 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
     assert isinstance(budget, dict)
     torch = raw["torch"]
     assert isinstance(torch, list)
-    sources = [str(item["name"]) for item in torch if isinstance(item, dict)]
-    for index, source in enumerate(sources):
-        if source in sources[:index]:  # the lock file names a source only by its name
-            raise document.complain(
-                (*where, "torch", index, "name"), f"two sources are called {source!r}", "rename one of them"
-            )
+    sources = tuple(_torch(item, (*where, "torch", index), document) for index, item in enumerate(torch))
+    _check_sources(sources, (*where, "torch"), document)
     own_targets = _texts(raw.get("gpu_targets"))
     gpu_targets = gpu_targets if own_targets and gpu_targets else own_targets
     return Variant(
@@ -223,7 +219,7 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
         dockerfile=_dockerfile(str(raw["dockerfile"]), where, document),
         python=str(raw["python"]),
         base=_bases(raw["base"], (*where, "base"), document),
-        torch=tuple(_torch(item, (*where, "torch", index), document) for index, item in enumerate(torch)),
+        torch=sources,
         wheels=_texts(raw.get("wheels")),
         system_packages=_texts(raw.get("system_packages")),
         gpu_targets=gpu_targets,
@@ -234,6 +230,22 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
             stored_bytes=parse_size(str(budget["stored"])) if "stored" in budget else None,
         ),
     )
+
+
+def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: _Document) -> None:
+    """The lock file names a source only by its name; a build other than the first one's must be declared."""
+    for index, source in enumerate(sources):
+        if source.name in [earlier.name for earlier in sources[:index]]:
+            raise document.complain(
+                (*where, index, "name"), f"two sources are called {source.name!r}", "rename one of them"
+            )
+        if source.build is not sources[0].build and not source.fallback:
+            raise document.complain(
+                (*where, index, "build"),
+                f"this source gives a {source.build.value} build, the first one a "
+                f"{sources[0].build.value} build",
+                "if that is meant, say so: fallback: true",
+            )
 
 
 def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:

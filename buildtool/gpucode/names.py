@@ -7,7 +7,6 @@ AITER (`hsa/gfx942/*.co`), OpenMP's device libraries and kpack archives.
 
 import re
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 from buildtool.gpucode.target import PROCESSORS
 
@@ -42,11 +41,6 @@ def gfx_targets_of_path(path: str) -> tuple[str, ...]:
         named = (directory for directory in reversed(directories) if _DIRECTORY.fullmatch(directory))
         found = next((targets for name in named if (targets := _targets_in(name, miopen=False))), ())
     return found
-
-
-def is_gpu_code_path(path: str) -> bool:
-    """True when the name alone shows GPU code or its tuning data, with or without a target."""
-    return bool(_ALWAYS_CODE.search(PurePosixPath(path).name) or gfx_targets_of_path(path))
 
 
 def _targets_in(name: str, *, miopen: bool) -> tuple[str, ...]:

@@ -84,11 +84,6 @@ class TargetId:
         return ":".join((self.processor, *(f"{name}{'+' if on else '-'}" for name, on in self.features)))
 
     @property
-    def is_generic(self) -> bool:
-        """True for code that runs on a family of cards, not on one."""
-        return self.processor in GENERIC_ISAS or self.processor == SPIRV
-
-    @property
     def is_cuda(self) -> bool:
         """True for NVIDIA's `sm_80` (machine code) and `compute_80` (PTX)."""
         return self.processor.startswith(("sm_", "compute_"))

@@ -4,6 +4,7 @@ import re
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kKMGT]i?B|B|)")
 
 
 def _scaled(n_bytes: float, step: int, names: tuple[str, ...]) -> str:
@@ -40,9 +41,9 @@ def duration(seconds: float) -> str:
 
 def parse_bytes(text: str) -> int:
     """`4GiB`, `512 MiB`, `4GB` (10^9) or a plain number, in bytes. Raises ValueError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B|)", text.strip())
+    found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"{text!r} is not a size; write it as 4GiB, 512MiB or 4000000000")
+        raise ValueError(f"{text[:40]!r} is not a size; write it as 4GiB, 512MiB or 4000000000")
     number, unit = found.groups()
-    step = 1024 if "i" in unit else 1000
-    return int(float(number) * step ** " kMGT".index((unit or "B")[0].replace("K", "k").replace("B", " ")))
+    power = " KMGT".index(unit.removesuffix("B")[:1].upper())  # no letter: the first
+    return int(float(number) * (1024 if "i" in unit else 1000) ** power)

@@ -31,7 +31,6 @@ from buildtool.gpucode.formats.elf import (
 from buildtool.gpucode.source import Source
 
 _WRAPPER = "<IIQQ"  # magic, version, pointer to the bundle, reserved
-_WRAPPER_BYTES = struct.calcsize(_WRAPPER)
 _POINTER_AT = 8
 _MAGIC_HIPK = 0x4B504948
 _RELA = "<QQq"

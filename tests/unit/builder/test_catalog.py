@@ -220,3 +220,13 @@ def test_one_suite_may_stand_in_the_lists_of_a_variant_and_of_its_torch_source(t
     file.write_text(text.replace("build: cpu}", f"build: cpu, base: {base}}}"))
     (variant,) = catalog.load(file).variants
     assert variant.base == variant.torch[0].base
+
+
+def test_another_build_than_the_first_sources_must_be_declared(tmp_path: Path) -> None:
+    """A slip in the second source must not make a CPU image of one for ROCm."""
+    undeclared = MINIMAL.replace("{name: t, build: cpu}", "{name: t, build: rocm}, {name: u, build: cpu}")
+    said = complaint(tmp_path, undeclared)
+    assert "variants.one.torch.1.build: this source gives a cpu build, the first one a rocm build" in said
+    declared = tmp_path / "declared.yaml"
+    declared.write_text(undeclared.replace("name: u", "name: u, fallback: true"))
+    assert [source.build.value for source in catalog.load(declared).variants[0].torch] == ["rocm", "cpu"]

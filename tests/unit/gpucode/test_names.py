@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildtool.gpucode.names import gfx_targets_of_path, is_gpu_code_path
+from buildtool.gpucode.names import gfx_targets_of_path
 
 ROCBLAS = "usr/lib/x86_64-linux-gnu/rocblas/2.47.0/library"
 
@@ -73,19 +73,16 @@ NO_CODE = [
 def test_path_names_its_targets(path: str, targets: tuple[str, ...]) -> None:
     assert gfx_targets_of_path(path) == targets
     assert gfx_targets_of_path("/" + path) == targets
-    assert is_gpu_code_path(path)
 
 
 @pytest.mark.parametrize("path", UNNAMED_CODE)
 def test_fallback_and_generic_code_names_no_target(path: str) -> None:
     assert gfx_targets_of_path(path) == ()
-    assert is_gpu_code_path(path)
 
 
 @pytest.mark.parametrize("path", NO_CODE)
 def test_file_that_only_mentions_a_target_is_no_gpu_code(path: str) -> None:
     assert gfx_targets_of_path(path) == ()
-    assert not is_gpu_code_path(path)
 
 
 def test_family_in_a_directory_gives_all_its_members() -> None:

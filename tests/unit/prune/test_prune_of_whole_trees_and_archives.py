@@ -298,8 +298,3 @@ def test_code_of_both_vendors_in_one_file_is_refused_when_both_are_asked_for() -
 )
 def test_override_names_its_card(version: str, card: str) -> None:
     assert target_of_override(version) == TargetId(card)
-
-
-def test_generic_targets_are_distinguished_from_cards() -> None:
-    generic = [name for name in ("gfx906", "gfx9-generic", "spirv", "sm_90") if TargetId(name).is_generic]
-    assert generic == ["gfx9-generic", "spirv"]
