@@ -24,8 +24,16 @@ from buildtool.audit.count.claims import (
 from buildtool.audit.count.copies import Duplicate, Maker, cause_of_rewriting, find_copies
 from buildtool.audit.count.exposure import SecretPlace, exposed_secrets
 from buildtool.audit.count.kinds import Classifier, Kind, Place
-from buildtool.audit.count.largest import TopFile, largest_directories, largest_files
-from buildtool.audit.count.packages import UNOWNED, Manager, Ownership, Package, claim_leftovers, find_owners
+from buildtool.audit.count.largest import FileRow, largest_directories, largest_files
+from buildtool.audit.count.packages import (
+    UNOWNED,
+    Manager,
+    Ownership,
+    Package,
+    PackageRow,
+    claim_leftovers,
+    find_owners,
+)
 from buildtool.audit.count.spot import PackageName, Spot
 from buildtool.audit.count.treemap import Tree, TreeCounter
 from buildtool.audit.inspect.secrets import redacted
@@ -61,19 +69,6 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class PackageBytes:
-    """A package and the bytes of its files: in all layers, and the visible part of them."""
-
-    manager: Manager
-    name: str
-    version: str
-    place: str
-    unpacked_bytes: int
-    visible_bytes: int
-    n_files: int
-
-
-@dataclass(frozen=True)
 class Facts:
     """An image, counted. Sums of `owners`, of `kinds` and of `layer_bytes` are equal."""
 
@@ -99,8 +94,8 @@ class Facts:
     build_only: Tally  # compilers, build systems and -dev packages
     secrets: tuple[SecretPlace, ...]
     claims: Claims
-    packages: tuple[PackageBytes, ...]
-    top_files: tuple[TopFile, ...]
+    packages: tuple[PackageRow, ...]
+    top_files: tuple[FileRow, ...]
     top_directories: tuple[tuple[bytes, int], ...]  # with visible bytes of everything below
     tree: Tree
     dangling_links: int
@@ -295,7 +290,7 @@ class _Count:
             causes.append(FOREIGN_FILES)
         return causes
 
-    def packages(self) -> tuple[PackageBytes, ...]:
+    def packages(self) -> tuple[PackageRow, ...]:
         """Every package with its bytes, largest first; adds the managers' sums to the groups."""
         rows = []
         for number, package in enumerate(self._ownership.packages):
@@ -303,7 +298,7 @@ class _Count:
                 continue
             bytes_of = self._all[number], self._visible[number], self._files[number]
             rows.append(
-                PackageBytes(package.manager, package.name, package.version, package.place, *bytes_of)
+                PackageRow(package.manager.value, package.name, package.version, package.place, *bytes_of)
             )
             self.groups[package.manager.value] += self._all[number]
         return tuple(sorted(rows, key=lambda row: (-row.unpacked_bytes, row.name, row.place)))

@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from buildtool.audit.read.merge import Merged
+from probes.shared.quoting import terminal
 
 
 @dataclass(frozen=True)
-class TopFile:
+class FileRow:
     """One of the largest visible files."""
 
-    path: bytes
+    path: str
     unpacked_bytes: int
     layer: int
     owner: str
 
 
-def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> tuple[TopFile, ...]:
+def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> tuple[FileRow, ...]:
     """Visible files; `name_of` gives the owner of a row."""
     return tuple(
-        TopFile(merged.path(row), merged.size(row), merged.layer_of(row), name_of(row))
+        FileRow(terminal(merged.path(row)), merged.size(row), merged.layer_of(row), name_of(row))
         for row in _largest(merged, count)
     )
 

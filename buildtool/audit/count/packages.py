@@ -42,6 +42,19 @@ class Package:
     place: str = ""  # the directory it is installed in, where that isn't the whole system
 
 
+@dataclass(frozen=True)
+class PackageRow:
+    """An installed package and the bytes of its files: in all layers, and the visible part of them."""
+
+    manager: str
+    name: str
+    version: str
+    place: str
+    unpacked_bytes: int
+    visible_bytes: int
+    n_files: int
+
+
 @dataclass
 class Ownership:
     """`owner[row]` is a position in `packages`; position 0 means none.

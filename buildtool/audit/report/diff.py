@@ -4,8 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from buildtool.audit.count.packages import PackageRow
 from buildtool.audit.count.treemap import Tree
-from buildtool.audit.report.schema import AuditReport, PackageRow
+from buildtool.audit.report.schema import AuditReport
 
 EXPLAINS = 0.9  # a directory is left out where one thing in it makes up this share of its change
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from buildtool.audit.count.counts import Facts, Tally
+from buildtool.audit.count.largest import FileRow
+from buildtool.audit.count.packages import PackageRow
 from buildtool.audit.count.treemap import NO_TREE, Tree
 from buildtool.audit.inspect.secrets import redacted
 from buildtool.audit.judge.budget import BudgetResult, judge
@@ -65,29 +67,6 @@ class LayerRow:
     tar_bytes: int
     n_entries: int
     command: str | None
-
-
-@dataclass(frozen=True)
-class PackageRow:
-    """An installed package and the bytes of its files."""
-
-    manager: str
-    name: str
-    version: str
-    place: str
-    unpacked_bytes: int
-    visible_bytes: int
-    n_files: int
-
-
-@dataclass(frozen=True)
-class FileRow:
-    """One of the largest files."""
-
-    path: str
-    unpacked_bytes: int
-    layer: int
-    owner: str
 
 
 @dataclass(frozen=True)
@@ -154,12 +133,10 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         ),
         owners=facts.owners,
         kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items()},
-        packages=tuple(PackageRow(**{**vars(row), "manager": row.manager.value}) for row in facts.packages),
+        packages=facts.packages,
         gpu_code=_by_target(facts.gpu_files, facts.gpu_in_libraries),
         gpu_in_libraries=_by_target(facts.gpu_in_libraries),
-        top_files=tuple(
-            FileRow(terminal(row.path), row.unpacked_bytes, row.layer, row.owner) for row in facts.top_files
-        ),
+        top_files=facts.top_files,
         top_directories=tuple((terminal(path), n_bytes) for path, n_bytes in facts.top_directories),
         duplicates=tuple(
             DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(terminal, row.paths)), row.cause)

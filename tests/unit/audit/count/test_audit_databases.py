@@ -315,7 +315,7 @@ def test_databases_below_names_that_are_not_utf_8_are_read() -> None:
             }
         )
     )
-    assert [(row.manager.value, row.unpacked_bytes, row.place) for row in found.packages] == [
+    assert [(row.manager, row.unpacked_bytes, row.place) for row in found.packages] == [
         ("deb", 3000, ""),
         ("conda", 200, "opt/\\xfe"),
         ("python", 10, "srv/\\xff"),
@@ -341,7 +341,7 @@ def test_other_databases_are_not_taken_for_lists_or_stanzas_of_dpkgs() -> None:
             }
         )
     )
-    assert [(row.manager.value, row.name, row.unpacked_bytes) for row in found.packages] == [
+    assert [(row.manager, row.name, row.unpacked_bytes) for row in found.packages] == [
         ("deb", "METADATA", 0),
         ("python", "x", 0),
     ]

@@ -128,8 +128,8 @@ def test_the_largest_visible_files_are_reported_with_their_layer() -> None:
     )
     found = largest_files(merged, 2, lambda row: f"row {row}")
     assert [(one.path, one.unpacked_bytes, one.layer, one.owner) for one in found] == [
-        (b"b", 5, 0, "row 1"),
-        (b"c", 3, 1, "row 3"),
+        ("b", 5, 0, "row 1"),
+        ("c", 3, 1, "row 3"),
     ]
 
 
@@ -224,12 +224,12 @@ def test_the_largest_files_of_many_layers_come_in_order_and_hidden_or_empty_ones
     )
     found = largest_files(merged, 9, str)
     assert [(one.path, one.unpacked_bytes, one.layer) for one in found] == [
-        (b"d", 8, 1),
-        (b"b", 7, 0),
-        (b"c", 6, 1),
-        (b"a", 5, 0),
+        ("d", 8, 1),
+        ("b", 7, 0),
+        ("c", 6, 1),
+        ("a", 5, 0),
     ]
-    assert [one.path for one in largest_files(merged, 3, str)] == [b"d", b"b", b"c"]
+    assert [one.path for one in largest_files(merged, 3, str)] == ["d", "b", "c"]
 
 
 def test_largest_directories_count_what_is_below_and_keep_to_the_number_asked_for() -> None:

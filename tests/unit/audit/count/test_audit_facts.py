@@ -7,11 +7,11 @@ from contents_maker import A, L, contents, debs, facts
 from report_maker import HOSTILE
 
 from buildtool.audit.count.claims import FOREIGN_CODE
-from buildtool.audit.count.counts import Facts, PackageBytes, Tally, gather
+from buildtool.audit.count.counts import Facts, Tally, gather
 from buildtool.audit.count.exposure import SecretPlace
 from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.largest import TopFile
-from buildtool.audit.count.packages import Manager
+from buildtool.audit.count.largest import FileRow
+from buildtool.audit.count.packages import PackageRow
 from buildtool.audit.count.spot import PackageName, Pattern, Spot
 from buildtool.audit.read.documents import Step
 
@@ -141,7 +141,7 @@ def test_only_visible_files_are_counted_as_shown() -> None:
     assert tally(found.overwritten) == (1, {b"a": 1})
     assert tally(found.deleted) == (20, {b"d/b": 20})
     assert found.claims == {("overwritten",): 1, ("deleted",): 20}
-    assert found.top_files == (TopFile(b"a", 4000, 1, "unowned"), TopFile(b"d/c", 300, 0, "unowned"))
+    assert found.top_files == (FileRow("a", 4000, 1, "unowned"), FileRow("d/c", 300, 0, "unowned"))
     assert found.top_directories == ((b"d", 300),)
     assert [(row.path, row.unpacked_bytes, row.visible_bytes) for row in found.tree.rows] == [
         ("a", 4000, 4000),
@@ -194,18 +194,18 @@ def test_packages_are_reported_with_all_and_with_visible_bytes_the_largest_first
     upper = L({"lib/b": 20, "lib/b2": 1, "lib/x": 400})
     found = facts(lower, upper)
     assert found.packages == (
-        PackageBytes(Manager.DEB, "b", "1", "", 31, 21, 2),
-        PackageBytes(Manager.DEB, "a", "1", "", 5, 5, 1),
-        PackageBytes(Manager.DEB, "c", "1", "", 5, 5, 1),
+        PackageRow("deb", "b", "1", "", 31, 21, 2),
+        PackageRow("deb", "a", "1", "", 5, 5, 1),
+        PackageRow("deb", "c", "1", "", 5, 5, 1),
     )
     assert found.owners == {"deb": 41, "unowned": 400}
     assert found.packages_left_out == 0
     assert {(row.path, row.owner) for row in found.top_files} == {
-        (b"lib/b", "b"),
-        (b"lib/b2", "b"),
-        (b"lib/a", "a"),
-        (b"lib/c", "c"),
-        (b"lib/x", "unowned"),
+        ("lib/b", "b"),
+        ("lib/b2", "b"),
+        ("lib/a", "a"),
+        ("lib/c", "c"),
+        ("lib/x", "unowned"),
     }
 
 
