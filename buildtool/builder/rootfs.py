@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from buildtool.apt import host_mirror
 from buildtool.command import CommandFailed, find, relay, run, run_loud
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
@@ -213,20 +214,3 @@ def _reason(error: CommandFailed) -> str:
     return next(
         (line for line in lines if line.startswith("E:")), lines[-1] if lines else "it printed nothing"
     )
-
-
-def host_mirror() -> str | None:
-    """The Debian mirror that the host's own apt uses; None (mmdebstrap's default) elsewhere."""
-    if not find("apt-get"):
-        return None
-    try:
-        listed = run(
-            ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
-        )
-    except CommandFailed:
-        return None
-    for line in listed.stdout.splitlines():
-        origin, label, uri = (*line.split(" ", 2), "", "")[:3]
-        if origin == label == "Debian":
-            return uri.strip() or None
-    return None

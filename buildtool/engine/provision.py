@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildtool.apt import host_mirror
 from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
 from buildtool.engine.client import NEXT_STEP, Engine, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
@@ -183,11 +184,8 @@ def start(say: Say) -> None:
 
 def _borrow_suite(directory: Path, suite: str) -> list[str]:
     """apt options that add one suite to the host's own mirror, at a priority that changes nothing else."""
-    mirror = run(
-        ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
-    )
-    uris = [line.split()[2] for line in mirror.stdout.splitlines() if line.startswith("Debian Debian ")]
-    if not uris:
+    mirror = host_mirror()
+    if not mirror:
         raise EngineUnavailable("apt knows no Debian mirror to take the engine from", NEXT_STEP)
     (directory / "parts").mkdir()
     (directory / "lists" / "partial").mkdir(parents=True)
@@ -197,7 +195,7 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
         if own.exists():
             (directory / "parts" / own.with_suffix(".list").name).write_text(own.read_text())
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    borrowed = f"Types: deb\nURIs: {uris[0]}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
+    borrowed = f"Types: deb\nURIs: {mirror}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
     (directory / "parts" / "weir.sources").write_text(borrowed)
     (directory / "preferences").write_text(f"Package: *\nPin: release n={suite}\nPin-Priority: 100\n")
     directory.chmod(0o755)

@@ -29,7 +29,8 @@ from board import Board, tell
 from prune_fuzz import fuzz_bars
 from prune_images import image_bars
 
-from buildtool.builder.rootfs import environment, host_mirror, mmdebstrap_command
+from buildtool.apt import host_mirror
+from buildtool.builder.rootfs import environment, mmdebstrap_command
 from buildtool.command import run_loud
 from buildtool.errors import ToolError
 from buildtool.gpucode.formats.elf import read_elf
