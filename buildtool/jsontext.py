@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,11 +16,8 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 DEPTH = 64  # levels; no document that is read here needs more than eight
 ENGINE_DEPTH = 10_000  # levels that Go's encoding/json reads
 _NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, except for their last digits, beyond a double
-_TOKEN = re.compile(r'[{}\[\]"]')
+TOKEN = re.compile(r'[{}\[\]"]')
 _STRING_END = re.compile(r'["\\]')
-_BLANK = re.compile(r"[ \t\n\r]*+")
-_SCALAR = re.compile(r"[^\s,\]}{\[\":]++")
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -182,10 +179,10 @@ def _cut_below(text: str, depth: int) -> str:
     kept: list[str] = []
     level = at = 0  # `at`: end of what is kept or was cut
     position = 0
-    while found := _TOKEN.search(text, position):
+    while found := TOKEN.search(text, position):
         position = found.end()
         if found[0] == '"':
-            position = _after_string(text, position)
+            position = after_string(text, position)
         elif found[0] in "{[":
             level += 1
             if level == depth:
@@ -201,87 +198,10 @@ def _cut_below(text: str, depth: int) -> str:
     return "".join([*kept, text[at:]])
 
 
-def _after_string(text: str, position: int) -> int:
+def after_string(text: str, position: int) -> int:
+    """Where a string ends whose first character is at `position`; the text's length if it has no end."""
     while found := _STRING_END.search(text, position):
         if found[0] == '"':
             return found.end()
         position = found.end() + 1
     return len(text)
-
-
-Span = tuple[int, int]  # of a value in its text: first character, and the one behind the last
-
-
-def members(text: str) -> Iterator[tuple[str, Span]]:
-    """The keys of a text's object, each with the position of its value; values aren't parsed, however deep.
-
-    Raises ValueError where the object's own level isn't JSON.
-    """
-    at = _expect(text, 0, "{")
-    while text[at : at + 1] != "}":
-        key, at = _string(text, at)
-        start = _expect(text, at, ":")
-        end = _after_value(text, start)
-        yield key, (start, end)
-        at = _blank(text, end)
-        if text[at : at + 1] != "}":
-            at = _expect(text, at, ",")
-
-
-def strings(text: str, span: Span) -> Iterator[str]:
-    """The strings of an array of strings, or the single string, at that position. Raises ValueError."""
-    at = span[0]
-    if text[at] == '"':
-        yield _string(text, at)[0]
-        return
-    at = _expect(text, at, "[")
-    while text[at] != "]":
-        value, at = _string(text, at)
-        yield value
-        at = _blank(text, at)
-        if text[at : at + 1] != "]":
-            at = _expect(text, at, ",")
-
-
-def _string(text: str, at: int) -> tuple[str, int]:
-    if text[at : at + 1] != '"':
-        raise ValueError(f"a string is missing at character {at:,}")
-    value, end = _DECODER.raw_decode(text, at)
-    return str(value), end
-
-
-def _blank(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at
-
-
-def _expect(text: str, at: int, sign: str) -> int:
-    at = _blank(text, at)
-    if text[at : at + 1] != sign:
-        raise ValueError(f"{sign!r} is missing at character {at:,}")
-    return _blank(text, at + 1)
-
-
-def _after_value(text: str, at: int) -> int:
-    first = text[at : at + 1]
-    if first == '"':
-        return _after_string(text, at + 1)
-    if first and first in "{[":
-        return _after_brackets(text, at)
-    scalar = _SCALAR.match(text, at)
-    if not scalar:
-        raise ValueError(f"a value is missing at character {at:,}")
-    return scalar.end()
-
-
-def _after_brackets(text: str, at: int) -> int:
-    level = 0
-    while found := _TOKEN.search(text, at):
-        at = found.end()
-        if found[0] == '"':
-            at = _after_string(text, at)
-        else:
-            level += 1 if found[0] in "{[" else -1
-            if not level:
-                return at
-    raise ValueError("an object or array has no end")

@@ -43,6 +43,7 @@ FORWARDING = {"buildtool/commands/probe.py": {"probes.cli"}}  # `weir probe ...`
 THOUGHT = {
     "buildtool/errors.py",
     "buildtool/model.py",
+    "buildtool/jsonspans.py",
     "buildtool/jsontext.py",
     "buildtool/audit/count/",
     "buildtool/audit/inspect/",
