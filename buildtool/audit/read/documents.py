@@ -5,14 +5,14 @@ a note for what a strict reader would refuse (docs/decisions/0010).
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
 from typing import TypeVar
 
+from buildtool.audit.read.jsonnode import Node
 from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument
 from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.jsontext import Json, folded, load, load_as_engines_do, merged, spellings
+from buildtool.jsontext import Json, load, load_as_engines_do
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def parse_index_or_manifest(text: bytes, *, place: str, limits: Limits = LIMITS)
 
     Raises MalformedDocument, also for a document that could be read as either (CVE-2021-41190).
     """
-    top = _Node(parse_json(text, place=place, limits=limits), place)
+    top = Node(parse_json(text, place=place, limits=limits), place)
     if top.has("manifests") and top.has("layers"):
         raise MalformedDocument("an image index and an image manifest in one", place=place)
     if top.has("layers") or (top.has("config") and not top.has("manifests")):
@@ -123,7 +123,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
     """An image's config, as the engines read it. Raises MalformedDocument, LimitExceeded."""
     loaded = _bounded(text, load_as_engines_do, place=place, limits=limits)
     spelled: dict[str, str] = {}
-    top = _Node(loaded.value, place, spelled)
+    top = Node(loaded.value, place, spelled)
     rootfs = top.child("rootfs")
     diff_ids = tuple(_digest(rootfs, text) for text in rootfs.texts("diff_ids"))
     if len(diff_ids) > limits.layers:
@@ -160,94 +160,11 @@ def is_saved_list(text: bytes, *, place: str, limits: Limits = LIMITS) -> bool:
 
 def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[SavedImage, ...]:
     """docker's manifest.json. Raises MalformedDocument."""
-    rows = _Node({"rows": parse_json(text, place=place, limits=limits)}, place).items("rows")
+    rows = Node({"rows": parse_json(text, place=place, limits=limits)}, place).items("rows")
     return tuple(SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows)
 
 
-class _Node:
-    """Reads a JSON object with the types we need; raises a MalformedDocument that names the key.
-
-    Engines don't look at the letter case of a field's name. A name in another case is refused, unless there
-    is `spelled`, which then gets it by the right name.
-    """
-
-    def __init__(self, value: Json, place: str, spelled: dict[str, str] | None = None) -> None:
-        if not isinstance(value, Mapping):
-            raise MalformedDocument("a JSON object is missing", place=place)
-        self._value = value
-        self._spelled = spelled
-        self.place = place
-
-    @cached_property
-    def _spellings(self) -> Mapping[str, list[str]]:
-        return spellings(self._value)
-
-    def _get(self, key: str) -> Json:
-        names = self._spellings.get(folded(key), [])
-        for name in names:
-            if name != key and self._spelled is None:
-                raise MalformedDocument(
-                    f"`{key}` is spelled {name[:40]!r}, which engines take for it", place=self.place
-                )
-            if name != key and self._spelled is not None:
-                self._spelled.setdefault(key, name)
-        return reduce(merged, (self._value[name] for name in names)) if names else None
-
-    def has(self, key: str) -> bool:
-        return self._get(key) is not None
-
-    def child(self, key: str) -> "_Node":
-        return _Node(self._get(key) or {}, f"{self.place}, `{key}`", self._spelled)
-
-    def names(self, key: str) -> bool:
-        self._get(key)
-        return key in self._value
-
-    def items_or_null(self, key: str) -> "tuple[_Node | None, ...]":
-        rows = enumerate(self._list(key))
-        return tuple(
-            None if row is None else _Node(row, f"{self.place}, `{key}[{at}]`", self._spelled)
-            for at, row in rows
-        )
-
-    def items(self, key: str) -> tuple["_Node", ...]:
-        rows = enumerate(self._list(key))
-        return tuple(_Node(row, f"{self.place}, `{key}[{at}]`", self._spelled) for at, row in rows)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(row if isinstance(row, str) else self._wrong(key) for row in self._list(key))
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._get(key)
-        if value is None and default is not None:
-            return default
-        return value if isinstance(value, str) else self._wrong(key)
-
-    def flag(self, key: str) -> bool:
-        return self._get(key) is True
-
-    def count(self, key: str) -> int:
-        value = self._get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-            raise MalformedDocument(f"`{key}` is not a size", place=self.place)
-        return value
-
-    def string_map(self) -> Mapping[str, str]:
-        return {key: value for key, value in self._value.items() if isinstance(value, str)}
-
-    def _list(self, key: str) -> Sequence[Json]:
-        value = self._get(key)
-        if value is None:
-            return ()
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise MalformedDocument(f"`{key}` is not a list", place=self.place)
-        return value
-
-    def _wrong(self, key: str) -> str:
-        raise MalformedDocument(f"`{key}` is missing or not text", place=self.place)
-
-
-def _manifest(top: _Node, limits: Limits) -> Manifest:
+def _manifest(top: Node, limits: Limits) -> Manifest:
     layers = tuple(_descriptor(row) for row in top.items("layers"))
     if len(layers) > limits.layers:
         raise LimitExceeded(f"a manifest of {len(layers):,} layers", place=top.place)
@@ -255,7 +172,7 @@ def _manifest(top: _Node, limits: Limits) -> Manifest:
     return Manifest(_descriptor(top.child("config")), layers, artifact == _ATTESTATION_ARTIFACT)
 
 
-def _descriptor(row: _Node) -> Descriptor:
+def _descriptor(row: Node) -> Descriptor:
     notes = row.child("annotations").string_map()
     platform = _platform(row.child("platform")) if row.has("platform") else None
     names = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
@@ -270,13 +187,13 @@ def _descriptor(row: _Node) -> Descriptor:
     )
 
 
-def _digest(row: _Node, text: str) -> str:
+def _digest(row: Node, text: str) -> str:
     if not _DIGEST.fullmatch(text):
         raise MalformedDocument(f"{text[:80]!r} is not a sha256 digest", place=row.place)
     return text
 
 
-def _platform(row: _Node) -> Platform:
+def _platform(row: Node) -> Platform:
     return Platform(row.text("os", "unknown"), row.text("architecture", "unknown"), row.text("variant", ""))
 
 
