@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buildtool.errors import DataError, EnvironmentMissing, ToolError
-from probes.shared import files
+from probes.shared import files, locks
 from probes.shared.files import sweep_partials, sync_directory
 
 __all__ = [
@@ -64,7 +64,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with _translated(path):
-            held.enter_context(files.locked(path, on_wait))
+            held.enter_context(locks.locked(path, on_wait))
         yield
 
 
@@ -78,7 +78,7 @@ def open_lock(path: Path) -> int:
     """A descriptor with a shared lock on `path`; the caller closes it. Raises as `replacing` does."""
     with _translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = files.open_lock(path, shared=True)
+        descriptor = locks.open_lock(path, shared=True)
     assert descriptor is not None  # a shared lock is waited for
     return descriptor
 
@@ -87,7 +87,7 @@ def open_lock(path: Path) -> int:
 def lock_if_free(path: Path) -> Iterator[bool]:
     """Whether nobody holds a lock on the file `path`: then it is held for this block only."""
     with _translated(path):
-        descriptor = files.open_lock(path, shared=False)
+        descriptor = locks.open_lock(path, shared=False)
         try:
             yield descriptor is not None
         finally:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from buildtool.audit.read.archive import headers_of
+from buildtool.audit.read.openfile import headers_of
 from buildtool.audit.tar.tarwalk import DANGLING, FILE, NO_PADDING
 from buildtool.errors import DataError
 from buildtool.files import scratch

@@ -19,7 +19,7 @@ from buildtool.gpucode.target import TargetId
 from buildtool.jsontext import load
 from buildtool.prune.trees import Change, Deleted, Pruned, TreeResult
 from probes.shared.codec import decode
-from probes.shared.files import is_at, lock_now
+from probes.shared.locks import is_at, lock_now
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB

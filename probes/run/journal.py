@@ -17,8 +17,9 @@ from pathlib import Path
 from probes.errors import DeviceBusy, ReportError
 from probes.records.schema import ProbeReport, Record
 from probes.shared.codec import decode, encode
-from probes.shared.files import lock_now, sweep_partials
+from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
+from probes.shared.locks import lock_now
 
 SUFFIX = ".journal"
 # Its name follows from the report's, so a symbolic link there must not be followed.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
-from probes.shared.files import lock_now
+from probes.shared.locks import lock_now
 
 
 @contextmanager

@@ -5,17 +5,13 @@ All give the same: named blobs, each hashed and, where it is a layer, indexed.
 
 import os
 import posixpath
-import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
-from buildtool.audit.read.layer import LayerIndex, index_layer
-from buildtool.audit.tar.ahead import Ahead
+from buildtool.audit.read.blob import Blob, Bounds, read_blob
+from buildtool.audit.read.openfile import CHUNK, FORMS, files_below, headers_of, opened, span
 from buildtool.audit.tar.faults import (
     ImageFault,
     LimitExceeded,
@@ -26,33 +22,12 @@ from buildtool.audit.tar.faults import (
 )
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
-from buildtool.audit.tar.unpack import LAYERS, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.audit.tar.unpack import Allowance, Form, decompressed, peek, sniff
 from buildtool.errors import DataError
 from buildtool.places import Place, place_at
 
-CHUNK = 1 << 18
-_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
 _LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
 Tick = Callable[[int], None]  # is called with the number of further bytes read
-
-
-@dataclass(frozen=True)
-class Blob:
-    """One blob after its only reading.
-
-    `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
-    after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
-    only a manifest can say whether it matters.
-    """
-
-    form: Form
-    digest: str | None = None
-    stored_bytes: int = 0
-    document: bytes | None = None
-    index: LayerIndex | None = None
-    diff_id: str | None = None
-    tar_bytes: int = 0
-    fault: ImageFault | None = None
 
 
 class Archive(Protocol):
@@ -117,7 +92,7 @@ class _SeekableArchive:
         self._allowance = Allowance(limits)
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
-        chunks = _ticking(_span(handle, start, length), self._tick)
+        chunks = _ticking(span(handle, start, length), self._tick)
         blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob
@@ -131,7 +106,7 @@ class FileArchive(_SeekableArchive):
         self._file = file
         self._spans: dict[str, tuple[int, int]] = {}
         self._aliases: dict[str, str] = {}
-        with _opened(file) as handle:
+        with opened(file) as handle:
             self._allowance = Allowance(limits, os.fstat(handle).st_size)
             reader = headers_of(handle, place=str(file), limits=limits)
             for raw, kind, length, link in reader:
@@ -157,7 +132,7 @@ class FileArchive(_SeekableArchive):
     def blob(self, path: str) -> Blob:
         """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
         start, length = self._spans[_resolved(path, self._aliases)]
-        with _opened(self._file) as handle:
+        with opened(self._file) as handle:
             return self._read(handle, path, start, length)
 
 
@@ -170,7 +145,7 @@ class DirectoryArchive(_SeekableArchive):
         super().__init__(limits, tick)
         self._root = root
         try:
-            self._paths = frozenset(_files_below(root))
+            self._paths = frozenset(files_below(root))
         except OSError as error:
             message = f"can't read {error.filename}: {error.strerror}"
             raise DataError(message, "check its permissions") from error
@@ -187,7 +162,7 @@ class DirectoryArchive(_SeekableArchive):
         """Read one file. Raises KeyError, DataError and as `read_blob` does."""
         if path not in self._paths:
             raise KeyError(path)
-        with _opened(self._root / path) as handle:
+        with opened(self._root / path) as handle:
             return self._read(handle, path, 0, os.fstat(handle).st_size)
 
 
@@ -195,68 +170,12 @@ def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: 
     """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
     if place_at(path) is Place.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
-    with _opened(path) as handle:
+    with opened(path) as handle:
         if sniff(os.read(handle, 512)) is Form.TAR:
             return FileArchive(path, limits=limits, tick=tick)
         os.lseek(handle, 0, os.SEEK_SET)
         chunks = iter(partial(os.read, handle, CHUNK), b"")
         return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
-
-
-FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The limits of one blob:
-
-    `room_bytes` of memory for its index, and a share of the archive's allowance.
-    """
-
-    limits: Limits = LIMITS
-    room_bytes: int | None = None
-    allowance: Allowance | None = None
-
-
-def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
-    """Read a blob once: hash it, keep it if it is JSON, index it if it is a layer."""
-    meter = Meter()
-    head, rest = peek(meter.through(chunks))
-    form = sniff(head)
-    blob = Blob(form)
-    if form is Form.JSON:
-        most = bounds.limits.document_bytes
-        kept = [piece for piece in rest if meter.n_bytes <= most]
-        blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
-    elif form not in LAYERS:
-        for _ in rest:
-            pass
-    else:
-        try:
-            blob = _read_layer(rest, blob, meter, path, bounds)
-        except ImageFault as fault:
-            return replace(blob, fault=fault)
-    return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
-
-
-def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
-    limits = bounds.limits
-    plain = meter if blob.form is Form.TAR else Meter()
-    first = list(islice(rest, _SMALL_CHUNKS))
-    pieces = decompressed(
-        chain(first, rest), blob.form, place=path, limits=limits, allowance=bounds.allowance
-    )
-    # a thread each: read, hash and decompress; hash again. This thread walks the tar
-    with ExitStack() as stages:
-        if len(first) == _SMALL_CHUNKS:
-            pieces = iter(stages.enter_context(Ahead(pieces)))
-        if plain is not meter:
-            pieces = plain.through(pieces)
-            if len(first) == _SMALL_CHUNKS:
-                pieces = iter(stages.enter_context(Ahead(pieces)))
-        reader = TarReader(pieces, place=path, limits=limits)
-        index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
-    return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
 
 def member_path(raw: bytes) -> str:
@@ -313,56 +232,4 @@ def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterato
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
     for chunk in chunks:
         tick(len(chunk))
-        yield chunk
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
-    except OSError as error:
-        raise DataError(
-            f"can't read {path}: {error.strerror}", "check the path and its permissions"
-        ) from error
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise DataError(f"{path} is not a file", FORMS)
-        yield handle
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}", "check the disk") from error
-    finally:
-        os.close(handle)
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                path = f"{folder}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{path}/")
-                elif entry.is_file(follow_symlinks=False):
-                    yield path
-
-
-def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
-    """A reader of an open file's tar that passes over content without reading it."""
-    size = os.fstat(handle).st_size
-
-    def leap(distance: int) -> int:
-        here = os.lseek(handle, 0, os.SEEK_CUR)
-        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
-
-    chunks = iter(partial(os.read, handle, 64 << 10), b"")
-    return TarReader(chunks, place=place, limits=limits, leap=leap)
-
-
-def _span(handle: int, start: int, length: int) -> Iterator[bytes]:
-    at, end = start, start + length
-    while chunk := os.pread(handle, min(CHUNK, end - at), at):
-        at += len(chunk)
         yield chunk

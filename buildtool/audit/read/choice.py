@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from buildtool.audit.read.archive import Blob
+from buildtool.audit.read.blob import Blob
 from buildtool.audit.read.contents import Layer
 from buildtool.audit.read.documents import Platform
 from buildtool.audit.tar.faults import (

@@ -4,7 +4,8 @@ import posixpath
 from dataclasses import dataclass, replace
 from platform import machine
 
-from buildtool.audit.read.archive import FORMS, Archive, Blob
+from buildtool.audit.read.archive import Archive
+from buildtool.audit.read.blob import Blob
 from buildtool.audit.read.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
 from buildtool.audit.read.contents import Attestations, ImageContents, Layer
 from buildtool.audit.read.documents import (
@@ -18,6 +19,7 @@ from buildtool.audit.read.documents import (
     parse_index_or_manifest,
     parse_saved,
 )
+from buildtool.audit.read.openfile import FORMS
 from buildtool.audit.read.unindexed import calls, from_config, from_saved
 from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument, Mismatch, MissingContent, NoSuchImage
 from buildtool.audit.tar.limits import LIMITS, Limits

@@ -7,7 +7,8 @@ in order. An archive that names no config is refused with that reason.
 import posixpath
 from collections.abc import Iterator, Sequence
 
-from buildtool.audit.read.archive import FORMS, Archive, Blob
+from buildtool.audit.read.archive import Archive
+from buildtool.audit.read.blob import Blob
 from buildtool.audit.read.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
 from buildtool.audit.read.contents import Attestations, ImageContents, Layer
 from buildtool.audit.read.documents import (
@@ -19,6 +20,7 @@ from buildtool.audit.read.documents import (
     parse_index_or_manifest,
     parse_saved,
 )
+from buildtool.audit.read.openfile import FORMS
 from buildtool.audit.tar.faults import MalformedDocument, MissingContent
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.gpucode.links import normal_path

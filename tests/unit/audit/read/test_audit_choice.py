@@ -9,7 +9,8 @@ import pytest
 from image_maker import Image, Members, file, tar
 from odd_configs import ODD, odd_archive
 
-from buildtool.audit.read.archive import Blob, StreamArchive, open_archive
+from buildtool.audit.read.archive import StreamArchive, open_archive
+from buildtool.audit.read.blob import Blob
 from buildtool.audit.read.choice import (
     Called,
     Wanted,

@@ -12,18 +12,16 @@ from image_maker import Image, Members, file, hardlink, header, symlink, tar
 
 from buildtool.audit.read import archive as reading
 from buildtool.audit.read.archive import (
-    CHUNK,
     Archive,
-    Blob,
-    Bounds,
     DirectoryArchive,
     FileArchive,
     StreamArchive,
     member_path,
     open_archive,
-    read_blob,
 )
+from buildtool.audit.read.blob import Blob, Bounds, read_blob
 from buildtool.audit.read.image import read_image
+from buildtool.audit.read.openfile import CHUNK
 from buildtool.audit.tar.ahead import Ahead
 from buildtool.audit.tar.faults import (
     ImageFault,
