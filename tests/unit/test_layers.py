@@ -121,6 +121,7 @@ SAME_MEANING = {
 # who may open a file for writing by himself; everybody else goes through buildtool/files.py
 WRITERS = {
     "probes/shared/files.py",  # the mechanism
+    "probes/shared/locks.py",  # lock files without content
     "buildtool/files.py",
     "probes/run/journal.py",  # appends to a file that it holds locked
     "probes/run/lock.py",  # a lock file without content
