@@ -10,7 +10,7 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, hardlink, header, symlink, tar
 
-from buildtool.audit.read import archive as reading
+from buildtool.audit.read import blob as reading
 from buildtool.audit.read.archive import (
     Archive,
     DirectoryArchive,
