@@ -6,11 +6,9 @@ agree.
 
 import difflib
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jsonschema
-import yaml
 
 from buildtool.errors import ConfigError
 from buildtool.model import (
@@ -25,27 +23,9 @@ from buildtool.model import (
     parse_size,
 )
 from buildtool.shipped import IMAGES
+from buildtool.yamltext import Document, Json, KeyPath, Limits, parse
 
-MAX_DEPTH = 12
-MAX_NODES = 10_000  # an alias bomb unfolds to more; legitimate catalogs stay far below
-
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
-KeyPath = tuple[str | int, ...]
-
-
-@dataclass
-class _Document:
-    """Plain data, and the line of each key and item."""
-
-    path: Path
-    data: Json = None
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    nodes: int = 0
-
-    def complain(self, where: KeyPath, what: str, hint: str = "") -> ConfigError:
-        line = next((self.lines[where[:n]] for n in range(len(where), -1, -1) if where[:n] in self.lines), 1)
-        key = ".".join(map(str, where)) or "the document"
-        return ConfigError(f"{self.path}:{line}: {key}: {what}", hint)
+LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 
 
 def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] = ()) -> Catalog:
@@ -65,90 +45,19 @@ def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] 
     return _catalog(document, gpu_targets)
 
 
-def _read(path: Path) -> _Document:
-    document = _Document(path)
+def _read(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
-        _require_shallow(text, path)
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {path}", "give the file with --catalog FILE") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read: {error}") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
-    if root is None:
+    document = parse(text, str(path), LIMITS)
+    if document.data is None:
         raise ConfigError(
             f"{path}:1: the file is empty", "start from images/variants.yaml of this repository"
         )
-    document.data = _plain(root, (), document)
     return document
-
-
-def _require_shallow(text: str, path: Path) -> None:
-    """Raises ConfigError for deep nesting: libyaml's composer recurses in C, and ends the process.
-
-    Raises what the library raises for what isn't YAML.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH + 1:
-            line = event.start_mark.line + 1 if event.start_mark else 1
-            raise ConfigError(f"{path}:{line}: nested too deep", "a catalog has a few levels only")
-
-
-def _plain(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
-    """A YAML node as plain data; scalars as YAML 1.1 types them, duplicate keys refused."""
-    document.nodes += 1
-    document.lines.setdefault(where, node.start_mark.line + 1)
-    if len(where) > MAX_DEPTH or document.nodes > MAX_NODES:
-        raise document.complain(where, "nested too deep or aliased too often", "write the values out")
-    if isinstance(node, yaml.MappingNode):
-        return _plain_mapping(node, where, document)
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*where, index), document) for index, item in enumerate(node.value)]
-    return _scalar(node, where, document)
-
-
-def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: _Document) -> Json:
-    result: dict[str, Json] = {}
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            line = key_node.start_mark.line + 1
-            raise ConfigError(f"{document.path}:{line}: a key is a list or a mapping", "keys are words")
-        key = str(key_node.value)
-        at = (*where, key)
-        if key in result:
-            first = document.lines[at]
-            document.lines[at] = key_node.start_mark.line + 1
-            raise document.complain(at, f"this key occurs twice (first on line {first})", "keep one of them")
-        document.lines[at] = key_node.start_mark.line + 1
-        result[key] = _plain(value_node, at, document)
-    return result
-
-
-def _scalar(node: yaml.Node, where: KeyPath, document: _Document) -> Json:
-    text = str(node.value)
-    try:
-        match node.tag.rsplit(":", 1)[-1]:
-            case "null":
-                return None
-            case "bool":
-                return text.lower() in ("yes", "true", "on")
-            case "int":
-                return int(text.replace("_", ""), 0) if ":" not in text else float(text.replace(":", "."))
-            case "float":
-                return float(text.replace("_", ""))
-            case _:
-                return text
-    except ValueError:
-        raise document.complain(
-            where, f"{text!r} is not a number that this tool reads", "quote it to keep it as text"
-        ) from None
 
 
 def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
@@ -183,7 +92,7 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             return error.message, wanted
 
 
-def _catalog(document: _Document, gpu_targets: tuple[str, ...]) -> Catalog:
+def _catalog(document: Document, gpu_targets: tuple[str, ...]) -> Catalog:
     data = document.data
     assert isinstance(data, dict)  # the schema reported it
     raw = data["variants"]
@@ -200,7 +109,7 @@ def _catalog(document: _Document, gpu_targets: tuple[str, ...]) -> Catalog:
     return Catalog(source_date_epoch=int(epoch), default=default, variants=variants)
 
 
-def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[str, ...]) -> Variant:
+def _variant(name: str, raw: Json, document: Document, *, gpu_targets: tuple[str, ...]) -> Variant:
     assert isinstance(raw, dict)
     where: KeyPath = ("variants", name)
     labels = raw.get("labels") or {}
@@ -232,7 +141,7 @@ def _variant(name: str, raw: Json, document: _Document, *, gpu_targets: tuple[st
     )
 
 
-def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: _Document) -> None:
+def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: Document) -> None:
     """The lock file names a source only by its name; a build other than the first one's must be declared."""
     for index, source in enumerate(sources):
         if source.name in [earlier.name for earlier in sources[:index]]:
@@ -248,9 +157,9 @@ def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: _
             )
 
 
-def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:
+def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
     """The Dockerfile of a folder next to the catalog, else of one in `images/`."""
-    for directory in (document.path.parent, IMAGES):
+    for directory in (Path(document.name).parent, IMAGES):
         if (directory / folder / "Dockerfile").is_file():
             return (directory / folder / "Dockerfile").resolve()
     raise document.complain(
@@ -258,7 +167,7 @@ def _dockerfile(folder: str, where: KeyPath, document: _Document) -> Path:
     )
 
 
-def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
+def _bases(raw: Json, where: KeyPath, document: Document) -> tuple[Base, ...]:
     """A list of bases. The lock file names a base only by its kind and its reference or suite."""
     assert isinstance(raw, list)
     found: list[Base] = []
@@ -281,7 +190,7 @@ def _bases(raw: Json, where: KeyPath, document: _Document) -> tuple[Base, ...]:
     return tuple(found)
 
 
-def _torch(raw: Json, where: KeyPath, document: _Document) -> TorchSource:
+def _torch(raw: Json, where: KeyPath, document: Document) -> TorchSource:
     assert isinstance(raw, dict)
     return TorchSource(
         name=str(raw["name"]),

@@ -1,19 +1,71 @@
-"""`buildtool doctor`: shows what this host has and what is missing, with the command that fixes it."""
+"""`weir doctor`: what this host has, which torch its cards can run, and what to type next."""
 
 import argparse
+import datetime
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
-from buildtool.builder import summary
-from buildtool.engine import host
-from buildtool.errors import Exit
-from probes.shared.output import tell
+from buildtool.doctor import advise, gather, shown
+from buildtool.doctor.compatibility import Compatibility
+from buildtool.doctor.hostfacts import Display
+from buildtool.doctor.shipped_data import compatibility
+from buildtool.engine import host as engine_host
+from buildtool.errors import ConfigError, Exit
+from probes.shared.codec import encode
+from probes.shared.output import hand_over, tell
+from probes.shared.unknown import Unknown
+
+ABSENT = Unknown("the card isn't in this machine")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb takes none."""
+    """The verb's arguments."""
+    parser.add_argument("--json", action="store_true", help="facts and advice for programs; sizes in bytes")
+    parser.add_argument(
+        "--card",
+        metavar="NAME|TARGET|PCI-ID",
+        help="answer for this card instead of those that are here: 'WX 4100', gfx803, 1002:67e3",
+    )
+    parser.add_argument(
+        "--on", choices=("linux", "wsl", "windows"), help="with --card: where (default: as this host is)"
+    )
 
 
-def run(args: argparse.Namespace) -> int:  # noqa: ARG001 - every verb is called alike
-    """Print the diagnosis; 3 when something that every build needs is missing."""
-    rows = host.diagnose(host.gather())
-    tell(summary.diagnosis(rows))
-    return int(Exit.ENVIRONMENT if any(row.state is host.State.MISSING for row in rows) else Exit.OK)
+def run(args: argparse.Namespace) -> int:
+    """Print facts, routes and the next command; 3 when something that every build needs is missing."""
+    if args.on and not args.card:
+        raise ConfigError("--on needs a card", "name one: weir doctor --card gfx803 --on windows")
+    data = compatibility()
+    engine = engine_host.gather()
+    host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
+    if args.card:
+        host = advise.asked_host(host, display_named(args.card, data), args.on or host.platform)
+    advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    rows = engine_host.diagnose(engine)
+    if args.json:
+        hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
+    else:
+        tell(shown.answer_text(host, advice, rows))
+    missing = any(row.state is engine_host.State.MISSING for row in rows)
+    return int(Exit.ENVIRONMENT if missing else Exit.OK)
+
+
+def display_named(words: str, data: Compatibility) -> Display:
+    """The card that a user names. Raises ConfigError for none and for several of different targets."""
+    if advise.is_target(words):
+        return _display("", words, words)
+    card = data.card(words)
+    found = (card,) if card else data.cards_named(words)
+    if not found:
+        raise ConfigError(f"no card of our list is called {words!r}", "name its target: --card gfx1100")
+    if len({one.target for one in found}) > 1:
+        names = ", ".join(f"{one.product} ({one.target})" for one in found[:6])
+        raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")
+    return _display(found[0].pci, found[0].product, found[0].target)
+
+
+def _display(product: str, name: str, target: str) -> Display:
+    blank = Display("not here", product, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
+    return replace(blank, name=name, target=target)

@@ -53,6 +53,8 @@ class EngineInfo:
     root_dir: str  # on that machine
     security_options: tuple[str, ...]
     machine: str = ""  # its processor, as `uname -m` writes it
+    runtimes: tuple[str, ...] = ()  # by name: runc, nvidia, amd
+    cdi_directories: tuple[str, ...] = ()  # where it looks for CDI specifications; none where CDI is off
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Engine:
             root_dir=str(info.get("DockerRootDir", "/var/lib/docker")),
             security_options=tuple(info.get("SecurityOptions") or ()),
             machine=str(info.get("Architecture") or ""),
+            runtimes=tuple(sorted(info.get("Runtimes") or ())),
+            cdi_directories=tuple(map(str, info.get("CDISpecDirs") or ())),
         )
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:

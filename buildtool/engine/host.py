@@ -1,4 +1,4 @@
-"""What this host has for images and containers: engine, plugins, disk, cards and their groups.
+"""What this host has for images and containers: engine, plugins, disk; which AMD cards it has.
 
 Facts are read from files and programs; what they mean (`diagnose`) is decided without touching anything.
 """
@@ -34,14 +34,6 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Card:
-    """A GPU's device file and the group that may open it."""
-
-    path: str
-    group_id: int
-
-
-@dataclass(frozen=True)
 class Facts:
     """What was found; None means absent."""
 
@@ -50,10 +42,6 @@ class Facts:
     compose: str | None
     mmdebstrap: bool
     free_disk_bytes: int | Unknown  # where the engine's images are
-    kfd: bool
-    dxg: bool
-    nvidia: bool
-    render_nodes: tuple[Card, ...]
 
 
 @dataclass(frozen=True)
@@ -66,8 +54,8 @@ class Row:
     next_step: str = ""
 
 
-def gather(root: Path = Path("/")) -> Facts:
-    """Look at this host. Device files are looked for below `root`."""
+def gather() -> Facts:
+    """Look at this host's engine and what builds need beside it."""
     engine = _engine()
     return Facts(
         engine=engine,
@@ -75,10 +63,6 @@ def gather(root: Path = Path("/")) -> Facts:
         compose=_or_none(_compose_version),
         mmdebstrap=find("mmdebstrap") is not None,
         free_disk_bytes=_free_for(engine),
-        kfd=(root / "dev/kfd").exists(),
-        dxg=(root / "dev/dxg").exists(),
-        nvidia=(root / "dev/nvidiactl").exists(),
-        render_nodes=_render_nodes(root),
     )
 
 
@@ -97,7 +81,7 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
 
 def diagnose(facts: Facts) -> list[Row]:
     """What the facts mean for building and running images."""
-    return [*_engine_rows(facts), *_source_rows(facts), *_card_rows(facts)]
+    return [*_engine_rows(facts), *_source_rows(facts)]
 
 
 def _engine_rows(facts: Facts) -> list[Row]:
@@ -145,21 +129,6 @@ def _source_rows(facts: Facts) -> list[Row]:
     ]
 
 
-def _card_rows(facts: Facts) -> list[Row]:
-    rows = []
-    if facts.kfd and facts.render_nodes:
-        card = facts.render_nodes[0]
-        command = f"RENDER_NODE={card.path} RENDER_GID={card.group_id} docker compose up api-rocm"
-        rows.append(Row("AMD GPU", State.OK, f"/dev/kfd, {len(facts.render_nodes)} render nodes", command))
-    if facts.dxg:
-        rows.append(Row("WSL GPU", State.OK, "/dev/dxg", "docker compose up api-wsl"))
-    if facts.nvidia:
-        rows.append(Row("NVIDIA GPU", State.OK, "/dev/nvidiactl", "docker compose up api-cuda"))
-    return rows or [
-        Row("GPU", State.NOTE, "no /dev/kfd, /dev/dxg or /dev/nvidiactl", "docker compose up (on the CPU)")
-    ]
-
-
 def _engine() -> EngineInfo | ToolError:
     try:
         return Engine(timeout_s=10).info()
@@ -181,12 +150,6 @@ def _free_for(engine: EngineInfo | ToolError) -> int | Unknown:
 
 def _compose_version() -> str:
     return run(["docker", "compose", "version", "--short"]).stdout.strip()
-
-
-def _render_nodes(root: Path) -> tuple[Card, ...]:
-    folder = root / "dev/dri"
-    nodes = sorted(folder.glob("renderD*")) if folder.is_dir() else []
-    return tuple(Card(f"/{node.relative_to(root)}", node.stat().st_gid) for node in nodes)
 
 
 def _or_none(look: Callable[[], T]) -> T | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from doctor_pages import compatibility_page
 from parsers import Main, parser_of, programs, subparsers, summaries, verbs
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,7 @@ def reference() -> dict[str, str]:
         "reference/exit-codes.md": exit_codes_page(),
         "reference/variants.md": schema_page("variants.yaml", ROOT / "images" / "variants.schema.json"),
         "reference/audit-report.md": schema_page("Audit report", schemas / "audit-report.schema.json"),
+        "reference/compatibility.md": compatibility_page(),
         "reference/probe-report.md": schema_page("Probe report", schemas / "probe-report.schema.json"),
     }
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from probes.records.schema import Card, KfdNode, Link, Reading, Unknown
 from probes.shared.kfd import decimal, gfx_target, gpu_nodes, listed, properties
@@ -81,16 +82,16 @@ def _card(place: Path, nodes: Sequence[KfdNode]) -> Card:
     )
 
 
-def read_link(root: Path, pci_id: str) -> Link | Unknown:
-    """The link of a PCI device as it is now, by sysfs."""
+def read_link(root: Path, pci_id: str, which: Literal["current", "max"] = "current") -> Link | Unknown:
+    """The link of a PCI device as it is now, or the best it can train to, by sysfs."""
     device = root / "sys/bus/pci/devices" / pci_id
-    speed, lanes = read_text(device / "current_link_speed"), read_int(device / "current_link_width")
+    speed, lanes = read_text(device / f"{which}_link_speed"), read_int(device / f"{which}_link_width")
     if isinstance(speed, Unknown):
         return speed
     if isinstance(lanes, Unknown):
         return lanes
     generation = LINK_GENERATIONS.get(speed.split()[0] if speed else "")
-    return Link(generation, lanes) if generation else Unknown(f"current_link_speed says {speed!r}")
+    return Link(generation, lanes) if generation else Unknown(f"{which}_link_speed says {speed!r}")
 
 
 def _uevent(device: Path, key: str) -> str | None:

@@ -16,7 +16,7 @@ GATES = {
     "docker": {"buildtool/engine/client.py"},
     "requests": {"buildtool/engine/client.py"},
     "shtab": {"buildtool/commands/completion.py"},
-    "yaml": {"buildtool/builder/catalog.py"},
+    "yaml": {"buildtool/yamltext.py"},
     "jsonschema": {"buildtool/builder/catalog.py"},
     "subprocess": {"buildtool/command.py", "probes/run/supervisor.py"},
     "tabulate": {
@@ -38,7 +38,12 @@ GATES = {
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
 SHARED = "probes.shared"
 ACROSS: dict[str, set[str]] = {"buildtool": {SHARED}, "probes": set()}
-FORWARDING = {"buildtool/commands/probe.py": {"probes.cli"}}  # `weir probe ...`
+FORWARDING = {
+    "buildtool/commands/probe.py": {"probes.cli"},  # `weir probe ...`
+    # a host is read with the probes' readers of kernel files, which need the standard library alone
+    "buildtool/doctor/gather.py": {"probes.machine", "probes.records.facts"},
+    "buildtool/doctor/hostfacts.py": {"probes.records.facts"},
+}
 # thought: values in, values out; may not import any of the modules that act ("dir/": every module below)
 THOUGHT = {
     "buildtool/errors.py",
@@ -52,6 +57,9 @@ THOUGHT = {
     "buildtool/audit/report/",
     "buildtool/audit/tar/",
     "buildtool/builder/plan.py",
+    "buildtool/doctor/advise.py",
+    "buildtool/doctor/compatibility.py",
+    "buildtool/doctor/hostfacts.py",
     "buildtool/engine/bakefile.py",
     "buildtool/engine/proof.py",
     "buildtool/engine/reference.py",
@@ -84,6 +92,7 @@ ACTING = {
     "buildtool.builder.rootfs",
     "buildtool.builder.sources",
     "buildtool.builder.wheels",
+    "buildtool.doctor.gather",
     "buildtool.engine.buildx",
     "buildtool.engine.client",
     "buildtool.engine.host",

@@ -1,0 +1,248 @@
+"""Reads a host: kernel files with the probes' readers, the engine, Pythons and their torch.
+
+Files are looked for below `root`. Nothing is started except what `engine.host` asks the engine.
+"""
+
+import ast
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from buildtool.doctor.hostfacts import Display, EngineFacts, Host, Node, Python, TorchBuild, User
+from buildtool.engine import host as engine_host
+from buildtool.engine.client import EngineInfo
+from buildtool.errors import ToolError
+from buildtool.yamltext import Limits, parse
+from probes.machine import snapshot, surroundings
+from probes.machine.nvml import Nvml, open_nvml
+from probes.machine.sysfs import read_cards, read_kfd_nodes, read_link, read_text
+from probes.records.facts import NvidiaCard
+from probes.shared.kfd import UNKNOWN_TARGET, listed
+from probes.shared.unknown import Unknown
+
+DISPLAY_CLASSES = ("0x03", "0x12")  # PCI class codes: display controllers, processing accelerators
+VENDORS = ("0x1002", "0x10de")
+CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+CDI_LIMITS = Limits(depth=20, nodes=100_000)
+MOST_BYTES = 4 << 20  # of a CDI specification
+PYTHONS = (
+    "usr/bin/python3.*",
+    "usr/local/bin/python3.*",
+    "opt/*/bin/python3.*",
+    "root/*conda*/bin/python3.*",
+    "home/*/*conda*/bin/python3.*",
+    "home/*/.pyenv/versions/*/bin/python3.*",
+)
+MOST_PYTHONS = 32
+PACKAGES = ("lib/python{v}/site-packages", "local/lib/python{v}/dist-packages", "lib/python3/dist-packages")
+HYPERVISORS = re.compile(
+    r"kvm|qemu|vmware|virtualbox|virtual machine|hvm domu|google compute|amazon ec2|bochs|xen", re.I
+)
+
+
+def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd: Path) -> Host:
+    """The host below `root`; `engine` is what `engine.host` found, `cwd` may hold virtual environments."""
+    kernel = read_text(root / "proc/sys/kernel/osrelease")
+    wsl = (root / "dev/dxg").exists() or (isinstance(kernel, str) and "microsoft" in kernel.lower())
+    found = _engine(engine)
+    directories = found.cdi_directories if isinstance(found, EngineFacts) else ()
+    return Host(
+        name=socket.gethostname(),
+        platform="wsl" if wsl else "linux",
+        distribution=_distribution(root),
+        kernel=kernel,
+        machine=os.uname().machine,
+        virtual=_virtual(root),
+        container=surroundings.container_kind(root),
+        cpus=len(os.sched_getaffinity(0)),
+        cpu_limit=surroundings.cpu_limit(root),
+        ram_total_bytes=snapshot.meminfo_bytes(root, "MemTotal"),
+        ram_available_bytes=snapshot.available_bytes(root),
+        ram_limit_bytes=snapshot.cgroup_limit_bytes(root),
+        disk_free_bytes=engine.free_disk_bytes,
+        gpu_driver=snapshot.gpu_driver(root),
+        displays=read_displays(root, _nvidia_cards(root)),
+        nodes=read_nodes(root),
+        cdi_kinds=read_cdi_kinds(root, directories or CDI_DIRECTORIES),
+        user=_user(root),
+        pythons=read_pythons(root, env, cwd),
+        engine=found,
+        override=env.get("HSA_OVERRIDE_GFX_VERSION", ""),
+    )
+
+
+def _nvidia_cards(root: Path) -> tuple[NvidiaCard, ...]:
+    nvml = open_nvml() if root == Path("/") else None
+    return nvml.cards() if isinstance(nvml, Nvml) else ()
+
+
+def _engine(facts: engine_host.Facts) -> EngineFacts | Unknown:
+    if isinstance(facts.engine, ToolError):
+        return Unknown(facts.engine.message)
+    info: EngineInfo = facts.engine
+    return EngineFacts(
+        version=info.version,
+        containerd_store=info.containerd_store,
+        rootless=any("name=rootless" in option for option in info.security_options),
+        runtimes=info.runtimes,
+        cdi_directories=info.cdi_directories,
+        compose=facts.compose or Unknown("the plugin isn't installed"),
+        buildx=facts.buildx or Unknown("the plugin isn't installed"),
+    )
+
+
+def read_displays(root: Path, nvidia: tuple[NvidiaCard, ...]) -> tuple[Display, ...]:
+    """AMD's and NVIDIA's cards on the PCI bus, with what their drivers say about them."""
+    found = []
+    for device in listed(root / "sys/bus/pci/devices"):
+        code, vendor = read_text(device / "class"), read_text(device / "vendor")
+        if isinstance(code, str) and code.startswith(DISPLAY_CLASSES) and vendor in VENDORS:
+            found.append(_display(root, device, nvidia))
+    return tuple(found)
+
+
+def _display(root: Path, device: Path, nvidia: tuple[NvidiaCard, ...]) -> Display:
+    pci_id = device.name
+    ids = [read_text(device / name) for name in ("vendor", "device")]
+    revision = read_text(device / "revision")
+    driver = read_text(device / "uevent")
+    named = re.search(r"^DRIVER=(\S+)$", driver, re.MULTILINE) if isinstance(driver, str) else None
+    mine = next((one for one in nvidia if one.pci_id.lower() == pci_id), None)
+    return Display(
+        pci_id=pci_id,
+        product=":".join("????" if isinstance(one, Unknown) else one.removeprefix("0x") for one in ids),
+        revision=revision if isinstance(revision, Unknown) else revision.removeprefix("0x"),
+        driver=named[1] if named else Unknown("no driver is bound to it"),
+        name=mine.name if mine else Unknown("its driver gives no name"),
+        target=mine.target if mine else _kfd_target(root, pci_id),
+        vram_bytes=mine.vram_total_bytes if mine else _vram(root, pci_id),
+        link=read_link(root, pci_id),
+        max_link=read_link(root, pci_id, "max"),
+    )
+
+
+def _kfd_target(root: Path, pci_id: str) -> str | Unknown:
+    found = [node.target for node in read_kfd_nodes(root) if node.pci_id == pci_id]
+    known = [target for target in found if target != UNKNOWN_TARGET]
+    return known[0] if known else Unknown("no driver reports it")
+
+
+def _vram(root: Path, pci_id: str) -> int | Unknown:
+    found = [card.vram_total_bytes for card in read_cards(root) if card.pci_id == pci_id]
+    return found[0] if found else Unknown("its driver isn't loaded")
+
+
+def read_nodes(root: Path) -> tuple[Node, ...]:
+    """The GPUs' device files with owner, group and mode."""
+    names = _names(root / "etc/group")
+    found = []
+    for path in surroundings.device_files(root):
+        try:
+            status = (root / path.lstrip("/")).stat()
+        except OSError:
+            continue
+        name = names.get(status.st_gid, Unknown("no group of this host has the number"))
+        found.append(Node(path, status.st_uid, status.st_gid, name, f"{status.st_mode & 0o7777:04o}"))
+    return tuple(found)
+
+
+def _names(place: Path) -> dict[int, str]:
+    """Number to name, of /etc/group or /etc/passwd."""
+    text = read_text(place)
+    rows = [line.split(":") for line in text.splitlines()] if isinstance(text, str) else []
+    return {int(row[2]): row[0] for row in reversed(rows) if len(row) > 2 and row[2].isdecimal()}
+
+
+def _user(root: Path) -> User:
+    number = os.getuid()
+    name = _names(root / "etc/passwd").get(number, str(number))
+    return User(number, name, tuple(sorted({*os.getgroups(), os.getgid()})))
+
+
+def _distribution(root: Path) -> str | Unknown:
+    text = read_text(root / "etc/os-release")
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE) if isinstance(text, str) else None
+    return found[1] if found else Unknown("no PRETTY_NAME in /etc/os-release")
+
+
+def _virtual(root: Path) -> str | Unknown:
+    texts = [read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    known = " ".join(text for text in texts if isinstance(text, str))
+    if HYPERVISORS.search(known):
+        return known
+    processor = read_text(root / "proc/cpuinfo")
+    if isinstance(processor, str) and re.search(r"^flags\s*:.*\bhypervisor\b", processor, re.MULTILINE):
+        return known or "a hypervisor"
+    return Unknown("none seen")
+
+
+def read_cdi_kinds(root: Path, directories: tuple[str, ...]) -> tuple[str, ...]:
+    """The kinds of devices (`amd.com/gpu`) that CDI specifications describe."""
+    found = set()
+    for directory in directories:
+        for place in listed(root / directory.lstrip("/")):
+            kind = _cdi_kind(place)
+            found |= {kind} if kind else set()
+    return tuple(sorted(found))
+
+
+def _cdi_kind(place: Path) -> str:
+    try:
+        if place.suffix not in (".json", ".yaml", ".yml") or place.stat().st_size > MOST_BYTES:
+            return ""
+        text = place.read_text(encoding="utf-8", errors="replace")
+        data = json.loads(text) if place.suffix == ".json" else parse(text, str(place), CDI_LIMITS).data
+    except (OSError, ValueError, RecursionError, ToolError):
+        return ""
+    return str(data["kind"]) if isinstance(data, dict) and "kind" in data else ""
+
+
+def read_pythons(root: Path, env: Mapping[str, str], cwd: Path) -> tuple[Python, ...]:
+    """Pythons in the usual places, the active environment and `cwd`, each with its torch."""
+    found: dict[Path, Python] = {}
+    for program in _programs(root, env, cwd):
+        prefix = program.parent.parent
+        version = program.name.removeprefix("python")
+        place = f"/{program.relative_to(root)}"
+        found.setdefault(prefix / version, Python(place, version, _torch(prefix, version)))
+    return tuple(found.values())[:MOST_PYTHONS]
+
+
+def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
+    prefixes = [Path(env[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name)]
+    near = [place for place in listed(cwd) if (place / "pyvenv.cfg").is_file()]
+    own = [path for prefix in [*prefixes, *near] for path in sorted((prefix / "bin").glob("python3.*"))]
+    usual = [path for pattern in PYTHONS for path in sorted(root.glob(pattern))]
+    for path in [*(path for path in own if path.is_relative_to(root)), *usual]:
+        if re.fullmatch(r"python3\.\d+", path.name):
+            yield path
+
+
+def _torch(prefix: Path, version: str) -> TorchBuild | Unknown:
+    for packages in PACKAGES:
+        text = read_text(prefix / packages.format(v=version) / "torch/version.py")
+        if isinstance(text, str):
+            return parse_torch_version(text)
+    return Unknown("no torch")
+
+
+def parse_torch_version(text: str) -> TorchBuild | Unknown:
+    """The build that a `torch/version.py` describes; it is read, not run."""
+    found = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return Unknown("its torch/version.py can't be read")
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                found[target.id] = str(value.value or "")
+    if not found.get("__version__"):
+        return Unknown("its torch/version.py names no version")
+    return TorchBuild(found["__version__"], found.get("cuda", ""), found.get("hip", ""))

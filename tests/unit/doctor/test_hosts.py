@@ -1,0 +1,525 @@
+"""Constructed hosts, each with the verdict that the doctor must reach; the user's documents among them."""
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from host_trees import ANN, ENGINE, STRANGER, Card, Case, host_of, python
+
+from buildtool.commands.doctor import display_named
+from buildtool.doctor.advise import advise, asked_host
+from buildtool.doctor.hostfacts import Host, Node
+from buildtool.doctor.shipped_data import compatibility
+from buildtool.doctor.shown import answer_text
+from buildtool.errors import ConfigError
+from probes.shared.codec import decode, encode
+from probes.shared.unknown import Unknown
+
+TODAY = datetime.date(2026, 11, 21)
+MI50, MI100, MI210 = Card("1002:66a1", 90006, 32), Card("1002:738c", 90008, 32), Card("1002:740f", 90010, 64)
+MI300A = Card("1002:74a0", 90402, 128, code="0x120000")
+W7900, W7800 = Card("1002:7448", 110000, 48), Card("1002:745e", 110000, 32)
+WX4100 = Card("1002:67e3", 80003, 4, lanes=8)
+RX6700, RX7900, RX9070 = Card("1002:73df", 100301), Card("1002:744c", 110000, 24), Card("1002:7550", 120001)
+
+
+def nvidia(product: str) -> Card:
+    return Card(f"10de:{product}", driver="nvidia")
+
+
+def rocm(target: str) -> str:
+    return f"weir build rocm --targets {target}"
+
+
+FIX = "weir doctor --fix"
+KFD_OF_VIDEO = (
+    Node("/dev/kfd", 0, 993, "render", "0660"),
+    Node("/dev/dri/renderD128", 0, 993, "render", "0660"),
+)
+
+CASES = [
+    # document 001: a cluster of MI50s beside an L40
+    Case(
+        "eight-mi50",
+        (MI50,) * 8,
+        "gfx906",
+        "official",
+        "2.7.0+rocm6.3",
+        rocm("gfx906"),
+        says=("MI50", "rocm6.3", "6.3 is the last"),
+    ),
+    Case(
+        "mi50-with-the-conda-env-of-rocm5.7",
+        (MI50,),
+        "gfx906",
+        "official",
+        "2.7.0+rocm6.3",
+        rocm("gfx906"),
+        pythons=(python("3.10", "2.2.2+rocm5.7", hip="5.7.31921"),),
+        silent=("no matrix kernels",),
+    ),
+    Case(
+        "mi50-with-the-image-of-rocm6.2.3",
+        (MI50,),
+        "gfx906",
+        "official",
+        "2.7.0+rocm6.3",
+        rocm("gfx906"),
+        pythons=(python("3.10", "2.3.0", hip="6.2.41134"),),
+        silent=("no matrix kernels",),
+    ),
+    Case(
+        "mi50-with-rocm6.4",
+        (MI50,),
+        "gfx906",
+        "official",
+        "2.7.0+rocm6.3",
+        rocm("gfx906"),
+        pythons=(python("3.12", "2.9.1+rocm6.4", hip="6.4.43484"),),
+        says=("no matrix kernels for gfx906",),
+    ),
+    Case("l40", (nvidia("26b5"),), "sm_89", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    # document 003: fine-tuning on MI50, MI100, MI200; Pythons; a cloud with A100s
+    Case(
+        "mi50-16gb",
+        (replace(MI50, vram_gib=16),),
+        "gfx906",
+        "official",
+        "2.7.0+rocm6.3",
+        rocm("gfx906"),
+        says=("16.00 GiB",),
+    ),
+    Case("mi100", (MI100,), "gfx908", "official", "2.13.0+rocm7.2", rocm("gfx908")),
+    Case("mi210", (MI210,), "gfx90a", "official", "2.13.0+rocm7.2", rocm("gfx90a")),
+    Case("mi250x", (Card("1002:7408", 90010, 64),), "gfx90a", "official", "2.13.0+rocm7.2", rocm("gfx90a")),
+    Case(
+        "python-3.13-has-wheels-now",
+        (MI210,),
+        "gfx90a",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx90a"),
+        pythons=(python("3.13"),),
+        says=("3.10-3.15",),
+    ),
+    Case(
+        "python-3.9-is-too-old-for-them",
+        (MI210,),
+        "gfx90a",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx90a"),
+        pythons=(python("3.9"),),
+    ),
+    Case(
+        "cuda-torch-beside-an-mi210",
+        (MI210,),
+        "gfx90a",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx90a"),
+        pythons=(python("3.11", "2.9.1+cu128", cuda="12.8"),),
+        says=("is a CUDA 12.8 build: it can't use gfx90a",),
+    ),
+    Case(
+        "a100-in-a-cloud",
+        (nvidia("20b2"),),
+        "sm_80",
+        "official",
+        "2.14.0+cu130",
+        FIX,
+        nvidia_driver="580.65.06",
+    ),
+    # document 004: "Radeon Pro or Instinct", video group only, MI300A, W7900, W7800
+    Case("four-mi300a", (MI300A,) * 4, "gfx942", "official", "2.13.0+rocm7.2", rocm("gfx942")),
+    Case("two-w7900", (W7900,) * 2, "gfx1100", "official", "2.13.0+rocm7.2", rocm("gfx1100")),
+    Case("w7800", (W7800,), "gfx1100", "official", "2.13.0+rocm7.2", rocm("gfx1100")),
+    Case(
+        "w7800-in-the-video-group-only",
+        (W7800,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        user=replace(ANN, groups=(44, 1000)),
+        nodes=KFD_OF_VIDEO,
+        says=("sudo usermod -aG render ann", "--group-add 993"),
+    ),
+    Case(
+        "a-radeon-pro-that-is-not-supported",
+        (WX4100,),
+        "gfx803",
+        "distribution",
+        "2.6.0 (CPU build)",
+        rocm("gfx803"),
+        says=("Debian 13", "ROCR 7 rejects".replace("ROCR", "ROCr")),
+    ),
+    # the user's card in its places
+    Case("wx4100-under-wsl", (), None, wsl=True, says=("wsl",)),
+    Case(
+        "wx4100-without-a-driver",
+        (replace(WX4100, version=0, driver=""),),
+        "gfx803",
+        "community",
+        "unknown",
+        kfd=False,
+        says=("Vulkan",),
+    ),
+    Case(
+        "wx4100-handed-to-a-guest",
+        (replace(WX4100, version=0, driver="vfio-pci"),),
+        "gfx803",
+        "community",
+        "unknown",
+        kfd=False,
+    ),
+    Case(
+        "wx4100-with-a-useless-override",
+        (WX4100,),
+        "gfx803",
+        "distribution",
+        "2.6.0",
+        "unset HSA_OVERRIDE_GFX_VERSION",
+        env={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
+        says=("not a route that is known to work",),
+    ),
+    # one of every family
+    Case(
+        "vega64",
+        (Card("1002:687f", 90000, 8),),
+        "gfx900",
+        "community",
+        "2.7.0+rocm6.3",
+        rocm("gfx900"),
+        says=("a matrix product aborts",),
+    ),
+    Case("mi25", (Card("1002:6860", 90000, 16),), "gfx900", "community", "2.7.0+rocm6.3", rocm("gfx900")),
+    Case(
+        "radeon-vii", (Card("1002:66af", 90006, 16),), "gfx906", "official", "2.7.0+rocm6.3", rocm("gfx906")
+    ),
+    Case(
+        "mi300x",
+        (Card("1002:74a1", 90402, 192, code="0x120000"),),
+        "gfx942",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx942"),
+    ),
+    Case(
+        "mi350x",
+        (Card("1002:75a0", 90500, 288, code="0x120000"),),
+        "gfx950",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx950"),
+    ),
+    Case(
+        "rx5700",
+        (Card("1002:731f", 100100, 8),),
+        "gfx1010",
+        "distribution",
+        "python-pytorch-rocm",
+        rocm("gfx1010"),
+        says=("and crashed",),
+    ),
+    Case("rx6800", (Card("1002:73bf", 100300),), "gfx1030", "official", "2.13.0+rocm7.2", rocm("gfx1030")),
+    Case(
+        "rx6700",
+        (RX6700,),
+        "gfx1031",
+        "official",
+        "torch[device-gfx1031]",
+        rocm("gfx1031"),
+        says=("10.3.0", "compute wrong results"),
+    ),
+    Case(
+        "rx6600-with-the-known-override",
+        (Card("1002:73ff", 100302, 8),),
+        "gfx1032",
+        "official",
+        "torch[device-gfx1032]",
+        rocm("gfx1032"),
+        env={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
+        says=("a known route, which risks wrong results",),
+    ),
+    Case(
+        "rx6500xt",
+        (Card("1002:743f", 100304, 4),),
+        "gfx1034",
+        "official",
+        "torch[device-gfx1034]",
+        rocm("gfx1034"),
+    ),
+    Case("rx7900", (RX7900,), "gfx1100", "official", "2.13.0+rocm7.2", rocm("gfx1100")),
+    Case("rx7800xt", (Card("1002:747e", 110001),), "gfx1101", "official", "2.13.0+rocm7.2", rocm("gfx1101")),
+    Case("rx7600", (Card("1002:7480", 110002, 8),), "gfx1102", "official", "2.13.0+rocm7.2", rocm("gfx1102")),
+    Case(
+        "radeon-780m",
+        (Card("1002:15bf", 110003, 4),),
+        "gfx1103",
+        "official",
+        "torch[device-gfx1103]",
+        rocm("gfx1103"),
+    ),
+    Case(
+        "strix-point",
+        (Card("1002:150e", 110500, 4),),
+        "gfx1150",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1150"),
+    ),
+    Case(
+        "strix-halo",
+        (Card("1002:1586", 110501, 96),),
+        "gfx1151",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1151"),
+    ),
+    Case("rx9060", (Card("1002:7590", 120000),), "gfx1200", "official", "2.13.0+rocm7.2", rocm("gfx1200")),
+    Case("rx9070", (RX9070,), "gfx1201", "official", "2.13.0+rocm7.2", rocm("gfx1201")),
+    Case(
+        "gtx750ti",
+        (nvidia("1380"),),
+        "sm_50",
+        "official",
+        "2.14.0+cu126",
+        FIX,
+        nvidia_driver="570.195.03",
+        says=("no kernel image is available",),
+    ),
+    Case("gtx970", (nvidia("13c2"),), "sm_52", "official", "2.14.0+cu126", FIX, nvidia_driver="570.195.03"),
+    Case("p100", (nvidia("15f8"),), "sm_60", "official", "2.14.0+cu126", FIX, nvidia_driver="570.195.03"),
+    Case(
+        "gtx1080ti-with-a-cuda-13-torch",
+        (nvidia("1b06"),),
+        "sm_61",
+        "official",
+        "2.14.0+cu126",
+        FIX,
+        nvidia_driver="580.95.05",
+        pythons=(python("3.12", "2.14.0", cuda="13.0"),),
+        says=("CUDA 13 builds have no kernels for sm_61",),
+    ),
+    Case("v100", (nvidia("1db4"),), "sm_70", "official", "2.14.0+cu126", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "t4-with-an-older-driver",
+        (nvidia("1eb8"),),
+        "sm_75",
+        "official",
+        "2.14.0+cu126",
+        FIX,
+        nvidia_driver="550.163.01",
+        says=("driver 580 or later; this host has nvidia 550.163.01",),
+    ),
+    Case("rtx3090", (nvidia("2204"),), "sm_86", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case("h100", (nvidia("2330"),), "sm_90", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "h200-whose-driver-is-535",
+        (nvidia("2335"),),
+        "sm_90",
+        "official",
+        "2.14.0+cu126",
+        FIX,
+        nvidia_driver="535.274.02",
+    ),
+    Case(
+        "b200-whose-driver-is-570",
+        (nvidia("2901"),),
+        "sm_100",
+        "official",
+        "2.11.0+cu128",
+        FIX,
+        nvidia_driver="570.195.03",
+    ),
+    Case("rtx5090", (nvidia("2b85"),), "sm_120", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "nvidia-without-its-driver",
+        (replace(nvidia("2684"), driver="nouveau"),),
+        "sm_89",
+        "official",
+        "2.14.0+cu130",
+        says=("NVIDIA's kernel driver isn't loaded",),
+    ),
+    # hosts that lack something
+    Case("no-card-at-all", (), None, says=("no AMD or NVIDIA card",)),
+    Case(
+        "an-amd-card-inside-a-container-without-kfd",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        kfd=False,
+        says=("/dev/kfd isn't here",),
+    ),
+    Case(
+        "no-engine",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        "sudo systemctl start docker",
+        user=ANN,
+        engine=Unknown("no Docker engine answers"),
+    ),
+    Case(
+        "no-buildx",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        "make engine",
+        engine=replace(ENGINE, buildx=Unknown("the plugin isn't installed")),
+    ),
+    Case(
+        "an-old-compose",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        engine=replace(ENGINE, compose="2.17.3"),
+        says=("older than 2.20",),
+    ),
+    Case(
+        "rootless-with-amds-runtime",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        engine=replace(ENGINE, rootless=True, runtimes=("amd", "runc")),
+        says=("doesn't support a rootless engine",),
+    ),
+    Case(
+        "gpus-all-needs-28.3",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        engine=replace(ENGINE, version="27.5.1", runtimes=("amd", "runc")),
+        says=("`--gpus all` doesn't reach",),
+    ),
+    Case(
+        "gpus-all-works-through-amds-runtime",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        engine=replace(ENGINE, runtimes=("amd", "runc")),
+        silent=("--gpus all",),
+    ),
+    Case(
+        "gpus-all-works-through-cdi",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        engine=replace(ENGINE, version="29.3.0"),
+        files={"etc/cdi/amd.json": '{"cdiVersion": "0.6.0", "kind": "amd.com/gpu"}'},
+        silent=("--gpus all",),
+        says=("amd.com/gpu",),
+    ),
+    Case(
+        "a-stranger-to-the-groups",
+        (RX7900,),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        user=STRANGER,
+        nodes=KFD_OF_VIDEO,
+        says=("can't be opened by bob",),
+    ),
+    Case("wsl-with-nvidia", (), None, wsl=True, silent=("no AMD or NVIDIA card",)),
+    Case("a-card-that-nobody-listed", (Card("1002:9999"),), None, says=("1002:9999 is not in our list",)),
+    Case(
+        "a-virtual-machine",
+        (RX9070,),
+        "gfx1201",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1201"),
+        files={"sys/class/dmi/id/sys_vendor": "QEMU", "sys/class/dmi/id/product_name": "Standard PC"},
+        says=("virtual machine (QEMU Standard PC)",),
+    ),
+    Case(
+        "two-makers",
+        (RX7900, nvidia("2684")),
+        "gfx1100",
+        "official",
+        "2.13.0+rocm7.2",
+        rocm("gfx1100"),
+        nvidia_driver="580.95.05",
+        says=("GeForce RTX 4090",),
+    ),
+    Case(
+        "an-override-that-is-no-version",
+        (RX6700,),
+        "gfx1031",
+        "official",
+        "torch[device-gfx1031]",
+        "unset HSA_OVERRIDE_GFX_VERSION",
+        env={"HSA_OVERRIDE_GFX_VERSION": "gfx1030"},
+    ),
+]
+
+
+def test_there_are_at_least_forty_hosts() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 40
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_host_gets_the_right_verdict(case: Case, tmp_path: Path) -> None:
+    host = host_of(case, tmp_path)
+    advice = advise(host, compatibility(), TODAY)
+    text = answer_text(host, advice, [])
+    if case.target:
+        first = advice.cards[0]
+        assert (first.target, first.rank) == (case.target, case.rank)
+        assert first.best is not None
+        assert first.best.torch.startswith(case.torch), first.best.torch
+    else:
+        assert all(isinstance(card.target, Unknown) for card in advice.cards)
+    assert text.splitlines()[-1].strip() == advice.next_step == case.next_step
+    assert [words for words in case.says if words not in text] == []
+    assert [words for words in case.silent if words in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("python-3.13-has-wheels-now", True), ("python-3.9-is-too-old-for-them", False)]
+)
+def test_pythons_are_matched_with_the_wheels(name: str, fits: bool, tmp_path: Path) -> None:
+    host = host_of(next(case for case in CASES if case.name == name), tmp_path)
+    best = advise(host, compatibility(), TODAY).cards[0].best
+    assert best is not None
+    assert bool(best.pythons_here) is fits
+
+
+def test_a_card_that_is_not_here_can_be_asked_about(tmp_path: Path) -> None:
+    data = compatibility()
+    host = asked_host(host_of(CASES[0], tmp_path), display_named("wx 4100", data), "windows")
+    text = answer_text(host, advise(host, data, TODAY), [])
+    assert "torch-directml" in text
+    assert "Vulkan" in text
+    assert "ROCm for Windows doesn't list the card" in text
+    assert "can't help" in text
+    assert text.splitlines()[-1] == "  weir build cpu"
+
+
+def test_a_name_of_several_cards_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names several cards"):
+        display_named("radeon", compatibility())
+    with pytest.raises(ConfigError, match="no card of our list"):
+        display_named("voodoo", compatibility())
+
+
+def test_facts_and_advice_survive_json(tmp_path: Path) -> None:
+    host = host_of(CASES[0], tmp_path)
+    assert decode(Host, encode(host)) == host
+    encode(advise(host, compatibility(), TODAY))
