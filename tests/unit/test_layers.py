@@ -28,10 +28,12 @@ GATES = {
     "torch": {
         "probes/placement/architectures.py",
         "probes/placement/loading/",
+        "probes/placement/packing/",
         "probes/measure/device.py",
         "probes/placement/stack.py",
         "probes/machine/torchfacts.py",
     },
+    "triton": {"probes/placement/packing/kernels/"},
     "matplotlib": {"probes/report/page/"},
     "transformers": {"probes/placement/architectures.py"},
 }
@@ -78,6 +80,10 @@ THOUGHT = {
     "probes/measure/transfer.py",
     "probes/measure/workbench.py",
     "probes/placement/models/description.py",
+    "probes/placement/packing/tiles.py",
+    "probes/placement/packing/estimate.py",
+    "probes/placement/packing/forms.py",
+    "probes/placement/packing/grid.py",
     "probes/placement/split.py",
     "probes/records/",
     "probes/report/",

@@ -1,0 +1,41 @@
+"""Predicts how many bytes a tensor takes when it is packed, for plans. Pure, without torch.
+
+The exponents of trained weights are as concentrated as those of Gaussian ones: 2.6 bits of information
+(DFloat11, arXiv 2504.11651), so one kind of weights is known so far. The figures are those of
+`tests/bench/placement_packing.py`, which measures them.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+from probes.placement.models.description import DTYPE_BITS
+from probes.placement.packing.forms import aligned
+
+Kind = Literal["gaussian"]
+
+WORTH_IT: Final = 0.97  # packed over raw bytes; a tensor that saves less stays as it is
+
+# Bits of a weight by part, escapes and their lists counted in: each part is aligned by itself.
+_PARTS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
+    {
+        "bfloat16": (8.0, 4.0, 0.008, 0.005, 0.0025),
+        "float32": (8.0, 8.0, 8.0, 4.0, 0.008, 0.005, 0.005),
+        "float16": (8.0, 4.0, 2.0, 0.16, 0.032),
+    }
+)
+_DENSE: Final = (8.0, 1.0, 2.0, 0.2, 0.032)  # bfloat16 in the layout `b11`
+
+
+def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool = False) -> int:
+    """Predicted bytes of a packed tensor of `dtype` (torch's name), aligned as in a flat buffer.
+
+    A tensor that packing wouldn't make 3 % smaller is counted as it is. `dense` predicts the layout with
+    3-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype or kind.
+    """
+    if kind != "gaussian":
+        raise KeyError(kind)
+    raw = -(-n_weights * DTYPE_BITS[dtype] // 8)
+    parts = _DENSE if dense and dtype == "bfloat16" else _PARTS.get(dtype, ())
+    packed = sum(aligned(int(n_weights * bits / 8)) for bits in parts)
+    return packed if parts and packed < WORTH_IT * raw else raw

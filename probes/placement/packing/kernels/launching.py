@@ -1,0 +1,170 @@
+"""Starts kernels, where a device has Triton. Everything here is safe in a CUDA graph after a first call."""
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Final
+
+import torch
+
+_AMD: Final = re.compile(r"gfx(908|90a|94.|95.|1[0-2]..)\b")  # the AMD GPUs that Triton compiles for
+_INPUT_EXPONENT: Final = 60
+_BLOCK: Final = 1024
+
+Parts = Mapping[str, torch.Tensor]
+
+
+@cache
+def usable(device: torch.device) -> bool:
+    """Whether kernels run on a device: Triton is installed, and it compiles for that GPU."""
+    if device.type != "cuda":
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        supported = bool(_AMD.match(getattr(properties, "gcnArchName", "")))
+    else:
+        supported = properties.major >= 8
+    if not supported:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def unpack_window(
+    parts: Parts, out: torch.Tensor, *, rows: int, width: int, group_rows: int, base: int
+) -> None:
+    """Unpack 4-bit codes into contiguous `out`: bfloat16 (`b12`) or float32 (`f28`)."""
+    from probes.placement.packing.kernels.decoding import unpack_b12, unpack_f28
+
+    block = min(4096, max(32, 1 << (width // 2 - 1).bit_length()))
+    grid = (-(-rows // group_rows),)
+    escapes = (parts["values"], parts["positions"], parts["starts"])
+    with _on(out.device):
+        if out.dtype is torch.float32:
+            planes = (parts["rest0"], parts["rest1"], parts["rest2"], parts["codes"])
+            words = out.view(torch.int32)
+            block = min(block, 1024)
+            unpack_f28[grid](
+                *planes, *escapes, words, out.numel(), rows, base, WIDTH=width, GROUP=group_rows, BLOCK=block
+            )
+            return
+        unpack_b12[grid](
+            parts["rest0"],
+            parts["codes"],
+            *escapes,
+            out,
+            out.numel(),
+            rows,
+            2.0**base,
+            WIDTH=width,
+            GROUP=group_rows,
+            BLOCK=block,
+            PTX=_has_ptx(out.device),
+            num_warps=8 if block >= 2048 else 4,
+        )
+
+
+def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], low_bits: int) -> bool:
+    """Unpack 3-bit codes into contiguous `out` of 16-bit floats; False where blocks are too small."""
+    from probes.placement.packing.kernels.decoding import unpack_ranked as kernel
+
+    blocks = parts["starts"].numel()
+    if parts["rest"].numel() != blocks * _BLOCK:
+        return False
+    codes = (0, *table)
+    low, high = (int.from_bytes(bytes(codes[i : i + 4]), "little", signed=True) for i in (0, 4))
+    exponents = parts["exponents"] if parts["exponents"].numel() else parts["rest"]  # no null pointer
+    with _on(out.device):
+        kernel[(blocks,)](
+            parts["rest"],
+            parts["more"],
+            parts["two"],
+            exponents,
+            parts["starts"],
+            out.view(torch.int16),
+            out.numel(),
+            low,
+            high,
+            LOW_BITS=low_bits,
+            BLOCK=_BLOCK,
+        )
+    return True
+
+
+def multiply(
+    x: torch.Tensor,
+    parts: Parts,
+    y: torch.Tensor,
+    *,
+    base: int,
+    bias: torch.Tensor | None,
+    rows: int,
+    columns: int,
+    warps: int,
+    stages: int,
+) -> None:
+    """y = x W^T + bias: `x` (m, k) and `y` (m, n) are contiguous bfloat16.
+
+    Each program multiplies `rows` of W, in pieces of 2 x `columns`. One input row has a kernel of its own.
+    """
+    import triton.language as tl
+
+    from probes.placement.packing.kernels.multiplying import few_rows, one_row
+
+    batch, k = x.shape
+    n = y.shape[1]
+    tensors = (x, *(parts[name] for name in ("rest0", "codes", "values", "positions", "starts")))
+    scales = (2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
+    with _on(x.device):
+        if batch == 1:
+            one_row[(-(-n // rows),)](
+                *tensors,
+                y if bias is None else bias,
+                y,
+                n,
+                *scales,
+                K=k,
+                BN=rows,
+                BK=columns,
+                ESCAPES=8,
+                BIAS=bias is not None,
+                PTX=_has_ptx(x.device),
+                STAGES=stages,
+                num_warps=warps,
+            )
+            return
+        few_rows[(-(-n // rows),)](
+            *tensors,
+            y if bias is None else bias,
+            y,
+            n,
+            *scales,
+            batch,
+            K=k,
+            BN=rows,
+            BK=columns,
+            BB=16,
+            # the interpreter multiplies the words of bfloat16 as if they were integers
+            FACTORS=tl.bfloat16 if x.is_cuda else tl.float32,
+            ESCAPES=4,
+            BIAS=bias is not None,
+            PTX=_has_ptx(x.device),
+            STAGES=stages,
+            num_warps=warps,
+        )
+
+
+def _has_ptx(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever the tensors are on."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    on: AbstractContextManager[object] = torch.cuda.device(device)
+    return on

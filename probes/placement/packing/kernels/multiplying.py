@@ -1,0 +1,128 @@
+"""Kernels that multiply input rows with a matrix of 12-bit packed weights, without unpacking it first.
+
+The weights' exponent fields are their codes (see `decoding`), so a product would be below float32's normal
+range: the input is scaled by 2^60 before, and the sum by 2^(base - 60) after, both exactly. An input element
+of 2^67 or more would overflow. The escapes, zeros so far, are added from their list.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from probes.placement.packing.kernels.decoding import lower_words, upper_words
+
+
+@triton.jit
+def one_row(
+    x: Any,
+    rest: Any,
+    codes: Any,
+    values: Any,
+    positions: Any,
+    starts: Any,
+    bias: Any,
+    y: Any,
+    n: Any,
+    input_scale: Any,
+    scale: Any,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    ESCAPES: tl.constexpr,
+    BIAS: tl.constexpr,
+    PTX: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """y = W x for one input row: each program multiplies BN rows of W, in pieces of 2 x BK columns."""
+    half: tl.constexpr = K // 2
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.minimum(rows, n - 1).to(tl.int64)
+    inside = tl.arange(0, BK)
+    low = rest + row[:, None] * K + inside[None, :]
+    code = codes + row[:, None] * half + inside[None, :]
+    total = tl.zeros([BN, BK], tl.float32)
+    for k in tl.range(0, half, BK, num_stages=STAGES):
+        c = tl.load(code + k)
+        one = lower_words(tl.load(low + k), c, PTX).to(tl.bfloat16, bitcast=True)
+        other = upper_words(tl.load(low + half + k), c, PTX).to(tl.bfloat16, bitcast=True)
+        x_one = tl.load(x + k + inside).to(tl.float32) * input_scale
+        x_other = tl.load(x + half + k + inside).to(tl.float32) * input_scale
+        total += one.to(tl.float32) * x_one[None, :]
+        total += other.to(tl.float32) * x_other[None, :]
+    begin = tl.load(starts + row)
+    end = tl.load(starts + row + 1)
+    escaped = tl.zeros([BN], tl.float32)
+    for first in range(0, tl.max(end - begin, 0), ESCAPES):
+        i = begin[:, None] + first + tl.arange(0, ESCAPES)[None, :]
+        there = i < end[:, None]
+        column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
+        value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
+        factor = tl.load(x + column, mask=there, other=0.0).to(tl.float32)
+        escaped += tl.sum(value * factor, 1)
+    result = tl.sum(total, 1) * scale + escaped
+    if BIAS:
+        result += tl.load(bias + row).to(tl.float32)
+    tl.store(y + rows, result.to(tl.bfloat16), mask=rows < n)
+
+
+@triton.jit
+def few_rows(
+    x: Any,
+    rest: Any,
+    codes: Any,
+    values: Any,
+    positions: Any,
+    starts: Any,
+    bias: Any,
+    y: Any,
+    n: Any,
+    input_scale: Any,
+    scale: Any,
+    batch: Any,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BB: tl.constexpr,
+    FACTORS: tl.constexpr,
+    ESCAPES: tl.constexpr,
+    BIAS: tl.constexpr,
+    PTX: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """The same for up to BB input rows, through the matrix units, which multiply numbers of type FACTORS."""
+    half: tl.constexpr = K // 2
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.minimum(rows, n - 1).to(tl.int64)
+    inside = tl.arange(0, BK)
+    b = tl.arange(0, BB)
+    low = rest + row[:, None] * K + inside[None, :]
+    code = codes + row[:, None] * half + inside[None, :]
+    inputs = x + b[None, :] * K + inside[:, None]
+    is_input = (b < batch)[None, :]
+    total = tl.zeros([BN, BB], tl.float32)
+    for k in tl.range(0, half, BK, num_stages=STAGES):
+        c = tl.load(code + k)
+        one = lower_words(tl.load(low + k), c, PTX).to(tl.bfloat16, bitcast=True)
+        other = upper_words(tl.load(low + half + k), c, PTX).to(tl.bfloat16, bitcast=True)
+        x_one = tl.load(inputs + k, mask=is_input, other=0.0).to(tl.float32) * input_scale
+        x_other = tl.load(inputs + half + k, mask=is_input, other=0.0).to(tl.float32) * input_scale
+        total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
+        total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
+    total = total * scale
+    begin = tl.load(starts + row)
+    end = tl.load(starts + row + 1)
+    for first in range(0, tl.max(end - begin, 0), ESCAPES):
+        i = begin[:, None] + first + tl.arange(0, ESCAPES)[None, :]
+        there = i < end[:, None]
+        column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
+        value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
+        wanted = there[:, :, None] & (b < batch)[None, None, :]
+        factor = tl.load(x + column[:, :, None] + b[None, None, :] * K, mask=wanted, other=0.0)
+        total += tl.sum(value[:, :, None] * factor.to(tl.float32), 1)
+    if BIAS:
+        total += tl.load(bias + row).to(tl.float32)[:, None]
+    place = y + rows[:, None] + b[None, :] * n
+    tl.store(place, total.to(tl.bfloat16), mask=(rows < n)[:, None] & is_input)

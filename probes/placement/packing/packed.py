@@ -1,0 +1,109 @@
+"""A packed tensor: its parts, and its way into and out of one flat buffer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from probes.placement.packing.forms import PackedForm, PartForm
+from probes.placement.packing.grid import Grid, grid
+from probes.placement.packing.layouts import LAYOUTS, Layout
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One packed tensor. `parts` are flat tensors on one device; their dtypes and order are the layout's.
+
+    With 4-bit codes, an exponent is `base` + code. With 3-bit codes, `table` has the exponents of codes
+    1 to 7.
+    """
+
+    layout: Layout
+    shape: tuple[int, ...]
+    parts: Mapping[str, torch.Tensor]
+    base: int = 0
+    table: tuple[int, ...] = ()
+
+    @property
+    def grid(self) -> Grid:
+        """How the weights are arranged."""
+        return grid(self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all parts are."""
+        return next(iter(self.parts.values())).device
+
+    @property
+    def n_weights(self) -> int:
+        """Weights in the tensor."""
+        return self.grid.weights
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all parts, without alignment."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the tensor as it was."""
+        return self.n_weights * int(self.layout.dtype.itemsize)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that a weight takes, escapes and padding counted in, without alignment."""
+        return 8 * self.packed_bytes / self.n_weights
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Packed":
+        """The same on another device."""
+        parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
+        return Packed(self.layout, self.shape, parts, base=self.base, table=self.table)
+
+
+def form(packed: Packed) -> PackedForm:
+    """What has to be known to find the packed tensor in a flat buffer; it has a JSON form."""
+    parts = tuple(
+        PartForm(name, str(part.dtype).removeprefix("torch."), part.numel())
+        for name, part in packed.parts.items()
+    )
+    return PackedForm(packed.layout.name, packed.shape, packed.base, packed.table, parts)
+
+
+def packed_in(of: PackedForm, flat: torch.Tensor) -> Packed:
+    """The packed tensor whose bytes are in `flat`, uint8 of at least `of.n_bytes`. Nothing is copied.
+
+    Raises ValueError for a buffer that is too short or of another dtype, and for an unknown layout.
+    """
+    _check(of, flat)
+    parts = {part.name: view for part, view in zip(of.parts, _views(of, flat), strict=True)}
+    return Packed(LAYOUTS[of.layout], of.shape, parts, base=of.base, table=of.table)
+
+
+def write_into(packed: Packed, flat: torch.Tensor) -> None:
+    """Copy the parts to their places in `flat`, on any device; the gaps that alignment leaves become zero.
+
+    Raises ValueError for a buffer that is too short or of another dtype.
+    """
+    of = form(packed)
+    _check(of, flat)
+    ends = [*of.offsets()[1:], of.n_bytes]
+    for part, view, end in zip(packed.parts.values(), _views(of, flat), ends, strict=True):
+        view.copy_(part)
+        flat[end - (-part.nbytes % 256) : end] = 0
+
+
+def _check(of: PackedForm, flat: torch.Tensor) -> None:
+    if of.layout not in LAYOUTS:
+        raise ValueError(f"there is no layout {of.layout!r}; the layouts are {', '.join(LAYOUTS)}")
+    if flat.dtype is not torch.uint8 or flat.ndim != 1 or flat.numel() < of.n_bytes:
+        raise ValueError(
+            f"a packed tensor of {of.n_bytes:,} bytes needs a flat uint8 buffer of that size, "
+            f"not {tuple(flat.shape)} of {flat.dtype}"
+        )
+
+
+def _views(of: PackedForm, flat: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        flat[start : start + part.n_bytes].view(getattr(torch, part.dtype))
+        for start, part in zip(of.offsets(), of.parts, strict=True)
+    ]

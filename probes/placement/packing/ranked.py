@@ -1,0 +1,109 @@
+"""Layouts with 3-bit codes (`h14`, `b11`), by torch operations on any device.
+
+The seven most frequent exponents, zero's perhaps among them, get the codes 1 to 7. Code 0 marks an escape:
+its sign and mantissa are stored like all others, and its exponent follows in a list. Which of the list's
+entries is a weight's is the number of escapes before it; they are counted by blocks of 1,024 weights.
+
+Parts: `rest` (sign and the upper 7 mantissa bits), `more` (the code's upper bit below the mantissa's lower
+bits), `two` (the code's lower 2 bits), `exponents` of the escapes in order, `starts` (escapes before each
+block). Elements of a block that share a byte are a half, quarter or eighth of the block apart.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from probes.placement.packing.layouts import Layout
+from probes.placement.packing.window import CHUNK
+
+CODES: Final = 7
+_BLOCK: Final = 1024
+
+
+def block_of(weights: int) -> int:
+    """Weights in a block: 1,024, or as many as there are, made a multiple of 8."""
+    return min(_BLOCK, -(-weights // 8) * 8)
+
+
+def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
+    """The exponents that get codes, in ascending order, and the share of weights that they have."""
+    chosen = counts.argsort(descending=True, stable=True)[:CODES]
+    share = float(counts[chosen].sum() / counts.sum().clamp(min=1))
+    return tuple(sorted(chosen.tolist())), share
+
+
+def encode(layout: Layout, words: torch.Tensor, table: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """The parts of the words, which are a whole number of blocks."""
+    n, block, low_bits = words.numel(), block_of(words.numel()), layout.mantissa_bits - 7
+    rest, more, two = (
+        torch.empty(n * bits // 8, dtype=torch.uint8, device=words.device) for bits in (8, low_bits + 1, 2)
+    )
+    exponents, escapes = [], []
+    code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=words.device)
+    code_of[torch.tensor(table, device=words.device)] = torch.arange(
+        1, CODES + 1, dtype=torch.uint8, device=words.device
+    )
+    for span in _chunks(n, block):
+        piece = words[span]
+        field = (piece >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
+        code = code_of.index_select(0, field.to(torch.int32))
+        sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
+        rest[span] = (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits
+        low = ((piece & ((1 << low_bits) - 1)) << 1).to(torch.uint8)
+        _put(more, span, low | (code >> 2), bits=low_bits + 1, block=block)
+        _put(two, span, code & 3, bits=2, block=block)
+        escapes.append((code == 0).view(-1, block).sum(1))
+        exponents.append(field[code == 0].to(torch.uint8))
+    counts = torch.cat(escapes)
+    starts = (counts.cumsum(0) - counts).to(torch.int32)
+    return {"rest": rest, "more": more, "two": two, "exponents": torch.cat(exponents), "starts": starts}
+
+
+def decoded(
+    layout: Layout, parts: dict[str, torch.Tensor], table: tuple[int, ...]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Pieces of the words in order, each with the index that it begins at."""
+    n, low_bits = parts["rest"].numel(), layout.mantissa_bits - 7
+    block = block_of(n)
+    exponent_of = torch.tensor((0, *table), dtype=torch.int16, device=parts["rest"].device)
+    for span in _chunks(n, block):
+        more = _get(parts["more"], span, bits=low_bits + 1, block=block)
+        code = _get(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
+        field = exponent_of.index_select(0, code.to(torch.int32))
+        field = torch.where(code == 0, _side(parts, code, span, block), field)
+        rest = parts["rest"][span].to(torch.int16)
+        mantissa = ((rest & 0x7F) << low_bits) | (more >> 1).to(torch.int16)
+        yield span.start, (rest >> 7 << layout.sign_shift) | (field << layout.mantissa_bits) | mantissa
+
+
+def _side(parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block: int) -> torch.Tensor:
+    """For each weight of a piece the exponent that it would have if it were an escape."""
+    exponents = parts["exponents"]
+    if not exponents.numel():
+        return torch.zeros_like(code, dtype=torch.int16)
+    escape = (code == 0).view(-1, block).to(torch.int32)
+    rank = escape.cumsum(1, dtype=torch.int32) - escape
+    rank += parts["starts"][span.start // block : span.stop // block, None]
+    return exponents.index_select(0, rank.view(-1).clamp(max=exponents.numel() - 1)).to(torch.int16)
+
+
+def _chunks(n: int, block: int) -> Iterator[slice]:
+    step = CHUNK // max(block, 1) * block if block else 1
+    for first in range(0, n, step):
+        yield slice(first, min(first + step, n))
+
+
+def _put(plane: torch.Tensor, span: slice, values: torch.Tensor, *, bits: int, block: int) -> None:
+    per_byte = 8 // bits
+    sharing = values.view(-1, per_byte, block // per_byte)
+    byte = sharing[:, 0].clone()
+    for i in range(1, per_byte):
+        byte |= sharing[:, i] << (bits * i)
+    plane[span.start // per_byte : span.stop // per_byte] = byte.view(-1)
+
+
+def _get(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> torch.Tensor:
+    per_byte = 8 // bits
+    byte = plane[span.start // per_byte : span.stop // per_byte].view(-1, 1, block // per_byte)
+    return torch.cat([(byte >> (bits * i)) & ((1 << bits) - 1) for i in range(per_byte)], 1).view(-1)

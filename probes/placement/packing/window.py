@@ -1,0 +1,109 @@
+"""Layouts with 4-bit codes (`b12`, `f28`), by torch operations on any device.
+
+A window of 15 neighbouring exponents gets the codes 1 to 15. Code 0 is a zero of either sign. A weight with
+any other exponent is an escape: zero is stored in its place, and its position and value follow in a list, so
+that a product can be computed from the codes alone and then be corrected.
+
+Parts: `rest0`.. (bytes of sign and mantissa, the sign on top), `codes` (element k and k + width / 2 in one
+byte), `values` (words) and `positions` (within the group of rows, unsigned) of the escapes in order, and
+`starts` (where each group's escapes begin, and their number).
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from probes.placement.packing.grid import Grid
+from probes.placement.packing.layouts import Layout
+
+CHUNK: Final = 1 << 22  # weights handled at once: bounds the memory that temporaries take
+_WINDOW: Final = 15
+_HIGHEST_BASE: Final = 127  # 2**base is a factor of the products and must be a float32
+_POSITION_BITS: Final = 16
+
+
+def best_base(counts: torch.Tensor) -> tuple[int, float]:
+    """The base whose window holds most weights, and the share that it holds.
+
+    `counts` has how often each exponent occurs. The window never holds exponent 0: zeros need no code.
+    """
+    sums = counts.to(torch.float64, copy=True).unfold(0, _WINDOW, 1).sum(1)[1 : _HIGHEST_BASE + 2]
+    base = int(sums.argmax())
+    return base, float(sums[base] / counts.sum().clamp(min=1))
+
+
+def encode(layout: Layout, words: torch.Tensor, cut: Grid, base: int) -> dict[str, torch.Tensor]:
+    """The parts of the words (flat, padded to whole rows)."""
+    n, half = words.numel(), cut.width // 2
+    planes = [torch.empty(n, dtype=torch.uint8, device=words.device) for _ in range(_planes(layout))]
+    codes = torch.empty((cut.rows, half), dtype=torch.uint8, device=words.device)
+    found = []
+    for first, last in row_chunks(cut):
+        span = slice(first * cut.width, last * cut.width)
+        code, escape = _codes(layout, words[span], base)
+        rest = (words[span] >> layout.exponent_bits) & (1 << layout.mantissa_bits)
+        rest |= words[span] & ((1 << layout.mantissa_bits) - 1)
+        rest.masked_fill_(escape, 0)
+        for i, plane in enumerate(planes):
+            plane[span] = rest >> (8 * i) if i else rest
+        pair = code.view(last - first, 2, half)
+        torch.bitwise_or(pair[:, 0], pair[:, 1] << 4, out=codes[first:last])
+        found.append(escape.nonzero().squeeze(1) + span.start)
+    parts = {f"rest{i}": plane for i, plane in enumerate(planes)} | {"codes": codes.view(-1)}
+    return parts | _escapes(words, torch.cat(found) if found else words[:0].long(), cut)
+
+
+def decoded(
+    layout: Layout, parts: dict[str, torch.Tensor], cut: Grid, base: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Pieces of the words in order, each with the index that it begins at; escapes are still zero."""
+    codes = parts["codes"].view(cut.rows, 1, cut.width // 2)
+    for first, last in row_chunks(cut):
+        byte = codes[first:last]
+        code = torch.cat((byte & 15, byte >> 4), 1).view(-1).to(layout.word)
+        words = ((code + base) * (code > 0)) << layout.mantissa_bits
+        span = slice(first * cut.width, last * cut.width)
+        rest = parts["rest0"][span].to(layout.word)
+        for i in range(1, _planes(layout)):
+            rest |= parts[f"rest{i}"][span].to(layout.word) << (8 * i)
+        words |= rest & ((1 << layout.mantissa_bits) - 1)
+        words |= (rest >> layout.mantissa_bits) << layout.sign_shift
+        yield span.start, words
+
+
+def escape_indices(parts: dict[str, torch.Tensor], cut: Grid) -> torch.Tensor:
+    """Where in the flat tensor the escapes are, without waiting for the device."""
+    positions = parts["positions"].to(torch.int64) & ((1 << _POSITION_BITS) - 1)
+    order = torch.arange(positions.numel(), device=positions.device, dtype=torch.int32)
+    group = torch.searchsorted(parts["starts"], order, right=True) - 1
+    return group * (cut.group_rows * cut.width) + positions
+
+
+def row_chunks(cut: Grid) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that are handled at once."""
+    step = max(1, CHUNK // max(cut.width, 1))
+    for first in range(0, cut.rows, step):
+        yield first, min(first + step, cut.rows)
+
+
+def _planes(layout: Layout) -> int:
+    return (layout.mantissa_bits + 1) // 8
+
+
+def _codes(layout: Layout, words: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
+    code = (words >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
+    code -= base
+    coded = (code > 0) & (code <= _WINDOW)
+    code *= coded
+    return code.to(torch.uint8), ~coded & ((words << 1) != 0)
+
+
+def _escapes(words: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str, torch.Tensor]:
+    size = cut.group_rows * cut.width
+    edges = torch.arange(cut.groups + 1, device=words.device) * size
+    return {
+        "values": words[indices],
+        "positions": (indices % max(size, 1)).to(torch.int16),
+        "starts": torch.searchsorted(indices, edges).to(torch.int32),
+    }
