@@ -33,7 +33,8 @@ from probes.report.answers import (
     took_s,
 )
 from probes.report.crossover import BreakEven
-from probes.shared.units import binary_bytes, duration
+from probes.report.quantities import size
+from probes.shared.units import duration
 
 SPILLED: dict[Scenario, str] = {
     "streamed": "streaming the rest through two VRAM buffers",
@@ -178,8 +179,3 @@ def _device_time(best: Pass, resident: Pass) -> str:
 
 def _took(passes: Pass) -> str:
     return duration(took_s(passes))
-
-
-def size(n_bytes: int) -> str:
-    """Bytes with a binary unit, whole numbers without decimals."""
-    return binary_bytes(n_bytes).replace(".00 ", " ")

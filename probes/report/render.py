@@ -1,6 +1,5 @@
 """A report as text or Markdown. Tabulate draws the tables where it is installed (on the host)."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -29,11 +28,11 @@ from probes.records.schema import (
     Unknown,
     Waived,
 )
-from probes.report import crossover, residency
-from probes.report.answers import all_records, answers, groups, pick
-from probes.report.fit import Piece, fit, points_of
+from probes.report import residency
+from probes.report.answers import all_records, answers, pick
 from probes.report.headline import headline
-from probes.report.tables import row_doubts
+from probes.report.quantities import size
+from probes.report.tables import Table, row_doubts, run_tables
 from probes.shared.quoting import markdown_sentence, terminal
 from probes.shared.units import binary_bytes, duration, gb_per_s
 
@@ -109,13 +108,29 @@ def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
             _quoted(line, markdown=markdown)
             for line in dict.fromkeys(map(numa_line, pick(run.records, NumaPlaces)))
         ),
-        _transfer_table(run.records, markdown=markdown),
-        _fit_table(pick(run.records, Measurement), markdown=markdown),
-        _break_even_table(pick(every, Measurement), pick(run.records, Reads), markdown=markdown),
+        *(_drawn(found, markdown=markdown) for found in run_tables(run.records, every)),
         _spill_text(run.records, markdown=markdown),
-        _pass_table(run.records, markdown=markdown),
+        _noted("", _notes(run.records), markdown=markdown),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _drawn(found: Table, *, markdown: bool) -> str:
+    """A table with its title and note, without the columns that only a page has room for."""
+    kept = [at for at, header in enumerate(found.headers) if header not in found.wide]
+    kept.sort(key=lambda at: found.headers[at] == "doubts")  # which may be long: last
+    rows = [[row[at] for at in kept] for row in found.rows]
+    drawn = table([found.headers[at] for at in kept], rows, markdown=markdown)
+    title = f"### {markdown_sentence(found.title)}\n\n" if markdown else f"{terminal(found.title)}\n"
+    return title + _noted(drawn, [found.note] if found.note else [], markdown=markdown)
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """Below the tables: what to do about doubts, what else went on, and what wasn't measured."""
+    rows = [record for record in records if isinstance(record, Timed)]
+    sized = ((gap, f" {size(gap.payload_bytes)}" if gap.payload_bytes else "") for gap in pick(records, Gap))
+    gaps = [f"not measured: {gap.name}{n_bytes}: {gap.reason}" for gap, n_bytes in sized]
+    return [*_remedies(rows), *noise_lines(rows), *gaps]
 
 
 def _ended(run: ProbeRun, *, markdown: bool) -> str:
@@ -133,56 +148,6 @@ def ended_line(run: ProbeRun) -> str:
         case Failed(reason=reason, hint=hint, wedged=wedged):
             state = f"{'WEDGED' if wedged else 'FAILED'} after {run.seconds:.1f} s"
             return f"{state}, {len(run.records)} records kept: {reason}" + (f"\n  {hint}" if hint else "")
-
-
-def _transfer_table(records: Sequence[Record], *, markdown: bool) -> str:
-    measured = sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes))
-    if not measured:
-        return ""
-    headers = ("path", "size", "GB/s", "median +- error", *_SPREAD, "wall median", "doubts")
-    notes = [*_remedies(measured), *noise_lines(measured)]
-    gaps = [
-        f"not measured: {gap.name} {binary_bytes(gap.payload_bytes)}: {gap.reason}"
-        for gap in pick(records, Gap)
-    ]
-    drawn = table(headers, [_transfer_row(m) for m in measured], markdown=markdown)
-    return _noted(drawn, [*notes, *gaps], markdown=markdown)
-
-
-def _transfer_row(measured: Measurement) -> list[str]:
-    summary = stats.summarize(measured.times_s)
-    return [
-        measured.name,
-        binary_bytes(measured.payload_bytes),
-        f"{gb_per_s(measured.moved_bytes, summary.median):.3g}",
-        _figure(summary),
-        *_spread(summary),
-        duration(stats.summarize(measured.walls_s).median),
-        _doubts(measured),
-    ]
-
-
-_SPREAD = ("within", "between", "p5 .. p95", "n")
-
-
-def _spread(summary: stats.Summary) -> list[str]:
-    """How far apart samples are: the errors within a process and between processes, relative."""
-    return [
-        _share(summary.within, summary.median),
-        _share(summary.between, summary.median),
-        f"{duration(summary.p5)} .. {duration(summary.p95)}",
-        f"{summary.n} of {summary.processes}" if summary.processes > 1 else str(summary.n),
-    ]
-
-
-def _share(error: float | None, of: float) -> str:
-    return "unknown" if error is None else f"{error / of:.2%}"
-
-
-def _doubts(row: Timed) -> str:
-    flags = row.noise.flags if isinstance(row.noise, Noise) else ()
-    kinds = dict.fromkeys(flag.split(":")[0] for flag in flags)
-    return ", ".join([*(doubt.reason for doubt in row_doubts(row)), *kinds])
 
 
 def _remedies(rows: Sequence[Timed]) -> list[str]:
@@ -208,53 +173,6 @@ def noise_lines(rows: Sequence[Timed]) -> list[str]:
 
 def _figure(summary: stats.Summary) -> str:
     return duration(summary.median) + (f" +- {duration(summary.error)}" if summary.error is not None else "")
-
-
-def _fit_table(rows: Sequence[Measurement], *, markdown: bool) -> str:
-    """The piecewise model of each path, or why it has none."""
-    if not rows:
-        return ""
-    headers = ("path", "fitted from", "to", "alpha", "beta GB/s", "n1/2", "misses by up to")
-    cells: Rows = []
-    notes = ["model, fitted to the figures: t = alpha + size / beta; n1/2 = alpha beta reaches half of beta"]
-    for name in sorted({row.name for row in rows}):
-        found = fit(points_of(rows, name))
-        if isinstance(found, Unknown):
-            notes.append(f"{name} has no fit: {found.reason}")
-        else:
-            cells += [[name, *_piece_cells(piece), f"{found.residual:.1%}"] for piece in found.pieces]
-    return _noted(table(headers, cells, markdown=markdown) if cells else "", notes, markdown=markdown)
-
-
-def _piece_cells(piece: Piece) -> list[str]:
-    grows = piece.s_per_byte > 0
-    return [
-        binary_bytes(piece.first_bytes),
-        binary_bytes(piece.last_bytes),
-        duration(piece.alpha_s),
-        f"{piece.beta_gb_per_s:.4g}" if grows else "no limit seen",
-        binary_bytes(piece.half_bytes) if grows else "",
-    ]
-
-
-def _break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads], *, markdown: bool) -> str:
-    """k* at each size, as predicted from `transfer` and as measured."""
-    if not reads:
-        return ""
-    met = crossover.crossings(rows, reads)
-    if isinstance(met, Unknown):
-        return _quoted(f"break-even can't be predicted: {met.reason}", markdown=markdown)
-    headers = ("size", "k* predicted", "k* measured", "prediction off by")
-    cells = [
-        [binary_bytes(one.n_bytes), _reads(one.predicted), _reads(one.measured), f"{one.off:+.1%}"]
-        for one in met
-    ]
-    note = "k*: from this many full reads on, copying the buffer to VRAM first is faster"
-    return _noted(table(headers, cells, markdown=markdown), [note, *noise_lines(reads)], markdown=markdown)
-
-
-def _reads(found: crossover.BreakEven) -> str:
-    return f"{found.reads:.3f} +- {found.error:.3f}" if math.isfinite(found.reads) else "never"
 
 
 def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
@@ -304,52 +222,6 @@ def _gauge_lines(readings: Sequence[Reading]) -> list[str]:
         history = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in mine)
         lines.append(f"gauge {gauge}: {history}")
     return lines
-
-
-def _pass_table(records: Sequence[Record], *, markdown: bool) -> str:
-    passes = [one for ways in groups(pick(records, Pass)).values() for one in ways.values()]
-    gaps = [f"not measured: {gap.name}: {gap.reason}" for gap in pick(records, Gap) if not gap.payload_bytes]
-    if not passes:
-        return "\n".join(_quoted(gap, markdown=markdown) for gap in gaps)
-    headers = (
-        "model",
-        "dtype",
-        "scenario",
-        "batch",
-        "weights",
-        "spilled",
-        "wall clock, median +- error",
-        *_SPREAD,
-        "device time alone",
-        "differs",
-        "doubts",
-    )
-    notes = [DEVICE_TIME, *_remedies(passes), *noise_lines(passes), *gaps]
-    return _noted(table(headers, [_pass_row(p) for p in passes], markdown=markdown), notes, markdown=markdown)
-
-
-DEVICE_TIME = (
-    "device time alone: behind a queued wait, so the time excludes handing the pass over; what calls a "
-    "model waits for the wall clock's time"
-)
-
-
-def _pass_row(passes: Pass) -> list[str]:
-    summary = stats.summarize(passes.times_s)
-    device_s = passes.devices_s
-    return [
-        passes.model,
-        passes.dtype,
-        passes.scenario,
-        str(passes.rows),
-        binary_bytes(passes.weight_bytes),
-        binary_bytes(passes.spilled_bytes),
-        _figure(summary),
-        *_spread(summary),
-        "unknown" if isinstance(device_s, Unknown) else duration(stats.summarize(device_s).median),
-        f"{passes.difference:.1e}",
-        _doubts(passes),
-    ]
 
 
 def record_line(record: Record) -> str:

@@ -41,38 +41,47 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells ready to be shown. `words` columns are set left, all others are figures."""
+    """Cells ready to be shown. `words` columns are set left, others are figures; `wide` ones need a page."""
 
     title: str
     note: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: frozenset[str]
+    wide: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its header, the cell for a record, and whether it holds words."""
+    """One column: its header, the cell for a record, whether it holds words, whether only a page has room."""
 
     header: str
     cell: Callable[..., str]
     words: bool = False
+    wide: bool = False
 
 
-def tables(run: ProbeRun) -> tuple[Table, ...]:
-    """All tables of a probe's run, those with rows."""
+def tables(run: ProbeRun, every: Sequence[Record]) -> tuple[Table, ...]:
+    """All tables of a probe's run, those with rows. `every` are the records of all runs."""
     records = run.records
-    found = [
+    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, residency.place(pick(records, Block)))
+    kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
+    fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
+    return (*run_tables(records, every), *(table for table in (blocks, *fields) if table.rows))
+
+
+def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Table, ...]:
+    """The tables of what a run timed and of the models fitted to it, those with rows.
+
+    Break-even is predicted from what another probe measured, which is among `every` record of the report.
+    """
+    found = (
+        break_even_table(pick(every, Measurement), pick(records, Reads)),
         _table("Transfers, measured", _TRANSFER_NOTE, _TRANSFER, _in_order(pick(records, Measurement))),
         fits_table(pick(records, Measurement)),
         _table("Repeated reads, measured", _READS_NOTE, _READS, _in_order(pick(records, Reads))),
-        _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, residency.place(pick(records, Block))),
         _table("Passes, measured", _PASS_NOTE, _PASS, _in_order(pick(records, Pass))),
-        *(
-            _field_table(kind, [r for r in records if type(r) is kind])
-            for kind in dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
-        ),
-    ]
+    )
     return tuple(table for table in found if table.rows)
 
 
@@ -154,8 +163,10 @@ def _order(row: Timed) -> tuple[str, str, int, int, str]:
 
 def _table(title: str, note: str, columns: Sequence[Column], rows: Iterable[object]) -> Table:
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
-    words = frozenset(column.header for column in columns if column.words)
-    return Table(title, note, tuple(column.header for column in columns), cells, words)
+    words, wide = (
+        frozenset(column.header for column in columns if getattr(column, name)) for name in ("words", "wide")
+    )
+    return Table(title, note, tuple(column.header for column in columns), cells, words, wide)
 
 
 def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
@@ -168,8 +179,8 @@ def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
         Column("between", lambda row: _share(of(row), "between")),
         Column("p5", lambda row: span(summarize(of(row)).p5, bare=True)),
         Column("p95", lambda row: span(summarize(of(row)).p95, bare=True)),
-        Column("min", lambda row: span(summarize(of(row)).least, bare=True)),
-        Column("lag 1", lambda row: _lag(of(row))),
+        Column("min", lambda row: span(summarize(of(row)).least, bare=True), wide=True),
+        Column("lag 1", lambda row: _lag(of(row)), wide=True),
     )
 
 
@@ -229,7 +240,7 @@ _TRANSFER = (
     Column("path", lambda m: m.name, words=True),
     Column("size", lambda m: size(m.payload_bytes)),
     Column("GB/s ± error", lambda m: str(rate(m.moved_bytes, m.times_s))),
-    Column("clock", lambda m: m.clock, words=True),
+    Column("clock", lambda m: m.clock, words=True, wide=True),
     Column("doubts", doubts_of, words=True),
     *_timed(lambda m: m.times_s),
     Column("wall clock", _wall),
@@ -275,7 +286,7 @@ _PASS = (
     Column("doubts", doubts_of, words=True),
     *_timed(lambda p: p.times_s),
     Column("device time alone", _device),
-    Column("copy / wait / compute", _split),
+    Column("copy / wait / compute", _split, wide=True),
     Column("differs", lambda p: f"{p.difference:.1e}"),
 )
 

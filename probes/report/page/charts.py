@@ -16,7 +16,6 @@ from probes.records.schema import (
     Stop,
     Unknown,
 )
-from probes.records.stats import summarize
 from probes.report import crossover, residency
 from probes.report.answers import all_records, best_gb_per_s, groups, pick
 from probes.report.fit import fit, points_of
@@ -203,9 +202,3 @@ def _break_even(
     if isinstance(advice, Unknown):
         return Unknown(missing(report, "breakeven"))
     return Unknown("reading in place is as fast as VRAM at every size, so a copy never pays")
-
-
-def seconds(passes: Pass) -> tuple[float, float | None, int]:
-    """Wall-clock time of a pass, its standard error, and of how many."""
-    summary = summarize(passes.times_s)
-    return summary.median, summary.error, summary.n

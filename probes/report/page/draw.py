@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from probes.records.schema import Label, Pass, Scenario
+from probes.records.stats import summarize
+from probes.report.answers import took_s
 from probes.report.page.canvas import PHONE, Sheet, bytes_axis, legend_below, plain_log_y, svg_of
 from probes.report.page.charts import (
     BandwidthPanel,
@@ -16,7 +18,6 @@ from probes.report.page.charts import (
     ResidencyChart,
     ScenarioPanel,
     Trace,
-    seconds,
 )
 from probes.report.page.palette import light
 from probes.report.page.svg import HALO
@@ -203,7 +204,7 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
             _bars(axes, panel.bars[::-1])
             axes.tick_params(axis="y", length=0)
             axes.grid(visible=False, axis="y")
-            longest = max(seconds(one)[0] for one in panel.bars)
+            longest = max(map(took_s, panel.bars))
             axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
             axes.locator_params(axis="x", nbins=5)
             axes.set_title(terminal(panel.title))
@@ -220,16 +221,16 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
 
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
     """One bar each, from below, with its figure next to it."""
-    measured = [seconds(one) for one in passes]
-    places, times = range(len(passes)), [took * 1e3 for took, _, _ in measured]
+    measured = [summarize(one.times_s) for one in passes]
+    places, times = range(len(passes)), [summary.median * 1e3 for summary in measured]
     colours = [light(SCENARIOS[one.scenario][0]) for one in passes]
     axes.barh(places, times, height=0.62, color=colours, alpha=0.85)
-    errors = [(error or 0.0) * 1e3 for _, error, _ in measured]
+    errors = [(summary.error or 0.0) * 1e3 for summary in measured]
     axes.errorbar(times, places, xerr=errors, fmt="none", color=light("ink"), capsize=3)
-    for place, (took, error, _) in zip(places, measured, strict=True):
+    for place, summary in zip(places, measured, strict=True):
         axes.annotate(
-            span(took, error),
-            (took * 1e3, place),
+            span(summary.median, summary.error),
+            (summary.median * 1e3, place),
             xytext=(7, 0),
             textcoords="offset points",
             va="center",

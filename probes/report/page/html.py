@@ -26,7 +26,7 @@ from probes.report.headline import headline
 from probes.report.page.palette import css_variables
 from probes.report.quantities import size, text
 from probes.report.render import ended_line
-from probes.report.tables import Table, break_even_table, doubts_of, facts, row_doubts, tables
+from probes.report.tables import Table, doubts_of, facts, row_doubts, tables
 from probes.shared.quoting import html
 
 # nothing but what is in the file; browsers enforce it
@@ -212,12 +212,8 @@ def _all_tables(report: ProbeReport) -> str:
     records = all_records(report)
     parts = []
     for run in merged(report).runs:
-        found = [*tables(run)]
-        if any(isinstance(record, Reads) for record in run.records):
-            found.insert(0, break_even_table(pick(records, Measurement), pick(records, Reads)))
-        parts.append(
-            f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{''.join(map(_html_table, found))}"
-        )
+        found = "".join(map(_html_table, tables(run, records)))
+        parts.append(f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{found}")
     return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from probes.records.schema import Pass, ProbeReport, Unknown
+from probes.records.stats import summarize
 from probes.report.page import draw
 from probes.report.page.canvas import DESK, PHONE, Sheet
 from probes.report.page.charts import (
@@ -13,7 +14,6 @@ from probes.report.page.charts import (
     ResidencyChart,
     ScenarioPanel,
     charts,
-    seconds,
 )
 from probes.report.page.html import Plot
 from probes.report.page.svg import embed
@@ -113,8 +113,8 @@ def _scenario_words(chart: tuple[ScenarioPanel, ...] | None) -> _Words:
 
 
 def _milliseconds(one: Pass) -> str:
-    took, _, n = seconds(one)
-    return f"{took * 1e3:.4g} ms (n={n})"
+    summary = summarize(one.times_s)
+    return f"{summary.median * 1e3:.4g} ms (n={summary.n})"
 
 
 def _break_even_words(chart: BreakEvenChart | None) -> _Words:

@@ -231,7 +231,7 @@ def test_wall_time_leads_for_passes_and_device_time_stands_beside_it() -> None:
     assert "Device time alone, behind a queued wait: mlp float16 batch 1 500 us all in VRAM, 8 ms" in said(
         TIMES
     )
-    assert "wall clock, median +- error" in render(kept)
+    assert "One forward pass by the wall clock." in render(kept)
     one = passes(1, TIMES)[0]
     assert one.samples_s == one.wall_s
 
