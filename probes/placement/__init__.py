@@ -1,1 +1,29 @@
-"""Plans where a model's weights are placed, and runs a model placed that way."""
+"""Plans where a model's weights are placed, and runs a model placed that way.
+
+The public names are imported when they are first used: `plan` needs no torch, `place` and `load` do.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probes.errors import PlacementError
+    from probes.placement.runtime.handle import Handle
+    from probes.placement.runtime.place import place
+    from probes.placement.values import Plan
+
+_HOMES = {
+    "Handle": "probes.placement.runtime.handle",
+    "PlacementError": "probes.errors",
+    "Plan": "probes.placement.values",
+    "place": "probes.placement.runtime.place",
+}
+
+__all__ = ["Handle", "PlacementError", "Plan", "place"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class
+    """Import a public name, or a module of this package. Raises AttributeError for anything else."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

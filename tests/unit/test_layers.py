@@ -29,6 +29,8 @@ GATES = {
         "probes/placement/architectures.py",
         "probes/placement/loading/",
         "probes/placement/packing/",
+        "probes/placement/models/modules.py",
+        "probes/placement/runtime/",
         "probes/measure/device.py",
         "probes/placement/stack.py",
         "probes/machine/torchfacts.py",

@@ -1,0 +1,195 @@
+"""A module tree as blocks: the pieces that are placed, and moved, as wholes. Works on meta.
+
+A block is a module that is called as a whole (a transformer layer, an embedding, a head) with the parameters
+below it. A parameter that several such modules hold is a block of its own, named after itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One parameter, every place that holds it, and what it was like when the blocks were found."""
+
+    name: str
+    parameter: nn.Parameter
+    owners: tuple[tuple[nn.Module, str], ...]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    trains: bool  # it wanted gradients
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its values, unpacked."""
+        return prod(self.shape) * int(self.dtype.itemsize)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Parameters that are placed together, and the modules whose call needs them."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+    entries: tuple[Entry, ...]
+    called: bool = True  # False: it is used while other blocks are called, so it can't wait for its turn
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all values, unpacked."""
+        return sum(entry.n_bytes for entry in self.entries)
+
+
+def find_blocks(model: nn.Module, names: Collection[str] | None = None) -> tuple[Block, ...]:
+    """The blocks of a model in the order of their definition.
+
+    A module is a block when it is called as a whole: it is neither a container, nor the model itself, nor
+    above a list of layers that holds most of its bytes. With `names`, those of a plan, the modules that they
+    name are the blocks instead; parameters outside them are blocks of their own.
+
+    Raises PlacementError for parameters that can't be placed: tensor subclasses, sparse tensors and
+    parameters without a shape yet; and for names of which one holds the other.
+    """
+    entries = _entries(model)
+    units = _units(model) if names is None else _named(model, names)
+    by_owner: dict[int, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        for owner, _ in entry.owners:
+            by_owner[id(owner)].append(entry)
+    blocks: list[Block] = []
+    taken: set[int] = set()
+    for name, module in units:
+        own, shared = _below(module, by_owner, taken)
+        taken |= {id(entry) for entry in (*own, *shared)}
+        if own:
+            blocks.append(Block(name, (module,), own))
+        blocks += [Block(entry.name, _owners(entry), (entry,)) for entry in shared]
+    loose = [entry for entry in entries if id(entry) not in taken]
+    called = {id(module) for block in blocks for module in block.modules}
+    return (*blocks, *(_loose(entry, called, model) for entry in loose))
+
+
+def _loose(entry: Entry, called: set[int], model: nn.Module) -> Block:
+    """A parameter that no other block holds. It can move only if its owners' calls hold no other block's."""
+    owners = _owners(entry)
+    spans = any(
+        (owner is model and any(owner.children())) or not called.isdisjoint(inside_order(owner)[1:])
+        for owner in owners
+    )
+    return Block(entry.name, () if spans else owners, (entry,), called=not spans)
+
+
+def _owners(entry: Entry) -> tuple[nn.Module, ...]:
+    return tuple({id(owner): owner for owner, _ in entry.owners}.values())
+
+
+def _below(
+    module: nn.Module, by_owner: dict[int, list[Entry]], taken: set[int]
+) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """The module's parameters that aren't taken: those of it alone, and those that others hold too."""
+    inside = {id(one) for one in module.modules()}
+    found = {id(entry): entry for key in inside_order(module) for entry in by_owner.get(key, ())}
+    free = [entry for key, entry in found.items() if key not in taken]
+    own = tuple(entry for entry in free if all(id(owner) in inside for owner, _ in entry.owners))
+    return own, tuple(entry for entry in free if entry not in own)
+
+
+def inside_order(module: nn.Module) -> tuple[int, ...]:
+    """The identities of a module and those below it, in the order of definition."""
+    return tuple(id(one) for one in module.modules())
+
+
+def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are called as wholes; none is inside another, and none comes twice."""
+    seen: set[int] = set()
+    for name, module in _walk("", model, model):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield name, module
+
+
+def _walk(name: str, module: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    children = list(module.named_children())
+    if not _bytes(module):
+        return
+    if children and (module is model or isinstance(module, _CONTAINERS) or _holds_a_list(module)):
+        for child_name, child in children:
+            yield from _walk(f"{name}.{child_name}".lstrip("."), child, model)
+    else:
+        yield name, module
+
+
+def _holds_a_list(module: nn.Module) -> bool:
+    """Whether most of the module is a list of layers: then its layers are the blocks."""
+    most = _bytes(module) // 2
+    return any(
+        isinstance(one, nn.ModuleList | nn.Sequential)
+        and len(one) > 1
+        and (one is module or _bytes(one) > most)
+        for one in module.modules()
+    )
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters() if not _is_shapeless(p))
+
+
+def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Module]]:
+    """The modules among the names, in order. Raises PlacementError where one is inside another."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    units = [(name, modules[name]) for name in names if name in modules]
+    identities = {id(module): name for name, module in units}
+    for name, module in units:
+        for below in module.modules():
+            if below is not module and id(below) in identities:
+                raise PlacementError(f"the plan names {name} and {identities[id(below)]}, which is inside it")
+    return units
+
+
+def _entries(model: nn.Module) -> tuple[Entry, ...]:
+    owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                full = f"{prefix}.{name}".lstrip(".")
+                _refuse_unusual(full, parameter)
+                found.setdefault(id(parameter), (full, parameter))
+                owners[id(parameter)].append((module, name))
+    return tuple(
+        Entry(name, p, tuple(owners[key]), tuple(p.shape), tuple(p.stride()), p.dtype, p.requires_grad)
+        for key, (name, p) in found.items()
+    )
+
+
+def _is_shapeless(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter, nn.parameter.UninitializedTensorMixin)
+
+
+def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
+    if _is_shapeless(parameter):
+        raise PlacementError(
+            f"{name} has no shape yet, so its bytes aren't known", "call the model once before you place it"
+        )
+    if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
+        kind = type(parameter if type(parameter) is not nn.Parameter else parameter.data).__name__
+        if kind == "Lazy":
+            raise PlacementError(
+                "this model is placed already", "call remove() of its handle before you place it again"
+            )
+        raise PlacementError(
+            f"{name} is a {kind}: tensor subclasses, such as those of quantised models, can't be placed",
+            "place the model before it is quantised, or leave it to the library that quantised it",
+        )
+    if parameter.layout is not torch.strided or parameter.is_quantized:
+        raise PlacementError(f"{name} is sparse or quantised: only plain tensors can be placed")

@@ -1,0 +1,1 @@
+"""Runs a placed model: each block's weights are there when it is called."""

@@ -1,0 +1,137 @@
+"""Memory of exact size: one piece on the host, registered once for the GPU's copies, and one in VRAM.
+
+torch's own pinned allocator rounds each allocation up to a power of two, and pins again for each. Here the
+pages come from the kernel, only those that are used are registered, and they are on the GPU's NUMA node where
+sysfs says which one that is.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from probes.errors import PlacementError
+from probes.machine import numa
+from probes.placement.packing.forms import aligned
+from probes.records.schema import Unknown
+from probes.shared.units import binary_bytes
+
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
+_PORTABLE_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+
+
+class HostArena:
+    """Host memory that is handed out piece by piece, then pinned as a whole.
+
+    `room` bounds what can be handed out; memory is taken only for what is. `why_pageable` is empty once the
+    memory is pinned.
+    """
+
+    def __init__(self, room: int, node: int | Unknown) -> None:
+        size = -(-max(room, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._node = node
+        self._populated = 0
+        self.used = 0
+        self.asked = 0
+        self.why_pageable = "nothing was registered"
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes registered with the driver, in whole pages."""
+        return 0 if self.why_pageable else -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """The next piece. Raises PlacementError when the room is used up."""
+        begin, end = self.used, self.used + n_bytes
+        if end > len(self._map):
+            raise PlacementError(
+                f"{binary_bytes(end)} of host memory are needed, {binary_bytes(len(self._map))} were planned",
+                "the model has changed since it was planned: plan again",
+            )
+        self._populate(end)
+        self.used = min(begin + aligned(n_bytes), len(self._map))
+        self.asked += n_bytes
+        return self._bytes[begin:end]
+
+    def _populate(self, end: int) -> None:
+        """Let the kernel provide pages from the GPU's node. Where it can't, the first write provides them."""
+        stop = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        if stop <= self._populated:
+            return
+        with _on_node(self._node), suppress(OSError):
+            self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
+        self._populated = stop
+
+    def pin(self) -> None:
+        """Register what has been handed out. Where the driver refuses, the memory stays pageable."""
+        if not self.used:
+            return
+        try:
+            failed = torch.cuda.cudart().cudaHostRegister(
+                self._bytes.data_ptr(), -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE, _PORTABLE_MAPPED
+            )
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            self.why_pageable = f"the memory can't be registered: {str(error).splitlines()[0]}"
+            return
+        self.why_pageable = (
+            f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
+        )
+
+    def release(self) -> None:
+        """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
+        if not self.why_pageable:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self.why_pageable = "it was released"
+
+
+class DeviceArena:
+    """One allocation on the device, handed out piece by piece, each aligned as the caching allocator's."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self.used = 0
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the allocation."""
+        return int(self._bytes.numel())
+
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """The next piece."""
+        begin = self.used
+        self.used += aligned(n_bytes)
+        return self._bytes[begin : begin + n_bytes]
+
+
+@contextmanager
+def _on_node(node: int | Unknown) -> Iterator[None]:
+    """The calling thread runs on the node's processors meanwhile, where that is possible."""
+    before = os.sched_getaffinity(0)
+    mine = {
+        cpu for one in numa.nodes(Path("/")) if one.node == node for cpu in numa.cpus_of(one.cpus)
+    } & before
+    if not mine or mine == before:
+        yield
+        return
+    os.sched_setaffinity(0, mine)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def node_of_gpu(device: torch.device) -> int | Unknown:
+    """The NUMA node that the GPU is attached to, by sysfs."""
+    if device.type != "cuda":
+        return Unknown("no GPU")
+    facts = torch.cuda.get_device_properties(device)
+    if not hasattr(facts, "pci_bus_id"):
+        return Unknown("this torch doesn't say where on the bus the GPU is")
+    pci_id = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+    return numa.gpu_node(Path("/"), pci_id, numa.nodes(Path("/")))

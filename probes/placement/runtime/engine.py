@@ -1,0 +1,310 @@
+"""Runs the moving blocks of a placed model: brings each block's weights before its call.
+
+A block that moves has three steps: *copy* (wire to slot), *unpack* (slot, or packed bytes in VRAM, to a
+scratch buffer) and *compute* (the module's own forward). Each has a lane; marks order them. Block i of a ring
+always uses buffer i modulo its size, so parameters are at fixed addresses and a pass can be captured as a
+graph. After each call the next blocks are begun, in the order of the passes before; one that comes
+unexpectedly is fetched at once.
+
+- A copy into a slot waits until the block before in that slot has been unpacked, or computed.
+- Unpacking waits for its copy, and until the block before in that scratch buffer has been computed.
+- A computation waits for its block's last step.
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.runtime.blockstore import Item, Stored, raw_view
+from probes.placement.runtime.lanes import Lanes
+from probes.placement.runtime.lazy import Away, Lazy
+from probes.placement.runtime.moving import Arithmetic, Buffer, Moving, Place, equip
+from probes.placement.runtime.order import Order, Walk
+from probes.placement.runtime.wires import Wire
+
+FUSED_ROWS = 16  # of an input, up to which a product may be computed straight from packed weights
+
+
+class Engine:
+    """The moving blocks of one placed model."""
+
+    def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic) -> None:
+        self.lanes = lanes
+        self.moving: list[Moving] = []
+        self.order = Order(1)
+        self.lock = threading.RLock()
+        self.epoch = 0  # of what the buffers hold
+        self._ahead = ahead
+        self._fast = fast
+        self._fused = False
+        self._work = work
+        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
+        self._has_scratch = False
+
+    def add(self, stored: Stored, wire: Wire, slot: Buffer | None, scratch: Buffer | None) -> Moving:
+        """Take a block over. Its parameters become lazy ones until it is called."""
+        one = Moving(len(self.moving), stored, wire, slot, scratch)
+        one.trainable = any(item.entry.trains for item in stored.items)
+        lazies = {id(item.entry): self._lazy(one, item) for item in stored.items}
+        equip(one, self.lanes, self._work, fast=self._fast, lazies=lazies)
+        for place in one.places:
+            place.clear()
+        self.moving.append(one)
+        self._has_scratch |= scratch is not None
+        return one
+
+    def _lazy(self, one: Moving, item: Item) -> Lazy:
+        entry = item.entry
+        away = Away(
+            entry.name,
+            fetch=lambda: self._value(one, item, self.lanes.device),
+            home=lambda: self._value(one, item, torch.device("cpu")),
+        )
+        return Lazy.of(away, shape=entry.shape, dtype=entry.dtype, device=self.lanes.device)
+
+    def begin(self) -> None:
+        """All blocks are there: fetch ahead for a first pass."""
+        if self.moving:
+            self.order = Order(len(self.moving))
+            self._restart()
+            self._advance()
+
+    def _restart(self) -> None:
+        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
+
+    # A block's call
+
+    def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a call. Raises PlacementError for training, and while another thread runs the model."""
+        if torch.is_grad_enabled():
+            refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
+        if not self.lock.acquire(blocking=False):
+            raise PlacementError(
+                f"{one.name} was called while another thread runs this placed model",
+                "call the model as a whole, for which threads wait, or place a model for each thread",
+            )
+        try:
+            if not one.depth:
+                self._bring(one, args, kwargs)
+            one.depth += 1
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def leave(self, one: Moving) -> None:
+        """After a call, whether it succeeded or not."""
+        try:
+            one.depth -= 1
+            if not one.depth:
+                for place in one.places:
+                    place.clear()
+                used = None if one.apart else one.used()
+                one.apart = False
+                if used is not None:
+                    used.computed = used.marks[1]
+                    self.lanes.compute.record(used.computed)
+                self._advance()
+        finally:
+            self.lock.release()
+
+    def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.epoch += 1
+        expected = self.order.learn(one.index)
+        self._copies.follow(expected=expected)
+        self._unpacks.follow(expected=expected)
+        if self._fast:
+            self._fused = rows_of(args, kwargs) <= FUSED_ROWS
+        one.fused = self._fused and one.products is not None
+        if self._in_use_by_another(one):
+            one.apart = True
+            _put(one.places, self._values(one))
+            return
+        self._fetch(one)
+        self._copies.due.discard(one.index)
+        self._unpacks.due.discard(one.index)
+        used = one.used()
+        if used is not None and used.filled is not None:
+            self.lanes.compute.wait(used.filled)
+        places = one.products if one.fused and one.products is not None else one.places
+        self.lanes.reads(
+            one.name, [place.present.data for place in places if type(place.present) is not Lazy]
+        )
+        _put(places)
+
+    def _in_use_by_another(self, one: Moving) -> bool:
+        buffers = (one.slot,) if one.fused else (one.slot, one.scratch)
+        return any(_busy(buffer, one, set()) for buffer in buffers if buffer)
+
+    # The steps before it
+
+    def _fetch(self, one: Moving) -> None:
+        """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
+        used = one.used()
+        if used is None or used.holds is one:
+            return
+        if one.slot is not None and one.slot.holds is not one:
+            self._copy(one, one.slot)
+        if one.scratch is not None and not one.fused:
+            self._unpack(one, one.scratch)
+
+    def _copy(self, one: Moving, slot: Buffer) -> None:
+        if slot.holds is not None:
+            self._copies.due.discard(slot.holds.index)
+        lane = self.lanes.copy
+        if slot.computed is not None:
+            lane.wait(slot.computed)
+        if slot.unpacked is not None:
+            lane.wait(slot.unpacked)
+        slot.holds = None  # it holds neither block if what follows fails
+        assert one.target is not None
+        one.wire.send(one.target, lane)
+        slot.filled = slot.marks[0]
+        lane.record(slot.filled)
+        slot.holds = one
+
+    def _unpack(self, one: Moving, scratch: Buffer) -> None:
+        if scratch.holds is not None:
+            self._unpacks.due.discard(scratch.holds.index)
+        lane, slot = self.lanes.unpack, one.slot
+        if slot is not None and slot.filled is not None:
+            lane.wait(slot.filled)
+        if scratch.computed is not None:
+            lane.wait(scratch.computed)
+        scratch.holds = None
+        lane.run(one.unpack)
+        scratch.filled = scratch.marks[0]
+        lane.record(scratch.filled)
+        scratch.holds = one
+        if slot is not None:
+            slot.holds, slot.unpacked = None, slot.marks[2]
+            lane.record(slot.unpacked)
+            self._copies.due.discard(one.index)
+
+    def _advance(self) -> None:
+        """Begin what comes next, as far as buffers are free."""
+        if self._has_scratch:
+            self._unpack_ahead()
+        if self._copy_ahead() and self._has_scratch:
+            self._unpack_ahead()
+
+    def _copy_ahead(self) -> bool:
+        """Whether a copy was begun."""
+        walk, begun = self._copies, False
+        for _ in self.moving:
+            index = walk.peek() if len(walk.due) < self._ahead else None
+            if index is None:
+                break
+            one = self.moving[index]
+            slot = one.slot
+            if slot is not None:
+                one.wire.announce()
+                if index in walk.due or one.depth or _busy(slot, one, walk.due):
+                    break
+                if slot.holds is not one:
+                    if not one.wire.ready():
+                        break
+                    self._copy(one, slot)
+                    begun = True
+                walk.due.add(index)
+            walk.step(index)
+        return begun
+
+    def _unpack_ahead(self) -> None:
+        walk = self._unpacks
+        for _ in self.moving:
+            index = walk.peek() if len(walk.due) < self._ahead else None
+            if index is None:
+                return
+            one = self.moving[index]
+            scratch = one.scratch
+            if scratch is not None and not (self._fused and one.products is not None):
+                if index in walk.due or one.depth or _busy(scratch, one, walk.due):
+                    return
+                if scratch.holds is not one:
+                    if one.slot is not None and one.slot.holds is not one:
+                        return
+                    self._unpack(one, scratch)
+                walk.due.add(index)
+            walk.step(index)
+
+    # Reads outside calls
+
+    def _values(self, one: Moving) -> list[torch.Tensor]:
+        """A block's tensors in memory of their own, on the device."""
+        source = one.wire.whole().to(self.lanes.device)
+        return [self._read(item, source) for item in one.stored.items]
+
+    def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
+        """One tensor in memory of its own."""
+        with self.lock:
+            flat = one.wire.whole()[: item.offset + item.n_bytes]
+            part = flat[item.offset :].to(device)
+            shifted = Item(item.entry, 0, item.n_bytes, item.form)
+            return self._read(shifted, part)
+
+    def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
+        if item.form is None:
+            return item.raw(source).clone()
+        entry = item.entry
+        flat = torch.empty(entry.n_bytes, dtype=torch.uint8, device=source.device)
+        view = raw_view(entry, flat)
+        stored = flat.view(entry.dtype).view(item.form.shape)
+        self._work.unpack(item.packed(source), stored)
+        return view
+
+    def settle(self) -> None:
+        """Wait until every lane is done; no mark has to be waited for afterwards."""
+        self.lanes.finish()
+        for one in self.moving:
+            for buffer in (one.slot, one.scratch):
+                if buffer is not None:
+                    buffer.forget()
+
+
+def rows_of(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
+    """The rows of the first input that is a floating-point tensor; 0 where there is none."""
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, torch.Tensor) and one.is_floating_point():
+            return int(one.numel() // max(one.shape[-1], 1)) if one.dim() else 1
+    return 0
+
+
+def refuse_training(
+    name: str, modules: Iterable[nn.Module], args: Iterable[Any], kwargs: dict[str, Any], *, trainable: bool
+) -> None:
+    """Raise PlacementError where gradients are wanted: of an input, or of weights in training mode."""
+    wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
+    if wanted or (trainable and any(module.training for module in modules)):
+        raise PlacementError(
+            f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
+            "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
+        )
+
+
+def _busy(buffer: Buffer, one: Moving, due: set[int]) -> bool:
+    """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
+    held = buffer.holds
+    return held is not None and held is not one and (held.depth > 0 or held.index in due)
+
+
+def _put(places: list[Place], values: list[torch.Tensor] | None = None) -> None:
+    """Put a block's parameters where its modules keep them: all of them, or none."""
+    made: dict[int, nn.Parameter] = {}
+    if values is not None:
+        entries = list({id(place.entry): None for place in places})
+        made = {
+            key: nn.Parameter(value, requires_grad=False) for key, value in zip(entries, values, strict=True)
+        }
+    done: list[Place] = []
+    try:
+        for place in places:
+            place.bring(made.get(id(place.entry), place.present))
+            done.append(place)
+    except BaseException:
+        for place in done:
+            place.clear()
+        raise

@@ -1,0 +1,130 @@
+"""Where a model's parameters and buffers were before it was placed, and how they get back there."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.placement.models.modules import Entry
+from probes.placement.runtime.blockstore import raw_view
+from probes.placement.runtime.hostside import Guard
+
+Fetch = Callable[[], torch.Tensor]
+
+
+@dataclass(eq=False)
+class _Home:
+    """One parameter: the object, whether it wanted gradients, and how its values come to the host again."""
+
+    entry: Entry
+    parameter: nn.Parameter
+    requires_grad: bool
+    fetch: Fetch | None = None  # None: its values are on the host
+
+    def back(self) -> None:
+        if self.fetch is not None:
+            self.parameter.data = on_host(self.entry, self.fetch())
+            self.fetch = None
+        self.parameter.requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True, eq=False)
+class _MovedBuffer:
+    holder: dict[str, Any]
+    key: str
+    home: torch.Tensor
+    moved: torch.Tensor
+
+    def back(self) -> None:
+        now = self.holder.get(self.key)
+        if now is self.moved:
+            with torch.inference_mode(self.home.is_inference()):
+                self.home.copy_(self.moved)
+            self.holder[self.key] = self.home
+        elif now is not None:
+            self.holder[self.key] = now.to(self.home.device)
+
+
+def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
+    """The values in host memory of their own, in the parameter's order of dimensions."""
+    made = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
+    return made.copy_(values)
+
+
+class Homes:
+    """What has been taken from a model. `restore` gives it back; twice does no harm."""
+
+    def __init__(self) -> None:
+        self._homes: dict[int, _Home] = {}
+        self._buffers: list[_MovedBuffer] = []
+        self._forwards: list[tuple[nn.Module, Guard, Any]] = []
+
+    def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
+        """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
+
+        A parameter on meta is exchanged for one with values.
+        """
+        home = self._homes.get(id(entry))
+        if home is None:
+            home = self._homes[id(entry)] = _Home(entry, entry.parameter, entry.parameter.requires_grad)
+        if home.parameter.is_meta:
+            home.parameter = nn.Parameter(values, requires_grad=False)
+            for owner, key in entry.owners:
+                owner._parameters[key] = home.parameter
+        else:
+            home.parameter.requires_grad_(False)
+            home.parameter.data = values
+        home.fetch = fetch
+        return home.parameter
+
+    def later(self, entry: Entry, fetch: Fetch) -> None:
+        """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
+        empty = torch.empty(0, dtype=entry.dtype)
+        self.adopt(entry, empty, fetch)
+
+    def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:
+        """Move buffers to the device, except those of modules that compute on the host."""
+        kept = set(map(id, staying))
+        moved: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or id(module) in kept or buffer.device == device:
+                    continue
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = buffer.to(device)
+                module._buffers[key] = moved[id(buffer)]
+                self._buffers.append(_MovedBuffer(module._buffers, key, buffer, moved[id(buffer)]))
+
+    def guard(self, module: nn.Module, make: Callable[[Callable[..., Any]], Guard]) -> None:
+        """Let the module's forward be the guard that `make` makes of it."""
+        before = module.__dict__.get("forward")
+        guard = make(module.forward)
+        module.__dict__["forward"] = guard
+        self._forwards.append((module, guard, before))
+
+    def unguard(self) -> None:
+        """Give modules their own forwards back."""
+        for module, guard, before in reversed(self._forwards):
+            if module.__dict__.get("forward") is not guard:
+                continue  # it has been exchanged since: it's the user's
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+        self._forwards.clear()
+
+    def parameter(self, entry: Entry) -> nn.Parameter:
+        """The parameter as an object, wherever its values are."""
+        home = self._homes.get(id(entry))
+        return home.parameter if home else entry.parameter
+
+    def restore(self) -> None:
+        """Bring all values back to the host."""
+        for home in self._homes.values():
+            home.back()
+        for buffer in reversed(self._buffers):
+            buffer.back()
+        self._homes.clear()
+        self._buffers.clear()

@@ -1,0 +1,67 @@
+"""Blocks that compute on the host: what goes in comes to the host, what comes out goes back."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from probes.placement.runtime.lazy import refuse_copy
+
+
+class Guard:
+    """A module's forward with something done before and after. A copy of the module is refused."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.__wrapped__ = forward  # for `inspect.signature`, which generation asks
+        self.__doc__ = forward.__doc__
+
+    def __deepcopy__(self, _memo: Any) -> NoReturn:
+        refuse_copy()
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        refuse_copy()
+
+
+class OnHost(Guard):
+    """A forward that computes on the CPU, of a model whose other blocks compute elsewhere."""
+
+    def __init__(self, forward: Callable[..., Any], device: torch.device) -> None:
+        super().__init__(forward)
+        self._device = device
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks."""
+        host = torch.device("cpu")
+        return moved(self.forward(*moved(args, host), **moved(kwargs, host)), self._device)
+
+
+def moved(thing: Any, device: torch.device) -> Any:
+    """Every tensor in tuples, lists, mappings and dataclasses on the device; other things as they are."""
+    if isinstance(thing, torch.Tensor):
+        return thing.to(device)
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(moved(one, device) for one in thing))
+    if isinstance(thing, tuple | list):
+        return type(thing)(moved(one, device) for one in thing)
+    if is_dataclass(thing) and isinstance(thing, Mapping):  # an output of transformers
+        return type(thing)(**{key: moved(value, device) for key, value in thing.items()})
+    if isinstance(thing, dict):
+        return type(thing)((key, moved(value, device)) for key, value in thing.items())
+    return thing
+
+
+def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in tuples, lists, mappings and dataclasses."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, tuple | list):
+        for one in thing:
+            yield from tensors_in(one)
+    elif isinstance(thing, Mapping):
+        for one in thing.values():
+            yield from tensors_in(one)
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        for part in fields(thing):
+            yield from tensors_in(getattr(thing, part.name))

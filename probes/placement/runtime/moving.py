@@ -1,0 +1,194 @@
+"""The parts of the runtime: buffers, moving blocks, and the exchange of a module's parameters."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.models.modules import Entry
+from probes.placement.packing.packed import Packed
+from probes.placement.packing.products import linear
+from probes.placement.packing.tensors import unpack
+from probes.placement.runtime.blockstore import Item, Stored, lay_out
+from probes.placement.runtime.lanes import Lanes, Mark
+from probes.placement.runtime.lazy import Away, Lazy
+from probes.placement.runtime.wires import Wire
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What is done with packed tensors. Tests exchange it."""
+
+    unpack: Callable[[Packed, torch.Tensor], Any] = unpack
+    linear: Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None] = linear
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A slot or scratch buffer of a ring: what it holds, and what must be done before it may be overwritten.
+
+    A mark that is None needs no waiting.
+    """
+
+    memory: torch.Tensor
+    marks: tuple[Mark, Mark, Mark]
+    holds: "Moving | None" = None
+    filled: Mark | None = None  # its content is whole
+    computed: Mark | None = None  # the compute lane has read it
+    unpacked: Mark | None = None  # the unpack lane has read it
+
+    def forget(self) -> None:
+        """Everything has been waited for."""
+        self.filled = self.computed = self.unpacked = None
+
+
+def ring(count: int, memories: Iterable[torch.Tensor], lanes: Lanes) -> list[Buffer]:
+    """Buffers of one size."""
+    return [
+        Buffer(memory, (lanes.mark(), lanes.mark(), lanes.mark()))
+        for memory, _ in zip(memories, range(count), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module keeps a parameter, and what is there during a call and otherwise."""
+
+    holder: Any  # the module's `_parameters`, or a list in which a recurrent module keeps them once more
+    key: str | int
+    entry: Entry
+    present: nn.Parameter
+    absent: nn.Parameter
+
+    def bring(self, parameter: nn.Parameter) -> None:
+        """Put the values there. Raises PlacementError where something else has been put there meanwhile."""
+        if not self._has(self.absent):
+            raise PlacementError(
+                f"{self.entry.name} was exchanged after the model had been placed",
+                "call remove() of the handle, change the model, and place it again",
+            )
+        self.holder[self.key] = parameter
+
+    def clear(self) -> None:
+        """Take the values away."""
+        self.holder[self.key] = self.absent
+
+    def give_back(self, parameter: nn.Parameter) -> None:
+        """Put the model's own parameter there, unless something else has been put there meanwhile."""
+        if self._has(self.absent) or self._has(self.present):
+            self.holder[self.key] = parameter
+
+    def _has(self, parameter: nn.Parameter) -> bool:
+        try:
+            return self.holder[self.key] is parameter
+        except (KeyError, IndexError):
+            return False
+
+
+@dataclass(eq=False)
+class Moving:
+    """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
+
+    index: int
+    stored: Stored
+    wire: Wire
+    slot: Buffer | None
+    scratch: Buffer | None  # None: nothing is packed
+    target: torch.Tensor | None = None  # its bytes of the slot
+    places: list[Place] = field(default_factory=list)
+    products: list[Place] | None = (
+        None  # for calls that multiply with packed weights; None where that's impossible
+    )
+    unpack: Callable[[], Any] = int  # into its scratch buffer
+    depth: int = 0  # calls of it under way
+    fused: bool = False  # its present call multiplies with packed weights
+    apart: bool = False  # its present call has weights in memory of their own
+    trainable: bool = False
+
+    @property
+    def name(self) -> str:
+        """The block's name."""
+        return self.stored.block.name
+
+    def used(self) -> Buffer | None:
+        """The buffer that a call reads its weights from."""
+        return self.slot if self.fused or self.scratch is None else self.scratch
+
+
+def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: dict[int, Lazy]) -> None:
+    """Make a block's parameters, and the steps that unpack it. `lazies`: by the identity of the entry."""
+    source = one.slot.memory if one.slot else one.wire.whole()
+    one.target = one.slot.memory[: one.stored.n_bytes] if one.slot else None
+    unpacked = lay_out(one.stored.block).items
+    steps: list[Callable[[], Any]] = []
+    present: list[nn.Parameter] = []
+    for item, whole in zip(one.stored.items, unpacked, strict=True):
+        if one.scratch is None or (item.form is None and one.slot is None):
+            view = item.raw(source)  # it's there already
+        else:
+            view = whole.raw(one.scratch.memory)
+            steps.append(_step(item, source, whole.bytes(one.scratch.memory), work))
+        present.append(nn.Parameter(view, requires_grad=False))
+    one.unpack = partial(_each, steps)
+    one.places = [
+        Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
+        for item, parameter in zip(one.stored.items, present, strict=True)
+        for holder, key in _holders(item.entry)
+    ]
+    if fast and _multiplies(one):
+        one.products = _products(one, source, lanes, work)
+
+
+def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
+    """Every container in which a module looks the parameter up."""
+    for owner, key in entry.owners:
+        yield owner._parameters, key
+        if isinstance(owner, nn.RNNBase):  # it computes with a list of its own
+            yield owner._flat_weights, owner._flat_weights_names.index(key)
+
+
+def _step(item: Item, source: torch.Tensor, flat: torch.Tensor, work: Arithmetic) -> Callable[[], Any]:
+    if item.form is None:
+        return partial(flat.copy_, item.bytes(source), non_blocking=True)
+    return partial(work.unpack, item.packed(source), flat.view(item.entry.dtype).view(item.form.shape))
+
+
+def _each(steps: Sequence[Callable[[], Any]]) -> None:
+    for step in steps:
+        step()
+
+
+def _multiplies(one: Moving) -> bool:
+    """Whether every packed tensor is the weight of a linear layer."""
+    packed = [item for item in one.stored.items if item.form]
+    return bool(packed) and all(
+        type(owner) is nn.Linear and key == "weight" for item in packed for owner, key in item.entry.owners
+    )
+
+
+def _products(one: Moving, source: torch.Tensor, lanes: Lanes, work: Arithmetic) -> list[Place]:
+    found: dict[int, nn.Parameter] = {}
+    absent = {id(place.entry): place.absent for place in one.places}
+    for item in one.stored.items:
+        if item.form is None:
+            found[id(item.entry)] = nn.Parameter(item.raw(source), requires_grad=False)
+            continue
+        away = absent[id(item.entry)].away
+        product = partial(_product, work, item.packed(source))
+        found[id(item.entry)] = Lazy.of(
+            Away(away.label, away.fetch, away.home, product),
+            shape=item.entry.shape,
+            dtype=item.entry.dtype,
+            device=lanes.device,
+        )
+    return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.places]
+
+
+def _product(
+    work: Arithmetic, packed: Packed, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    return work.linear(x, packed, bias)

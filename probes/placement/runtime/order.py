@@ -1,0 +1,67 @@
+"""Which moving block is called after which, as learned from the passes so far. Pure: blocks are numbers.
+
+What comes next depends on the last two blocks: a tied embedding is called at both ends of a pass.
+"""
+
+
+class Order:
+    """The order of definition until calls show another.
+
+    A successor that has just changed isn't believed until it has come twice: blocks that are called in a new
+    order in each pass, such as experts, would otherwise be fetched for nothing.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._next: dict[tuple[int, int], int] = {}
+        self._doubted: set[tuple[int, int]] = set()
+        self.before, self.last = -1, count - 1  # as if a pass had just ended
+        self.surprises = 0  # calls that came in another order than expected
+
+    def after(self, before: int, one: int) -> int | None:
+        """The block after `one`, which came after `before`; None when that isn't known."""
+        pair = (before, one)
+        if pair in self._doubted:
+            return None
+        return self._next.get(pair, (one + 1) % self._count)
+
+    def learn(self, one: int) -> bool:
+        """A block is called. Whether it was the expected one."""
+        pair = (self.before, self.last)
+        known = self._next.get(pair)
+        expected = known if known is not None else (self.last + 1) % self._count
+        if known is not None and known != one:
+            self._doubted.add(pair)
+        else:
+            self._doubted.discard(pair)
+        self._next[pair] = one
+        self.before, self.last = self.last, one
+        self.surprises += expected != one
+        return expected == one
+
+
+class Walk:
+    """How far ahead of the calls one ring has got. `due` are blocks fetched ahead and not used yet."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._at = (order.before, order.last)
+        self._lead = 0
+        self.due: set[int] = set()
+
+    def follow(self, *, expected: bool) -> None:
+        """A block has been called: the walk is never behind it, and begins there after a surprise."""
+        self._lead -= 1
+        if not expected:
+            self.due.clear()
+        if not expected or self._lead < 0:
+            self._at, self._lead = (self._order.before, self._order.last), 0
+
+    def peek(self) -> int | None:
+        """The next block; None when that isn't known."""
+        return self._order.after(*self._at)
+
+    def step(self, one: int) -> None:
+        """Go on to the block that `peek` gave."""
+        self._at = (self._at[1], one)
+        self._lead += 1

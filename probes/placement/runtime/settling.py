@@ -1,0 +1,213 @@
+"""Brings every block to its tier: what `place` and `load` share."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.models.modules import Block, Entry
+from probes.placement.packing.forms import aligned
+from probes.placement.packing.packed import Packed, form, write_into
+from probes.placement.packing.tensors import pack, unpack
+from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
+from probes.placement.runtime.blockstore import Item, Stored, as_stored, lay_out, raw_bytes, raw_view
+from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.homes import Homes
+from probes.placement.runtime.lanes import Lanes
+from probes.placement.runtime.moving import Buffer, ring
+from probes.placement.runtime.wires import Held, Wire
+from probes.placement.values import Rings, Tier
+from probes.shared.units import binary_bytes
+
+IN_HOST = ("streamed", "streamed_packed", "in_place")
+IN_VRAM = ("resident", "packed")
+PACKED = ("packed", "streamed_packed")
+
+
+class Source(Protocol):
+    """Where a model's values come from: the module itself, or a checkpoint."""
+
+    def values(self, entry: Entry) -> torch.Tensor:
+        """The values, in host memory."""
+
+    def packed(self, entry: Entry) -> Packed | None:
+        """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing."""
+
+    def wire(self, stored: Stored, lanes: Lanes) -> Wire:
+        """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
+
+
+class ModuleSource:
+    """A model that is already built."""
+
+    def values(self, entry: Entry) -> torch.Tensor:
+        """The parameter's own."""
+        if entry.parameter.is_meta:
+            raise PlacementError(
+                f"{entry.name} has no values yet (it is on meta)", "load a checkpoint: load()"
+            )
+        return entry.parameter.detach()
+
+    def packed(self, entry: Entry) -> Packed | None:
+        """Packed now."""
+        return pack(as_stored(entry, self.values(entry)).cpu())
+
+    def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
+        """A module that is built has no file."""
+        raise PlacementError(
+            f"{stored.block.name} can't be read from disk: a model that is already built has no file",
+            "load the model from its checkpoint with load(), or plan with more host memory",
+        )
+
+
+@dataclass(eq=False)
+class _Settled:
+    """One block on its way."""
+
+    block: Block
+    tier: Tier
+    stored: Stored
+    packs: tuple[Packed | None, ...] = ()
+    wire: Wire | None = None
+    memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
+
+
+@dataclass(eq=False)
+class Settling:
+    """The memory of one placed model, and the steps that fill it."""
+
+    model: nn.Module
+    lanes: Lanes
+    source: Source
+    homes: Homes
+    rings: Rings
+    pinned: bool
+    settled: list[_Settled] = field(default_factory=list)
+    host: HostArena | None = None
+    vram: DeviceArena | None = None
+
+    def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
+        """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
+        self._into_host(blocks)
+        with _refusals(self.lanes.device):
+            self._into_vram()
+        self._move(engine)
+
+    def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
+        """Pack what is packed, and bring what streams into the arena, which is pinned once it is complete."""
+        room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST)
+        self.host = HostArena(room, node_of_gpu(self.lanes.device))
+        for block, tier in blocks:
+            one = self._packed(block, tier) if tier in PACKED else _Settled(block, tier, lay_out(block))
+            self.settled.append(one)
+            if tier == "disk":
+                one.wire = self.source.wire(one.stored, self.lanes)
+            elif tier in IN_HOST:
+                one.memory = self.host.take(one.stored.n_bytes)
+                self._fill(one, one.memory)
+        if self.pinned and self.lanes.device.type == "cuda":
+            self.host.pin()
+        elif not self.pinned:
+            self.host.why_pageable = "pinning was switched off"
+
+    def _packed(self, block: Block, tier: Tier) -> _Settled:
+        packs = tuple(self.source.packed(entry) for entry in block.entries)
+        one = _Settled(block, tier, lay_out(block, [form(p) if p else None for p in packs]), packs)
+        for entry, packed in zip(block.entries, packs, strict=True):
+            if packed is not None:  # the values are kept twice no longer than necessary
+                self.homes.later(entry, partial(_unpacked, entry, packed))
+        return one
+
+    def _fill(self, one: _Settled, memory: torch.Tensor) -> None:
+        """Write the block's bytes, and let its parameters have theirs there."""
+        on_host = memory.device.type == "cpu"
+        for index, item in enumerate(one.stored.items):
+            packed = one.packs[index] if one.packs else None
+            if packed is not None:
+                write_into(packed, item.bytes(memory))
+                self.homes.later(item.entry, partial(_unpacked_from, item, memory))
+            else:
+                view = item.raw(memory)
+                view.copy_(self.source.values(item.entry))
+                self.homes.adopt(item.entry, view, None if on_host else partial(torch.clone, view))
+        one.packs = ()
+
+    def _into_vram(self) -> None:
+        """One allocation for everything that stays in VRAM, filled."""
+        needed = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
+        slot, scratch = self.slot_bytes, self.scratch_bytes
+        needed += max(self.rings.slots, 1) * slot + max(self.rings.scratches, 1) * scratch
+        self.vram = DeviceArena(needed, self.lanes.device)
+        for one in self.settled:
+            if one.tier in IN_VRAM:
+                one.memory = self.vram.take(one.stored.n_bytes)
+                self._fill(one, one.memory)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of each slot: the largest block that passes through one."""
+        moving = ("streamed", "streamed_packed", "disk")
+        return max((aligned(one.stored.n_bytes) for one in self.settled if one.tier in moving), default=0)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of each scratch buffer: the largest block that is unpacked into one."""
+        return max((raw_bytes(one.block) for one in self.settled if one.stored.is_packed), default=0)
+
+    def _ring(self, count: int, n_bytes: int) -> list[Buffer]:
+        assert self.vram
+        memories = [self.vram.take(n_bytes) for _ in range(count)]
+        return ring(count, memories, self.lanes)
+
+    def _move(self, engine: Engine) -> None:
+        slots = self._ring(max(self.rings.slots, 1), self.slot_bytes)
+        scratches = self._ring(max(self.rings.scratches, 1), self.scratch_bytes)
+        in_slots = unpacked = 0
+        for one in self.settled:
+            if one.tier in ("resident", "cpu", "in_place"):
+                continue
+            slot = scratch = None
+            if one.tier != "packed":
+                slot, in_slots = slots[in_slots % len(slots)], in_slots + 1
+            if one.stored.is_packed:
+                scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
+            wire = one.wire
+            if wire is None:
+                assert one.memory is not None
+                wire = Held(one.memory)
+            engine.add(one.stored, wire, slot, scratch)
+
+    def clear(self) -> None:
+        """Release the memory, as far as no tensor uses it."""
+        if self.host is not None:
+            self.host.release()
+        self.settled.clear()
+        self.host = self.vram = None
+
+
+def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
+    flat = torch.empty(entry.n_bytes, dtype=torch.uint8, device=packed.device)
+    unpack(packed, flat.view(entry.dtype).view(packed.shape))
+    return raw_view(entry, flat)
+
+
+def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
+    return _unpacked(item.entry, item.packed(memory.cpu() if memory.is_cuda else memory))
+
+
+@contextmanager
+def _refusals(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
+        raise PlacementError(
+            f"the plan's VRAM was refused: {str(error).splitlines()[0]} "
+            f"({binary_bytes(free)} of {binary_bytes(total)} are free)",
+            "plan again with a smaller vram, or end other programs that use the GPU",
+        ) from None

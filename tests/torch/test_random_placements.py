@@ -1,0 +1,64 @@
+"""Random modules with random plans, on lanes with adversarial timing: same outputs, no stale read."""
+
+import random
+
+import pytest
+import torch
+from late_lanes import LateLanes
+from random_models import TIERS, Model, plan_of
+
+from probes.placement.models.modules import find_blocks
+from probes.placement.runtime.place import settle
+from probes.placement.runtime.settling import ModuleSource
+from probes.placement.values import Rings
+
+torch.set_num_threads(1)
+
+
+def inputs_of(model, r, passes):
+    for _ in range(passes):
+        shuffled = model.mode == "shuffled" and r.random() < 0.7
+        order = [r.randrange(10) for _ in range(r.randint(1, 9))] if shuffled else None
+        yield torch.randint(0, 20, (r.randint(1, 3), 4)), order
+
+
+def run(seed, passes=3):
+    r = random.Random(seed * 7 + 1)
+    torch.manual_seed(seed)
+    model = Model(seed).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(r.random() < 0.5)
+    inputs = list(inputs_of(model, r, passes))
+    with torch.no_grad():
+        want = [model(*one) for one in inputs]
+    before = {name: (p, p.clone(), p.requires_grad) for name, p in model.named_parameters()}
+    tiers = {block.name: r.choice(TIERS) for block in find_blocks(model) if block.called}
+    rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
+    lanes = LateLanes(seed)
+    with torch.no_grad():
+        handle = settle(model, plan_of(model, tiers, rings), ModuleSource(), lanes)
+    with torch.inference_mode() if r.random() < 0.5 else torch.no_grad():
+        got = [model(*one) for one in inputs]
+    for a, b in zip(want, got, strict=True):
+        assert torch.equal(a, b), (seed, model.mode, tiers)
+    lanes.compute.drain()
+    handle.remove()
+    for name, p in model.named_parameters():
+        old, values, trains = before[name]
+        assert p is old
+        assert torch.equal(p, values)
+        assert p.requires_grad == trains
+    with torch.no_grad():
+        assert all(torch.equal(a, model(*one)) for a, one in zip(want, inputs, strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    return lanes.checked
+
+
+def test_random_modules_placed_at_random_compute_the_same_without_a_stale_read():
+    assert sum(run(seed) for seed in range(120)) > 1000
+
+
+@pytest.mark.thorough
+def test_a_thousand_random_modules_compute_the_same_without_a_stale_read():
+    assert sum(run(seed) for seed in range(120, 1120)) > 10_000
