@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
-from probes.placement.runtime.blockstore import Item, Stored, raw_view
-from probes.placement.runtime.lanes import Lanes
-from probes.placement.runtime.lazy import Away, Lazy
-from probes.placement.runtime.moving import Arithmetic, Buffer, Moving, Place, equip
-from probes.placement.runtime.order import Order, Walk
-from probes.placement.runtime.wires import Wire
+from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
+from probes.placement.runtime.blocks.lanes import Lanes
+from probes.placement.runtime.blocks.lazy import Away, Lazy
+from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Moving, Place, equip
+from probes.placement.runtime.blocks.order import Order, Walk
+from probes.placement.runtime.blocks.wires import Wire
 
 FUSED_ROWS = 16  # of an input, up to which a product may be computed straight from packed weights
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.hostside import Guard
+from probes.placement.runtime.blocks.moving import Moving
 from probes.placement.runtime.engine import Engine, refuse_training
-from probes.placement.runtime.homes import Homes
-from probes.placement.runtime.hostside import Guard
-from probes.placement.runtime.moving import Moving
 from probes.placement.runtime.settling import Settling
 from probes.placement.values import Plan
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import Block, find_blocks
+from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.hostside import OnHost
+from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
+from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Called, Handle, WholePass
-from probes.placement.runtime.homes import Homes
-from probes.placement.runtime.hostside import OnHost
-from probes.placement.runtime.lanes import CudaLanes, HostLanes, Lanes
-from probes.placement.runtime.moving import Arithmetic
 from probes.placement.runtime.settling import ModuleSource, Settling, Source
 from probes.placement.values import Plan, Tier
 

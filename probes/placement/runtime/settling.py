@@ -15,12 +15,12 @@ from probes.placement.packing.forms import aligned
 from probes.placement.packing.packed import Packed, form, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
-from probes.placement.runtime.blockstore import Item, Stored, as_stored, lay_out, raw_bytes, raw_view
+from probes.placement.runtime.blocks.blockstore import Item, Stored, as_stored, lay_out, raw_bytes, raw_view
+from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.lanes import Lanes
+from probes.placement.runtime.blocks.moving import Buffer, ring
+from probes.placement.runtime.blocks.wires import Held, Wire
 from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.homes import Homes
-from probes.placement.runtime.lanes import Lanes
-from probes.placement.runtime.moving import Buffer, ring
-from probes.placement.runtime.wires import Held, Wire
 from probes.placement.values import Rings, Tier
 from probes.shared.units import binary_bytes
 

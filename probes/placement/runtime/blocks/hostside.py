@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from probes.placement.runtime.lazy import refuse_copy
+from probes.placement.runtime.blocks.lazy import refuse_copy
 
 
 class Guard:

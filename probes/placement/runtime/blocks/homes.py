@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from probes.placement.models.modules import Entry
-from probes.placement.runtime.blockstore import raw_view
-from probes.placement.runtime.hostside import Guard
+from probes.placement.runtime.blocks.blockstore import raw_view
+from probes.placement.runtime.blocks.hostside import Guard
 
 Fetch = Callable[[], torch.Tensor]
 

@@ -13,10 +13,10 @@ from probes.placement.models.modules import Entry
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.blockstore import Item, Stored, lay_out
-from probes.placement.runtime.lanes import Lanes, Mark
-from probes.placement.runtime.lazy import Away, Lazy
-from probes.placement.runtime.wires import Wire
+from probes.placement.runtime.blocks.blockstore import Item, Stored, lay_out
+from probes.placement.runtime.blocks.lanes import Lanes, Mark
+from probes.placement.runtime.blocks.lazy import Away, Lazy
+from probes.placement.runtime.blocks.wires import Wire
 
 
 @dataclass(frozen=True)

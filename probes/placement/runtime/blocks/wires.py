@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from probes.placement.runtime.lanes import Lane
+from probes.placement.runtime.blocks.lanes import Lane
 
 
 class Wire(Protocol):
