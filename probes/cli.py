@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from probes import placing
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -134,6 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
     add_verbs(verbs)
+    placing.add_verbs(verbs)
 
 
 def _size(text: str) -> int:
@@ -214,7 +216,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
-    return {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS}[args.verb](args)
+    return {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS, **placing.VERBS}[
+        args.verb
+    ](args)
 
 
 def entry() -> None:

@@ -111,5 +111,8 @@ class Plan:
     rings: Rings
     vram: VramUse
     host: HostUse
-    time: PassTime
+    time: PassTime  # in generation, of one generated token
+    captured: bool = False  # the time is of a pass replayed as a graph
+    compute_dtype: str = ""  # of most products, where it isn't the weights' own; empty: not planned
+    notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
     schema: str = PLAN_SCHEMA

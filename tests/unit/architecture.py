@@ -12,7 +12,14 @@ PAGE = ROOT / "docs" / "architecture.md"
 MODULES = sorted(p for top in ("buildtool", "probes") for p in (ROOT / top).rglob("*.py"))
 BEGIN, END = "```mermaid\n", "```\n"
 # the command lines stand in the programs' own folders, above everything else
-COMMAND_LINES = {"buildtool.cli", "probes.cli", "probes.verbs", "buildtool.__main__", "probes.__main__"}
+COMMAND_LINES = {
+    "buildtool.cli",
+    "probes.cli",
+    "probes.placing",
+    "probes.verbs",
+    "buildtool.__main__",
+    "probes.__main__",
+}
 
 Graph = Mapping[str, set[str]]
 

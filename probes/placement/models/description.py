@@ -103,6 +103,7 @@ class BlockDescription:
     name: str
     tensors: tuple[TensorDescription, ...]
     calls: int = 1  # in a pass
+    looked_up: bool = False  # is a lookup table as well as a product: tied embeddings
     attention: Attention | None = None
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
@@ -113,10 +114,15 @@ class BlockDescription:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
+    def fetches(self) -> int:
+        """How often a pass needs it in place."""
+        return self.calls + self.looked_up
+
+    @property
     def kind(self) -> object:
         """Equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active) for t in self.tensors)
-        return shapes, self.calls, self.attention, self.operations, self.live_numbers
+        return shapes, self.calls, self.looked_up, self.attention, self.operations, self.live_numbers
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,219 @@
+"""What a model consists of, from its `config.json` alone: the parts that published architectures share.
+
+Names of tensors and blocks are those of transformers' modules, so that a plan made from a config fits the
+module.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from probes.errors import CheckpointUnreadable
+from probes.placement.models.description import (
+    DTYPE_BITS,
+    Attention,
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+    Use,
+    block_name,
+)
+
+MOST: Final = 2**40  # of any number in a config: what is larger is a mistake or worse
+MOST_LAYERS: Final = 10_000
+INSTEAD: Final = "give its safetensors file or folder, whose header says what it consists of"
+
+Shape = tuple[int, ...]
+Tensors = Iterator[TensorDescription]
+
+
+class Fields:
+    """The numbers of a config, checked as they are read."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def has(self, name: str) -> bool:
+        """Whether it is there, and not null."""
+        return self._values.get(name) is not None
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The first of these keys that is there. Raises CheckpointUnreadable."""
+        for name in names:
+            value = self._values.get(name)
+            if value is not None:
+                if type(value) is not int or not 0 < value <= MOST:
+                    raise CheckpointUnreadable(
+                        f"{self.where}: {name} is {str(value)[:40]!r}, not a number from 1 to {MOST:,}"
+                    )
+                return value
+        if default is None:
+            raise CheckpointUnreadable(
+                f"{self.where}: the key {names[0]} is missing", "give the model's own config.json"
+            )
+        return default
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """A yes or no."""
+        value = self._values.get(name)
+        return default if value is None else bool(value)
+
+    def text(self, name: str) -> str:
+        """A word, or nothing."""
+        value = self._values.get(name)
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that decoders of the Llama family share."""
+
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    inner: int
+    vocabulary: int
+    dtype: str
+    window: int | None
+
+    @property
+    def attention(self) -> Attention:
+        """Of each layer."""
+        return Attention(self.heads, self.key_heads, self.head_width, self.window)
+
+    @property
+    def queries(self) -> int:
+        """Numbers of all heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all key heads together."""
+        return self.key_heads * self.head_width
+
+
+def sizes(fields: Fields, *, head_width: int | None = None) -> Sizes:
+    """The usual numbers under their usual names; `head_width` is the architecture's own default."""
+    width = fields.number("hidden_size", "n_embd", "d_model", "dim")
+    heads = fields.number("num_attention_heads", "n_head", "n_heads")
+    layers = fields.number("num_hidden_layers", "n_layer", "n_layers")
+    if layers > MOST_LAYERS:
+        raise CheckpointUnreadable(
+            f"{fields.where}: {layers:,} layers are more than the {MOST_LAYERS:,} read here"
+        )
+    return Sizes(
+        width=width,
+        layers=layers,
+        heads=heads,
+        key_heads=fields.number("num_key_value_heads", default=heads),
+        head_width=fields.number("head_dim", default=head_width or max(width // heads, 1)),
+        inner=fields.number("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", default=4 * width),
+        vocabulary=fields.number("vocab_size"),
+        dtype=_dtype(fields),
+        window=_window(fields),
+    )
+
+
+def _window(fields: Fields) -> int | None:
+    """How many tokens attention looks back on, where that is the same in all layers."""
+    kind = fields.text("model_type")
+    if kind in ("mistral", "mixtral", "phi3") or fields.flag("use_sliding_window", default=False):
+        return fields.number("sliding_window") if fields.has("sliding_window") else None
+    return None
+
+
+def _dtype(fields: Fields) -> str:
+    name = (fields.text("dtype") or fields.text("torch_dtype")).removeprefix("torch.") or "float32"
+    if name not in DTYPE_BITS:
+        raise CheckpointUnreadable(f"{fields.where}: the dtype {name[:40]!r} is unknown")
+    return name
+
+
+class Maker:
+    """Makes tensors of one dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def one(self, name: str, *shape: int, active: float = 1.0) -> TensorDescription:
+        """A tensor; one of a single dimension is elementwise."""
+        use: Use = "elementwise" if len(shape) == 1 else "product"
+        return TensorDescription(name, shape, self._dtype, use, active)
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = False) -> Tensors:
+        """The weight of a linear layer as torch stores it, and its bias."""
+        yield self.one(f"{name}.weight", outputs, inputs)
+        if bias:
+            yield self.one(f"{name}.bias", outputs)
+
+    def norm(self, name: str, width: int, *, bias: bool = False) -> Tensors:
+        """A normalisation's scale, and its shift."""
+        yield self.one(f"{name}.weight", width)
+        if bias:
+            yield self.one(f"{name}.bias", width)
+
+    def table(self, name: str, rows: int, width: int) -> Tensors:
+        """A lookup table."""
+        yield TensorDescription(f"{name}.weight", (rows, width), self._dtype, "lookup")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model, which are alike."""
+
+    prefix: str  # of a layer's name: model.layers
+    tensors: Callable[[str], Tensors]  # of the layer with this name
+    operations: int  # that torch launches in one, by the time that Python takes: docs/results/h200-full.json
+    live: int  # numbers alive for each input row at its peak
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model in call order."""
+
+    before: tuple[TensorDescription, ...]
+    layers: Layers
+    after: tuple[TensorDescription, ...]
+    tied: tuple[tuple[str, ...], ...] = ()  # names of one tensor, the first of which is in `before`
+
+
+def described(
+    parts: Parts, size: Sizes, *, name: str, source: str, notes: tuple[str, ...] = ()
+) -> ModelDescription:
+    """The model of these parts."""
+    layers = parts.layers
+    blocks = [*_grouped(parts.before, parts.tied)]
+    for index in range(size.layers):
+        at = f"{layers.prefix}.{index}"
+        tensors = tuple(layers.tensors(at))
+        blocks.append(
+            BlockDescription(
+                at, tensors, attention=size.attention, operations=layers.operations, live_numbers=layers.live
+            )
+        )
+    blocks += _grouped(parts.after, ())
+    return ModelDescription(name, tuple(blocks), source, parts.tied, notes)
+
+
+def _grouped(
+    tensors: tuple[TensorDescription, ...], tied: tuple[tuple[str, ...], ...]
+) -> Iterator[BlockDescription]:
+    """Tensors outside the layers by block; a tied one is a block of its own, a table and a product."""
+    shared = {group[0] for group in tied}
+    groups: dict[str, list[TensorDescription]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.name if tensor.name in shared else block_name(tensor.name), []).append(
+            tensor
+        )
+    for name, members in groups.items():
+        if name in shared:
+            table = replace(members[0], use="product")
+            yield BlockDescription(name, (table,), looked_up=True, operations=2, live_numbers=table.shape[0])
+        else:
+            widest = max(
+                tensor.shape[0] if tensor.use == "product" else tensor.shape[-1] for tensor in members
+            )
+            yield BlockDescription(name, tuple(members), operations=2 * len(members), live_numbers=2 * widest)

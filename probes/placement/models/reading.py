@@ -1,0 +1,116 @@
+"""A model's description from what a user has: a known name, a config.json, a safetensors file or folder."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from probes.errors import CheckpointUnreadable, ModelUnknown, UsageError
+from probes.placement.models import stored
+from probes.placement.models.configs import INSTEAD, Fields, Maker, described, sizes
+from probes.placement.models.description import ModelDescription
+from probes.placement.models.families import BARE, FAMILIES
+from probes.placement.models.headers import read_checkpoint
+from probes.shared import files
+
+KNOWN: Final = Path(__file__).with_name("known.json")
+MOST_CONFIG_BYTES: Final = 4 << 20
+
+
+@cache
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """Configs of a few published models, by name: facts from their config.json, nothing else."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return found
+
+
+def describe(model: str) -> ModelDescription:
+    """The description of a known model's name, or of a path: a config.json, safetensors, or a folder of them.
+
+    Raises UsageError, CheckpointUnreadable and ModelUnknown.
+    """
+    path = Path(model)
+    if model in known() and not path.exists():
+        return from_config(known()[model], name=model, where=f"the config of {model}")
+    if path.is_dir():
+        return _folder(path)
+    if path.name.endswith(".safetensors") or path.name.endswith(".safetensors.index.json"):
+        return _files(path, beside=path.parent / "config.json")
+    if path.suffix == ".json":
+        return _config(path)
+    raise UsageError(
+        f"{model} is neither a known model nor a model's file",
+        f"known are {', '.join(known())}; else give a config.json, a *.safetensors or a folder with them",
+    )
+
+
+def _folder(path: Path) -> ModelDescription:
+    config = path / "config.json"
+    if any(path.glob("*.safetensors")) or not config.exists():
+        return _files(path, beside=config)
+    return _config(config)
+
+
+def _files(path: Path, *, beside: Path) -> ModelDescription:
+    found = read_checkpoint(path)
+    config = None
+    if beside.exists():
+        try:
+            config = _config(beside)
+        except (CheckpointUnreadable, ModelUnknown):
+            config = None  # the headers say enough
+    tensors = [tensor for file in found for tensor in file.tensors]
+    name = path.name if path.is_dir() or len(found) > 1 else path.stem
+    return stored.described(tensors, name=name, source="safetensors headers", known=config)
+
+
+def _config(path: Path) -> ModelDescription:
+    try:
+        values = json.loads(files.read_text(path, most_bytes=MOST_CONFIG_BYTES))
+    except OSError as error:
+        raise CheckpointUnreadable(
+            f"can't read {path}: {error.strerror or error}", "check the path and its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointUnreadable(f"can't read {path}: it is not JSON: {str(error)[:120]}") from error
+    if not isinstance(values, dict):
+        raise CheckpointUnreadable(
+            f"can't read {path}: it is not a JSON object", "give the model's own config.json"
+        )
+    name = values.get("_name_or_path")
+    return from_config(
+        values, name=name if isinstance(name, str) and name else path.parent.name, where=str(path)
+    )
+
+
+def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
+    """The model of a config. Raises ModelUnknown for an architecture that has no rule here."""
+    fields = Fields(values, where)
+    kind = fields.text("model_type")
+    if values.get("quantization_config"):
+        raise ModelUnknown(f"{where}: it is a quantised model", INSTEAD)
+    if kind not in FAMILIES:
+        raise ModelUnknown(
+            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {', '.join(FAMILIES)}",
+            INSTEAD,
+        )
+    size = sizes(fields, head_width=HEAD_WIDTHS.get(kind))
+    notes = (
+        () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
+    )
+    parts = FAMILIES[kind](fields, size, Maker(size.dtype), _is_whole(values, kind))
+    return described(parts, size, name=name or kind, source=f"config.json of {kind}", notes=notes)
+
+
+# where a config doesn't say how wide a head is, and it isn't the width over the heads
+HEAD_WIDTHS: Final[Mapping[str, int]] = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}
+
+
+def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
+    """Whether the model is one for a task, with a head, or the bare stack of layers."""
+    named = values.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    if not first:
+        return kind not in BARE
+    return not first.endswith("Model") or first.endswith("LMHeadModel")

@@ -1,0 +1,67 @@
+"""`plan`: the public function that makes a plan from whatever names a model and a machine."""
+
+from pathlib import Path
+
+from probes.errors import UsageError
+from probes.placement.models.description import ModelDescription
+from probes.placement.models.reading import describe
+from probes.placement.planner import planning, reported
+from probes.placement.planner.constants import Constants
+from probes.placement.planner.profiles import names, profile
+from probes.placement.values import Objective, Plan, Workload
+from probes.records.schema import read_report
+
+
+def plan(
+    model: ModelDescription | str | Path,
+    *,
+    vram: int,
+    machine: Constants | str | Path,
+    host: int | None = None,
+    batch: int = 1,
+    tokens: int = 1,
+    context: int = 0,
+    objective: Objective = "exact",
+    captured: bool = False,
+) -> Plan:
+    """Where each block of a model goes on a machine, what that takes, how long a pass should last.
+
+    `model`: a config.json, a safetensors file, index or folder, a known model's name, or a description.
+    `machine`: the name of a profile, or a probe report's file.
+    `vram` and `host` in bytes: `vram` limits torch's allocator, and the card's size limits that and the
+    driver's context; without `host`, what the machine has. With `context` tokens of room in the KV cache, the
+    time is that of one generated token after `tokens` of prompt, else of a pass of `batch` x `tokens` rows.
+    `captured`: the pass is replayed as a graph.
+
+    Raises PlanImpossible naming the smallest budget that works; CheckpointUnreadable, ModelUnknown,
+    ReportError and UsageError for what can't be read or makes no sense.
+    """
+    return planning.make(
+        described(model),
+        constants(machine),
+        vram=vram,
+        host=host,
+        workload=Workload(batch, tokens, context),
+        objective=objective,
+        captured=captured,
+    ).plan
+
+
+def described(model: ModelDescription | str | Path) -> ModelDescription:
+    """The description of whatever names a model."""
+    return model if isinstance(model, ModelDescription) else describe(str(model))
+
+
+def constants(machine: Constants | str | Path) -> Constants:
+    """The constants of a profile's name or of a probe report's file. Raises UsageError and ReportError."""
+    if isinstance(machine, Constants):
+        return machine
+    path = Path(machine)
+    if str(machine) in names():
+        return profile(str(machine))
+    if path.suffix == ".json":
+        return reported.constants(read_report(path), name=path.name)
+    raise UsageError(
+        f"{machine} is neither a profile nor a probe report",
+        f"profiles are {', '.join(names())}; or give a report's file, such as one that `run` has written",
+    )

@@ -1,0 +1,54 @@
+"""What a plan needs to know of a machine, as one value. Pure.
+
+Rates are what programs reach, not peaks. They come from a probe report (`reported.py`) or from a named
+profile (`profiles.py`), and `origin` says which.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PROFILE_SPREAD = 0.40  # half the width of the interval around a time predicted from data sheets, relative
+REPORT_SPREAD = 0.15  # around one predicted from this machine's own measurements
+
+
+@dataclass(frozen=True)
+class Constants:
+    """One machine: a GPU, its link and its host. Bytes, bytes a second, seconds, operations a second."""
+
+    name: str
+    origin: str  # "measured: report.json", "predicted: profile wx4100"
+    vram_bytes: int
+    vram_rate: float  # kernels reading VRAM
+    unpack_rate: float  # packed bytes read plus unpacked bytes written
+    fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
+    link_rate: float  # copies of pinned memory to VRAM
+    link_alpha_s: float  # and what each copy takes beyond its bytes
+    pageable_rate: float
+    zero_copy_rate: float  # kernels reading pinned host memory
+    flops: Mapping[str, float]  # multiplications and additions, by dtype: float16, bfloat16, float32
+    cpu_rate: float  # products on the CPU reading weights at batch 1
+    cpu_flops: float
+    disk_rate: float
+    operation_s: float  # of the host, for each operation that torch launches
+    kernel_s: float  # of the device, for each operation, beyond bytes and products
+    moving_s: float  # of the host, for each block that moves
+    context_bytes: int  # of VRAM, by the driver
+    workspace_bytes: int  # of VRAM, by the libraries that multiply
+    bfloat16: bool  # has units for it
+    triton: bool
+    unified: bool = False  # VRAM and host memory are one
+    pinned_share: float = 1.0  # of the host's memory that may be pinned
+    host_bytes: int | None = None  # of memory, if known
+    spread: float = PROFILE_SPREAD
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU at all: else everything is on the CPU."""
+        return self.vram_bytes > 0
+
+    def rate_of_products(self, dtype: str) -> float:
+        """Operations a second in a dtype; those that no unit computes in are computed as float32."""
+        if dtype == "bfloat16" and not self.bfloat16:
+            return self.flops["float32"]
+        return self.flops.get(dtype, self.flops["float32"])

@@ -1,0 +1,307 @@
+"""What one block takes in each tier: seconds on each lane, bytes of each memory. Pure.
+
+Compute follows the roofline: bytes over bandwidth or products over rate, whichever is longer, and a fixed
+time for each operation that torch launches. Unpacking and multiplying share the GPU, so their times add up,
+as they did when measured (docs/prototypes/placement.md).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
+from probes.placement.planner.constants import Constants
+from probes.placement.values import Objective, Tier
+
+# Bits of a packed number over those of an unpacked one, Gaussian weights (docs/prototypes/placement.md).
+PACKED_SHARE: Final[Mapping[str, float]] = MappingProxyType(
+    {"bfloat16": 12.06 / 16, "float16": 14.2 / 16, "float32": 28.05 / 32}
+)
+FEWEST_PACKED: Final = 4_096  # numbers of a tensor; smaller ones stay as they are
+FUSED_ROWS: Final = 16  # input rows up to which a product straight from packed weights is used
+FUSED_DTYPES: Final = ("bfloat16", "float16")
+MANY_ROWS_FUSED: Final = (
+    0.73  # of the fused product's rate at batch 1, for 2 to 16 rows: 27.3 us against 37.2
+)
+REREAD_ROWS: Final = 270  # input rows for which a kernel reads a weight once more: h200-full.json, zero_copy
+SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
+ALIGNMENT: Final = 512  # bytes, of each tensor in an arena
+GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the pass that is planned for does."""
+
+    rows: int  # input rows of each block: batch x tokens, or the batch when tokens are generated one by one
+    batch: int
+    context: int  # tokens that attention looks back on
+    objective: Objective
+    captured: bool = False  # replayed as a graph: Python's time doesn't count
+    generating: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One tier for one block."""
+
+    tier: Tier
+    compute_s: float = 0.0  # of the GPU
+    unpack_s: float = 0.0  # of the GPU
+    cpu_s: float = 0.0
+    copy_s: float = 0.0  # of the copy engine, and so of the link
+    shared_s: float = 0.0  # of the link, while kernels read host memory in place
+    disk_s: float = 0.0
+    launch_s: float = 0.0  # of Python
+    vram_bytes: int = 0
+    pinned_bytes: int = 0
+    pageable_bytes: int = 0
+    disk_bytes: int = 0
+    wire_bytes: int = 0
+    slot_bytes: int = 0  # that a buffer for moving blocks must have
+    scratch_bytes: int = 0  # likewise for unpacked blocks
+
+    @property
+    def lanes(self) -> tuple[float, ...]:
+        """Seconds of what runs one after the other in call order, of the link, of the disk, and of Python."""
+        return (
+            self.compute_s + self.unpack_s + self.cpu_s,
+            self.copy_s + self.shared_s,
+            self.disk_s,
+            self.launch_s + self.cpu_s,
+        )
+
+    @property
+    def memories(self) -> tuple[float, ...]:
+        """Bytes of VRAM, of host memory in all, and of it pinned."""
+        return (self.vram_bytes, self.pinned_bytes + self.pageable_bytes, self.pinned_bytes)
+
+
+def aligned(n_bytes: int) -> int:
+    """Bytes that one tensor takes in an arena."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def packable(tensor: TensorDescription) -> bool:
+    """Whether packing is tried on a tensor."""
+    return len(tensor.shape) >= 2 and tensor.dtype in PACKED_SHARE and tensor.numbers >= FEWEST_PACKED
+
+
+def packed_bytes(tensor: TensorDescription) -> int:
+    """Bytes of a tensor in a packed block."""
+    share = PACKED_SHARE[tensor.dtype] if packable(tensor) else 1.0
+    return aligned(int(tensor.n_bytes * share) + 1)
+
+
+def unpacked_bytes(block: BlockDescription) -> int:
+    """Bytes of a block's tensors in an arena."""
+    return sum(aligned(tensor.n_bytes) for tensor in block.tensors)
+
+
+def cache_bytes(block: BlockDescription, work: Pass) -> int:
+    """Bytes of a block's keys and values."""
+    if block.attention is None or not work.generating:
+        return 0
+    width = DTYPE_BITS[_main_dtype(block)] // 8
+    return work.batch * block.attention.kept(work.context) * block.attention.numbers_per_token * width
+
+
+def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Option, ...]:
+    """Every tier that a block can go to."""
+    return tuple(_Block(block, machine, work).options())
+
+
+def decoded_dtype(dtype: str, machine: Constants, objective: Objective) -> str:
+    """The dtype in which a machine computes with weights of a dtype."""
+    if dtype == "bfloat16" and not machine.bfloat16:
+        return "float32" if objective == "exact" else "float16"
+    return dtype
+
+
+def _main_dtype(block: BlockDescription) -> str:
+    return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype
+
+
+class _Block:
+    """One block on one machine in one kind of pass."""
+
+    def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
+        self._block, self._machine, self._work = block, machine, work
+        self._bytes = unpacked_bytes(block)
+        self._packed = sum(map(packed_bytes, block.tensors))
+        self._cache = cache_bytes(block, work)
+        self._lookup_only = all(tensor.use == "lookup" for tensor in block.tensors)
+        operations = (block.operations or GUESSED_OPERATIONS * len(block.tensors)) * block.calls
+        self._launch = 0.0 if work.captured else operations * machine.operation_s
+        if work.generating and not work.captured:
+            self._launch *= GENERATING
+        self._fixed = operations * machine.kernel_s + self._attention()
+        self._widening = 1.0
+        dtype = _main_dtype(block) if block.tensors else "float32"
+        if decoded_dtype(dtype, machine, work.objective) == "float32" != dtype and dtype == "bfloat16":
+            self._widening = 2.0
+
+    def options(self) -> Iterator[Option]:
+        """All tiers, the plain ones first."""
+        machine, work = self._machine, self._work
+        if not self._block.tensors:
+            yield Option("resident", compute_s=self._fixed, launch_s=self._launch, vram_bytes=self._cache)
+            return
+        if machine.has_gpu:
+            yield from self._on_gpu()
+        if not machine.has_gpu or self._lookup_only or work.objective == "fast":
+            yield self._on_cpu()
+
+    def _on_gpu(self) -> Iterator[Option]:
+        machine, fetches = self._machine, self._block.fetches
+        widened = self._widened()
+        plain = self._compute(machine.vram_rate) + widened
+        scratch = int(self._bytes * self._widening) if widened else 0
+        moving = self._launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        yield Option(
+            "resident",
+            compute_s=plain,
+            launch_s=self._launch,
+            vram_bytes=self._bytes + self._cache,
+            scratch_bytes=scratch,
+        )
+        yield Option(
+            "in_place",
+            compute_s=self._in_place(),
+            shared_s=self._read() / machine.link_rate,
+            launch_s=self._launch,
+            vram_bytes=self._cache,
+            pinned_bytes=self._bytes,
+            wire_bytes=self._read(),
+        )
+        copied = fetches * (machine.link_alpha_s + self._bytes / machine.link_rate)
+        yield Option(
+            "streamed",
+            compute_s=plain,
+            copy_s=copied,
+            launch_s=moving,
+            vram_bytes=self._cache,
+            pinned_bytes=self._bytes,
+            wire_bytes=fetches * self._bytes,
+            slot_bytes=self._bytes,
+            scratch_bytes=scratch,
+        )
+        yield Option(
+            "disk",
+            compute_s=plain,
+            copy_s=copied,
+            disk_s=fetches * self._bytes / machine.disk_rate,
+            launch_s=moving,
+            vram_bytes=self._cache,
+            disk_bytes=self._bytes,
+            wire_bytes=fetches * self._bytes,
+            slot_bytes=self._bytes,
+            scratch_bytes=scratch,
+        )
+        if self._packed < 0.97 * self._bytes:
+            yield from self._when_packed()
+
+    def _when_packed(self) -> Iterator[Option]:
+        machine, fetches = self._machine, self._block.fetches
+        moving = self._launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        if self._fused():
+            rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
+            compute = self._compute(rate, share=self._packed / self._bytes)
+            unpack, scratch = 0.0, 0
+        else:
+            compute = self._compute(
+                machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
+            )
+            written = self._bytes * self._widening
+            unpack = fetches * (self._packed + written) / machine.unpack_rate
+            scratch = int(written)
+        yield Option(
+            "packed",
+            compute_s=compute,
+            unpack_s=unpack,
+            launch_s=self._launch,
+            vram_bytes=self._packed + self._cache,
+            scratch_bytes=scratch,
+        )
+        yield Option(
+            "streamed_packed",
+            compute_s=compute,
+            unpack_s=unpack,
+            copy_s=fetches * (machine.link_alpha_s + self._packed / machine.link_rate),
+            launch_s=moving,
+            vram_bytes=self._cache,
+            pinned_bytes=self._packed,
+            wire_bytes=fetches * self._packed,
+            slot_bytes=self._packed,
+            scratch_bytes=scratch,
+        )
+
+    def _on_cpu(self) -> Option:
+        machine, work, block = self._machine, self._work, self._block
+        took = max(self._read() / machine.cpu_rate, 2 * self._products() * work.rows / machine.cpu_flops)
+        sync = 2 * (machine.link_alpha_s + SYNC_S) if machine.has_gpu else 0.0
+        return Option(
+            "cpu",
+            cpu_s=block.calls * (took + sync),
+            launch_s=self._launch,
+            pageable_bytes=self._bytes + self._cache,
+        )
+
+    def _fused(self) -> bool:
+        """Whether products are computed straight from the packed weights."""
+        dtypes = {tensor.dtype for tensor in self._block.tensors if packable(tensor)}
+        return (
+            self._work.objective == "fast"
+            and self._machine.fused_rate > 0
+            and self._work.rows <= FUSED_ROWS
+            and dtypes <= set(FUSED_DTYPES)
+        )
+
+    def _products(self) -> float:
+        return sum(tensor.products for tensor in self._block.tensors)
+
+    def _read(self) -> int:
+        """Bytes of weights that one pass reads."""
+        rows = self._work.rows
+        return self._block.calls * sum(tensor.bytes_read(rows) for tensor in self._block.tensors)
+
+    def _compute(self, rate: float, *, share: float = 1.0) -> float:
+        """The GPU's time for the products: weights are read at a rate, and take a share of their bytes."""
+        machine, work = self._machine, self._work
+        total = self._fixed
+        for tensor in self._block.tensors:
+            dtype = decoded_dtype(tensor.dtype, machine, work.objective)
+            products = 2 * tensor.products * work.rows / machine.rate_of_products(dtype)
+            total += self._block.calls * max(tensor.bytes_read(work.rows) * share / rate, products)
+        return total
+
+    def _widened(self) -> float:
+        """Time to convert weights into a wider dtype, each pass, where the GPU has no units for theirs."""
+        if self._widening == 1.0 or self._lookup_only:
+            return 0.0
+        moved = self._bytes * (1.0 + 2 * self._widening) - self._bytes  # read, written, read wide
+        return self._block.fetches * moved / self._machine.vram_rate
+
+    def _in_place(self) -> float:
+        rows = 0 if self._lookup_only else self._work.rows
+        reads = self._read() * (1.0 + rows / REREAD_ROWS)
+        computed = self._compute(self._machine.vram_rate)
+        return max(reads / self._machine.zero_copy_rate, computed) + self._widened()
+
+    def _attention(self) -> float:
+        """The GPU's time for scores and sums over the context, by bytes of keys and values or by products."""
+        attention, work, machine = self._block.attention, self._work, self._machine
+        if attention is None or not machine.has_gpu:
+            return 0.0
+        dtype = _main_dtype(self._block)
+        kept = attention.kept(work.context)
+        moved = work.batch * kept * attention.numbers_per_token * DTYPE_BITS[dtype] / 8
+        products = 2 * work.rows * attention.heads * attention.head_width * kept
+        rate = machine.rate_of_products(decoded_dtype(dtype, machine, work.objective))
+        return max(moved / machine.vram_rate, 2 * products / rate)
+
+
+GENERATING: Final = (
+    2.0  # Python's time of an operation in `generate`, over one in a plain pass: Qwen2.5-3B, H200
+)

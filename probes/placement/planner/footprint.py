@@ -1,0 +1,54 @@
+"""What a pass takes in VRAM besides the weights: activations, keys and values, workspace, rounding. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from probes.placement.models.description import DTYPE_BITS, BlockDescription
+from probes.placement.planner.constants import Constants
+from probes.placement.values import Workload
+
+SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this
+LOOSE_SEGMENTS: Final = 3  # of small blocks, of activations, of what libraries keep
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Bytes of VRAM that the weights, their buffers and the keys and values must leave free."""
+
+    activations: int
+    workspace: int
+    context: int
+
+    @property
+    def loose_rounding(self) -> int:
+        """Bytes lost to the allocator's rounding outside the arenas."""
+        return LOOSE_SEGMENTS * SEGMENT
+
+    def left(self, vram: int, machine: Constants) -> int:
+        """Bytes for everything else, under a budget of torch's allocator and on this card."""
+        budget = min(vram, machine.vram_bytes - self.context)
+        return budget - self.activations - self.workspace - self.loose_rounding
+
+
+def surroundings(blocks: Sequence[BlockDescription], machine: Constants, workload: Workload) -> Surroundings:
+    """What one pass of this workload takes besides weights."""
+    if not machine.has_gpu:
+        return Surroundings(0, 0, 0)
+    rows = workload.batch * workload.tokens
+    peak = max((_live_bytes(block) for block in blocks), default=0)
+    return Surroundings(rows * peak, machine.workspace_bytes, machine.context_bytes)
+
+
+def _live_bytes(block: BlockDescription) -> int:
+    """Bytes of activations for each input row."""
+    if not block.tensors:
+        return 0
+    width = max(min(DTYPE_BITS[tensor.dtype], 32) for tensor in block.tensors) // 8
+    live = block.live_numbers or 2 * max(sum(tensor.shape[-2:]) for tensor in block.tensors)
+    return live * max(width, 2)
+
+
+def rounded(n_bytes: int) -> int:
+    """Bytes of an arena as the allocator takes them."""
+    return -(-n_bytes // SEGMENT) * SEGMENT

@@ -1,0 +1,244 @@
+"""How many blocks of each kind go to each tier: a small integer program, by branch and bound. Pure.
+
+Blocks of equal cost form a group. A choice takes time on several lanes and bytes of several memories; lanes
+run at the same time, so a pass takes as long as the busiest lane. Sought are whole counts for each group and
+choice with the least such time, within every memory's limit.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from probes.placement.planner.simplex import maximise
+
+GAP: Final = 1e-3  # the search ends when no better choice can gain more than this share of the time
+MOST_NODES: Final = 400
+WHOLE: Final = 1e-6
+SECOND: Final = 1e-3  # weight of the sum of all lanes: of two equal times, the one with less work is taken
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one block takes when it goes to one tier: seconds on each lane, bytes of each memory."""
+
+    lanes: tuple[float, ...]
+    memories: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks of equal cost, and the choices each of them has."""
+
+    count: int
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The groups, what each lane is busy with anyway (seconds), and the limit of each memory (bytes)."""
+
+    groups: tuple[Group, ...]
+    busy: tuple[float, ...]
+    limits: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Blocks by group and choice, their cost, and the share of it that a better choice can save at most."""
+
+    counts: tuple[tuple[int, ...], ...]
+    cost: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A limit to one variable: at most, or at least, so many."""
+
+    place: int
+    most: bool  # else at least
+    number: int
+
+
+def cost(program: Program, counts: Sequence[Sequence[int]]) -> float | None:
+    """The time of the busiest lane and a small part of the sum of all; None where a memory is too small."""
+    chosen = [
+        (number, choice)
+        for group, numbers in zip(program.groups, counts, strict=True)
+        for number, choice in zip(numbers, group.choices, strict=True)
+    ]
+    for m, limit in enumerate(program.limits):
+        if math.fsum(number * choice.memories[m] for number, choice in chosen) > limit:
+            return None
+    sums = [
+        busy + math.fsum(number * choice.lanes[lane] for number, choice in chosen)
+        for lane, busy in enumerate(program.busy)
+    ]
+    return max(sums) + SECOND * math.fsum(sums)
+
+
+def solve(program: Program, *, better_than: float = math.inf) -> Counts | None:
+    """The counts with the least cost below `better_than`; None where there are none, or nothing fits."""
+    if any(not group.choices for group in program.groups):
+        return None
+    return _Search(program, better_than).run()
+
+
+class _Relaxation:
+    """The program without the demand for whole counts, as a linear program.
+
+    Its variables are the counts of all choices except one in each group, the leanest, which takes what is
+    left; and last, how far the time stays below the worst one, which is what is maximised.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._bases = tuple(_leanest(program, group) for group in program.groups)
+        self._groups = program.groups
+        self.places = tuple(
+            (g, c)
+            for g, group in enumerate(program.groups)
+            for c in range(len(group.choices))
+            if c != self._bases[g]
+        )
+        self._scale = sum(_slowest(program)) or 1.0
+        self._rows: list[list[float]] = []
+        self._limits: list[float] = []
+        lanes = [
+            self._line([[c.lanes[i] for c in g.choices] for g in program.groups])
+            for i in range(len(program.busy))
+        ]
+        for (differences, base), busy in zip(lanes, program.busy, strict=True):
+            self._add(
+                [value / self._scale for value in differences] + [1.0], 1.0 - (busy + base) / self._scale
+            )
+        self._objective = [
+            -SECOND * math.fsum(row[i] for row in self._rows) for i in range(len(self.places))
+        ] + [1.0]
+        self._constant = 1.0 + SECOND * math.fsum(1.0 - limit for limit in self._limits)
+        for m, limit in enumerate(program.limits):
+            differences, base = self._line([[c.memories[m] for c in g.choices] for g in program.groups])
+            unit = max(limit, base, 1.0)
+            self._add([value / unit for value in differences] + [0.0], (limit - base) / unit)
+        for g, group in enumerate(program.groups):
+            if len(group.choices) > 2:  # one variable of its own is limited by a bound
+                self._add([float(place[0] == g) for place in self.places] + [0.0], float(group.count))
+
+    def _line(self, figures: list[list[float]]) -> tuple[list[float], float]:
+        """What each variable adds to a sum, and the sum where all blocks take their base choice."""
+        differences = [figures[g][c] - figures[g][self._bases[g]] for g, c in self.places]
+        base = math.fsum(group.count * figures[g][self._bases[g]] for g, group in enumerate(self._groups))
+        return differences, base
+
+    def _add(self, row: list[float], limit: float) -> None:
+        self._rows.append(row)
+        self._limits.append(limit)
+
+    def solve(self, bounds: Sequence[_Bound]) -> tuple[float, tuple[float, ...]] | None:
+        """The least cost within these bounds and the variables' values; None where nothing fits."""
+        rows, limits = list(self._rows), list(self._limits)
+        for place, (g, _) in enumerate(self.places):
+            if len(self._groups[g].choices) == 2:
+                bounds = (*bounds, _Bound(place, most=True, number=self._groups[g].count))
+        for bound in bounds:
+            sign = 1.0 if bound.most else -1.0
+            rows.append([sign if place == bound.place else 0.0 for place in range(len(self.places) + 1)])
+            limits.append(sign * bound.number)
+        found = maximise(self._objective, rows, limits)
+        return None if found is None else ((self._constant - found.value) * self._scale, found.point[:-1])
+
+    def whole(self, point: Sequence[float]) -> tuple[tuple[int, ...], ...]:
+        """Whole counts near a point, by largest remainders in each group."""
+        shares = [[0.0] * len(group.choices) for group in self._groups]
+        for (g, c), value in zip(self.places, point, strict=True):
+            shares[g][c] = max(0.0, value)
+        for g, group in enumerate(self._groups):
+            shares[g][self._bases[g]] = max(0.0, group.count - math.fsum(shares[g]))
+        return tuple(_rounded(line, group.count) for line, group in zip(shares, self._groups, strict=True))
+
+
+def _leanest(program: Program, group: Group) -> int:
+    """The choice that takes the least of the memories, each in proportion to its limit."""
+
+    def taken(choice: Choice) -> float:
+        return math.fsum(
+            n / max(limit, 1.0) for n, limit in zip(choice.memories, program.limits, strict=True)
+        )
+
+    return min(
+        range(len(group.choices)), key=lambda c: (taken(group.choices[c]), sum(group.choices[c].lanes))
+    )
+
+
+def _slowest(program: Program) -> list[float]:
+    return [
+        busy + math.fsum(g.count * max(choice.lanes[lane] for choice in g.choices) for g in program.groups)
+        for lane, busy in enumerate(program.busy)
+    ]
+
+
+def _rounded(shares: Sequence[float], count: int) -> tuple[int, ...]:
+    floors = [int(share + WHOLE) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: floors[i] - shares[i])
+    for i in order[: count - sum(floors)]:
+        floors[i] += 1
+    return tuple(floors)
+
+
+class _Search:
+    """Best first: the node whose relaxation promises most is split at its most fractional count."""
+
+    def __init__(self, program: Program, better_than: float) -> None:
+        self._program = program
+        self._relaxation = _Relaxation(program)
+        self._best: tuple[tuple[int, ...], ...] | None = None
+        self._cost = better_than
+        self._ticket = itertools.count()
+        self._waiting: list[tuple[float, int, tuple[_Bound, ...], tuple[float, ...]]] = []
+
+    def run(self) -> Counts | None:
+        """The best counts found."""
+        self._push(())
+        for _ in range(MOST_NODES):
+            if not self._waiting or self._waiting[0][0] >= self._cost * (1 - GAP):
+                break
+            _, _, bounds, point = heapq.heappop(self._waiting)
+            self._try(self._relaxation.whole(point))
+            place = max(range(len(point)), key=lambda i: abs(point[i] - round(point[i])), default=None)
+            if place is None or abs(point[place] - round(point[place])) <= WHOLE:
+                continue
+            self._push((*bounds, _Bound(place, most=True, number=math.floor(point[place]))))
+            self._push((*bounds, _Bound(place, most=False, number=math.ceil(point[place]))))
+        if self._best is None:
+            return None
+        open_ = self._waiting[0][0] if self._waiting else self._cost
+        return Counts(self._best, self._cost, max(0.0, 1 - open_ / self._cost) if self._cost else 0.0)
+
+    def _push(self, bounds: tuple[_Bound, ...]) -> None:
+        found = self._relaxation.solve(bounds)
+        if found and found[0] < self._cost * (1 - GAP):
+            heapq.heappush(self._waiting, (found[0], next(self._ticket), bounds, found[1]))
+
+    def _try(self, counts: tuple[tuple[int, ...], ...]) -> None:
+        """Keep these counts if they fit and cost less, and then any that one moved block makes better."""
+        while True:
+            found = cost(self._program, counts)
+            if found is None or found >= self._cost:
+                return
+            self._best, self._cost = counts, found
+            counts = min(
+                _neighbours(counts),
+                key=lambda near: math.inf if (value := cost(self._program, near)) is None else value,
+                default=counts,
+            )
+
+
+def _neighbours(counts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The counts with one block moved from one choice to another."""
+    for g, line in enumerate(counts):
+        for i, j in itertools.permutations(range(len(line)), 2):
+            if line[i]:
+                moved = [n - (k == i) + (k == j) for k, n in enumerate(line)]
+                yield (*counts[:g], tuple(moved), *counts[g + 1 :])

@@ -1,0 +1,271 @@
+"""Makes a plan: from a model's description, budgets and constants. No torch, no GPU, no weights. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from probes.errors import PlanImpossible, UsageError
+from probes.placement.models.description import BlockDescription, ModelDescription
+from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs import Option, Pass, cache_bytes, decoded_dtype
+from probes.placement.planner.footprint import Surroundings, rounded, surroundings
+from probes.placement.planner.search import Found, Kind, Limits, kinds, ring_bytes, search
+from probes.placement.values import (
+    BlockPlan,
+    Bound,
+    HostUse,
+    Objective,
+    PassTime,
+    Plan,
+    VramUse,
+    Workload,
+)
+from probes.shared.units import binary_bytes
+
+MIB: Final = 2**20
+NOTABLE_GAP: Final = 0.005
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan, and what a picture of it needs."""
+
+    plan: Plan
+    found: Found
+
+
+def make(
+    model: ModelDescription,
+    machine: Constants,
+    *,
+    vram: int,
+    host: int | None,
+    workload: Workload,
+    objective: Objective,
+    captured: bool = False,
+) -> Made:
+    """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
+
+    `host` None: as much as the machine has, or as the model needs. Raises PlanImpossible naming the smallest
+    budget that works, and UsageError for a workload or model that makes no sense.
+    """
+    _check(model, workload)
+    task = _Task(model, machine, workload, objective, captured)
+    limits = task.limits(vram, host)
+    found = search(task.kinds, limits) if limits.vram >= 0 else None
+    if found is None:
+        raise PlanImpossible(*task.smallest(vram, host))
+    return Made(task.plan(found, vram, limits.host), found)
+
+
+def _check(model: ModelDescription, workload: Workload) -> None:
+    if not model.blocks:
+        raise UsageError(f"{model.name} has no tensors", "give a model with weights")
+    if min(workload.batch, workload.tokens) < 1 or workload.context_tokens < 0:
+        raise UsageError("batch and tokens are at least 1, and the context at least 0")
+    if 0 < workload.context_tokens < workload.tokens:
+        raise UsageError(
+            f"a context of {workload.context_tokens} has no room for a prompt of {workload.tokens} tokens",
+            "raise --context or lower --tokens",
+        )
+
+
+class _Task:
+    """One model on one machine with one workload."""
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        machine: Constants,
+        workload: Workload,
+        objective: Objective,
+        captured: bool,
+    ) -> None:
+        self.model, self.machine, self.workload = model, machine, workload
+        self.objective = objective
+        generating = workload.context_tokens > 0
+        rows = workload.batch * (1 if generating else workload.tokens)
+        context = workload.context_tokens if generating else workload.tokens
+        self.work = Pass(rows, workload.batch, context, objective, captured, generating)
+        self.kinds: Sequence[Kind] = kinds(model.blocks, machine, self.work)
+        self.around: Surroundings = surroundings(model.blocks, machine, workload)
+
+    def limits(self, vram: int, host: int | None) -> Limits:
+        """What is left for weights."""
+        machine = self.machine
+        if host is None:
+            host = (
+                machine.host_bytes if machine.host_bytes is not None else 4 * self.model.weight_bytes + 2**34
+            )
+        pinned = int(machine.pinned_share * min(host, machine.host_bytes or host))
+        return Limits(self.around.left(vram, machine) if machine.has_gpu else 0, host, pinned)
+
+    def smallest(self, vram: int, host: int | None) -> tuple[str, str]:
+        """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
+        limits, model = self.limits(vram, host), self.model
+        weights, budget = binary_bytes(model.weight_bytes), binary_bytes(vram)
+        said = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
+        if host is not None:
+            said += f" and {binary_bytes(host)} of host memory"
+        most = 8 * model.weight_bytes + 2**34
+        ways = []
+        if self._fits(replace(limits, vram=most)):
+            least = _least(lambda n: self._fits(replace(limits, vram=n)), most)
+            ways.append(self._smallest_vram(least))
+        room = max(limits.vram, 0)
+        if self._fits(Limits(room, most, most)):
+            least = _least(
+                lambda n: self._fits(Limits(room, n, int(n * self.machine.pinned_share))), most * 4
+            )
+            mib = -(-least // MIB)
+            ways.append(f"the smallest host memory that works is {binary_bytes(mib * MIB)}: --host {mib}MiB")
+        return said, "; or ".join(ways)
+
+    def _fits(self, limits: Limits) -> bool:
+        return limits.vram >= 0 and search(self.kinds, limits) is not None
+
+    def _smallest_vram(self, least: int) -> str:
+        """`least` bytes for weights, rings and cache as a budget, or as a card."""
+        around, machine = self.around, self.machine
+        budget = least + around.activations + around.workspace + around.loose_rounding
+        mib = -(-budget // MIB)
+        card = mib * MIB + around.context
+        if card > machine.vram_bytes:
+            return (
+                f"the smallest card that works has {binary_bytes(card)}; {machine.name} has "
+                f"{binary_bytes(machine.vram_bytes)}"
+            )
+        return f"the smallest budget that works is {binary_bytes(mib * MIB)}: --vram {mib}MiB"
+
+    def plan(self, found: Found, vram: int, host: int) -> Plan:
+        """The plan of what was found."""
+        model, machine = self.model, self.machine
+        blocks = tuple(
+            _block_plan(block, option, self.work)
+            for block, option in zip(model.blocks, found.chosen, strict=True)
+        )
+        return Plan(
+            model=model.name,
+            machine=machine.name,
+            constants=machine.origin,
+            objective=self.work.objective,
+            workload=self.workload,
+            vram_budget=vram,
+            host_budget=host,
+            blocks=blocks,
+            rings=found.rings,
+            vram=self._vram(found),
+            host=HostUse(
+                pinned=sum(o.pinned_bytes for o in found.chosen) + _staging(found),
+                pageable=sum(o.pageable_bytes for o in found.chosen),
+                disk=sum(o.disk_bytes for o in found.chosen),
+            ),
+            time=self._time(found),
+            captured=self.work.captured,
+            compute_dtype=self._compute_dtype(),
+            notes=self._notes(found),
+        )
+
+    def _vram(self, found: Found) -> VramUse:
+        if not self.machine.has_gpu:
+            return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
+        rings, on_gpu = found.rings, [o for o in found.chosen if o.tier != "cpu"]
+        cache = sum(
+            cache_bytes(block, self.work)
+            for block, option in zip(self.model.blocks, found.chosen, strict=True)
+            if option.tier != "cpu"
+        )
+        weights = sum(o.vram_bytes for o in on_gpu) - cache
+        exact = weights + rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
+        taken = rounded(weights) + ring_bytes(rings)
+        return VramUse(
+            weights=weights,
+            slots=rings.slots * rings.slot_bytes,
+            scratch=rings.scratches * rings.scratch_bytes,
+            activations=self.around.activations,
+            kv_cache=cache,
+            workspace=self.around.workspace,
+            context=self.around.context,
+            rounding=taken - exact + self.around.loose_rounding,
+        )
+
+    def _time(self, found: Found) -> PassTime:
+        seconds, spread = found.timeline.seconds, self.machine.spread
+        return PassTime(
+            seconds, seconds * (1 - spread), seconds * (1 + spread), _bound(found.chosen, self._by_products())
+        )
+
+    def _by_products(self) -> bool:
+        """Whether multiplying takes longer than reading the weights."""
+        products = (
+            sum(2 * t.products * b.calls for b in self.model.blocks for t in b.tensors) * self.work.rows
+        )
+        rate = self.machine.rate_of_products(self._compute_dtype())
+        return self.machine.has_gpu and products / rate > self.model.weight_bytes / self.machine.vram_rate
+
+    def _compute_dtype(self) -> str:
+        """The dtype in which most of the weights are multiplied."""
+        sizes: dict[str, int] = {}
+        for block in self.model.blocks:
+            for tensor in block.tensors:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes
+        return decoded_dtype(
+            max(sizes, key=sizes.__getitem__, default="float32"), self.machine, self.objective
+        )
+
+    def _notes(self, found: Found) -> tuple[str, ...]:
+        machine, notes = self.machine, [*self.model.notes, *self.machine.notes]
+        halves = any(t.dtype == "bfloat16" for block in self.model.blocks for t in block.tensors)
+        if halves and machine.has_gpu and not machine.bfloat16:
+            how = (
+                "converted to float32 in each pass"
+                if self.objective == "exact"
+                else "made float16 while loading, which keeps values from 6e-8 to 65504"
+            )
+            notes.append(f"{machine.name} has no bfloat16 units: weights are {how}")
+        if not machine.triton and any(o.unpack_s for o in found.chosen):
+            notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
+        if any(o.tier == "disk" for o in found.chosen):
+            notes.append("the host memory is too small for all weights: some are read from disk in each pass")
+        if found.gap > NOTABLE_GAP:
+            notes.append(f"the search ended early: a better plan may take up to {found.gap:.1%} less time")
+        return tuple(notes)
+
+
+def _least(works: Callable[[int], bool], high: int) -> int:
+    """The smallest number that works, to a thousandth; `high` does."""
+    low = 0
+    while high - low > max(MIB, high // 1000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    return high
+
+
+def _staging(found: Found) -> int:
+    """Bytes of pinned memory through which weights come from the disk."""
+    return 2 * found.rings.slot_bytes if any(o.tier == "disk" for o in found.chosen) else 0
+
+
+def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPlan:
+    cache = cache_bytes(block, work)
+    return BlockPlan(
+        name=block.name,
+        tier=option.tier,
+        weight_bytes=block.weight_bytes,
+        vram_bytes=option.vram_bytes - (cache if option.tier != "cpu" else 0),
+        host_bytes=option.pinned_bytes + option.pageable_bytes,
+        wire_bytes=option.wire_bytes,
+        predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
+    )
+
+
+def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
+    """What takes most of the pass."""
+    in_place = sum(o.compute_s for o in chosen if o.tier == "in_place")
+    sums: dict[Bound, float] = {
+        "link": sum(o.copy_s for o in chosen) + in_place,
+        "host": sum(o.cpu_s + o.disk_s for o in chosen),
+        "launch": sum(o.launch_s for o in chosen),
+        "compute" if by_products else "vram": sum(o.compute_s + o.unpack_s for o in chosen) - in_place,
+    }
+    return max(sums, key=sums.__getitem__)

@@ -1,0 +1,127 @@
+"""Named machines from `profiles.toml`: makers' peaks and the share that programs reach, with sources."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from probes.errors import UsageError
+from probes.placement.planner.constants import PROFILE_SPREAD, Constants
+
+FILE: Final = Path(__file__).with_name("profiles.toml")
+GIB: Final = 2**30
+MIB: Final = 2**20
+# GB/s of a lane in one direction, 128b/130b coded: PCIe 3.0 to 5.0, by generation
+LANE_GB_PER_S: Final[Mapping[int, float]] = {3: 0.985, 4: 1.969, 5: 3.938}
+GCN: Final = ("gfx8", "gfx900", "gfx906")
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """The file as it is."""
+    with FILE.open("rb") as file:
+        return tomllib.load(file)
+
+
+def names() -> tuple[str, ...]:
+    """The machines that have a profile."""
+    return tuple(table()["machines"])
+
+
+def profile(name: str) -> Constants:
+    """A named machine's constants. Raises UsageError for a name that has no profile."""
+    if name not in table()["machines"]:
+        raise UsageError(
+            f"there is no profile {name!r}",
+            f"give one of {', '.join(names())}, or a probe report of your machine",
+        )
+    return _Profile(name).constants()
+
+
+def sources(name: str) -> dict[str, str]:
+    """For each number of a machine's profile, where it is from and when that was read."""
+    known = table()["sources"]
+    entry = {**table()["reached"], **table()["common"], **table()["machines"][name]}
+    return {
+        key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
+        for key, value in entry.items()
+        if isinstance(value, dict)
+    }
+
+
+class _Profile:
+    """One machine of the file, over what is common to all."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._machine = table()["machines"][name]
+        self._entry = {**table()["common"], **self._machine}
+
+    def _value(self, key: str) -> float:
+        return float(self._entry[key]["value"])
+
+    def _reached(self, key: str) -> float:
+        return float(table()["reached"][key]["value"])
+
+    def constants(self) -> Constants:
+        """All of it, in bytes and seconds."""
+        target = str(self._machine["target"])
+        amd, triton = target.startswith("gfx"), bool(self._machine["triton"]["value"])
+        unified = "unified" in self._machine
+        peak = self._value("vram_gb_per_s") * 1e9
+        link = peak * self._reached("vram_read") / 2 if unified else self._link() * self._reached("link")
+        flops = {
+            k: v * 1e12 * self._reached("flops") for k, v in self._machine["tflops"].items() if k != "source"
+        }
+        matrix_units = bool(self._machine["bfloat16"]["value"])
+        return Constants(
+            name=str(self._machine["title"]),
+            origin=f"predicted: profile {self._name}",
+            vram_bytes=int(self._value("vram_gib") * GIB),
+            vram_rate=peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read"),
+            unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
+            fused_rate=peak * self._reached("fused") if triton else 0.0,
+            link_rate=link,
+            link_alpha_s=self._value("copy_alpha_us") * 1e-6,
+            pageable_rate=link if unified else link * self._reached("pageable"),
+            zero_copy_rate=peak * self._reached("vram_read")
+            if unified
+            else link * self._reached("zero_copy"),
+            flops=flops,
+            cpu_rate=self._value("cpu_gb_per_s") * 1e9,
+            cpu_flops=self._value("cpu_tflops") * 1e12,
+            disk_rate=self._value("disk_gb_per_s") * 1e9,
+            operation_s=self._value("operation_us") * 1e-6,
+            kernel_s=self._value("kernel_us") * 1e-6,
+            moving_s=self._value("moving_us") * 1e-6,
+            context_bytes=int(self._value("amd_context_mib" if amd else "nvidia_context_mib") * MIB),
+            workspace_bytes=int(
+                self._value("workspace_mib" if matrix_units else "small_workspace_mib") * MIB
+            ),
+            bfloat16=matrix_units,
+            triton=triton,
+            unified=unified,
+            pinned_share=self._value("pinned_share") if amd else 1.0,
+            spread=PROFILE_SPREAD,
+            notes=("nothing here was measured on an AMD card",) if amd else (),
+        )
+
+    def _link(self) -> float:
+        link = self._machine["link"]
+        return LANE_GB_PER_S[int(link["generation"])] * 1e9 * int(link["lanes"])
+
+
+def matching(name: str, target: str) -> str:
+    """The profile of a GPU as torch names it; of one that has none, that of a card with like units."""
+    words = "".join(name.lower().split()).replace("-", "")
+    for key in sorted(names(), key=len, reverse=True):
+        if key.replace("-", "") in words:
+            return key
+    machines = table()["machines"]
+    same = [key for key in names() if machines[key]["target"] == target.split(":", maxsplit=1)[0]]
+    if same:
+        return same[0]
+    if target.startswith("gfx"):
+        return next((key for key in names() if machines[key]["target"][:5] == target[:5]), "rx6800")
+    return "rtx4090"

@@ -1,0 +1,113 @@
+"""When each block is copied, unpacked and computed: a simulation of the lanes with rings between them. Pure.
+
+The predicted time of a pass is the simulation's: of the third pass of a row, when copies for its first blocks
+were begun during the one before. Lanes: the link copies in call order; the GPU unpacks and computes in call
+order; the disk reads ahead; Python hands each block over before it can begin. A pass ends with a
+synchronisation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from probes.placement.planner.costs import Option
+from probes.placement.values import Rings
+
+Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class Span:
+    """A block on a lane, seconds from the beginning of the pass. Copies for it may begin before."""
+
+    block: int
+    lane: Lane
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One pass in a row of passes."""
+
+    seconds: float
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class _Lanes:
+    """When each lane and buffer is free."""
+
+    slots: list[float]
+    called: list[float]  # when the block that last used the slot was handed over
+    scratches: list[float]
+    copy: float = 0.0
+    disk: float = 0.0
+    device: float = 0.0
+    python: float = 0.0
+    moved: int = 0
+    unpacked: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
+def simulate(chosen: Sequence[Option], rings: Rings) -> Timeline:
+    """The last of a few passes through blocks in call order, each in its tier."""
+    lanes = _Lanes([0.0] * max(rings.slots, 1), [0.0] * max(rings.slots, 1), [0.0] * max(rings.scratches, 1))
+    begun = 0.0
+    for _ in range(PASSES):
+        begun = lanes.python
+        lanes.spans = []
+        for index, option in enumerate(chosen):
+            _block(lanes, index, option)
+        lanes.python = max(lanes.python, lanes.device)
+    spans = tuple(Span(s.block, s.lane, s.begin_s - begun, s.end_s - begun) for s in lanes.spans)
+    return Timeline(lanes.python - begun, spans)
+
+
+def _block(lanes: _Lanes, index: int, option: Option) -> None:
+    lanes.python += option.launch_s
+    ready = 0.0
+    slot = lanes.moved % len(lanes.slots) if option.copy_s else None
+    if slot is not None:
+        ready = _copy(lanes, index, option, slot)
+        lanes.called[slot] = lanes.python
+        lanes.moved += 1
+    if option.cpu_s:
+        begin = max(lanes.python, lanes.device)
+        lanes.python = lanes.device = begin + option.cpu_s
+        lanes.spans.append(Span(index, "cpu", begin, lanes.device))
+    if option.unpack_s:
+        ready = _unpack(lanes, index, option, ready)
+        if slot is not None:
+            lanes.slots[slot] = ready
+    if option.compute_s:
+        begin = max(lanes.device, lanes.python, ready)
+        lanes.device = begin + option.compute_s
+        lanes.copy += option.shared_s  # the link serves both
+        lanes.spans.append(Span(index, "compute", begin, lanes.device))
+    if option.unpack_s:
+        lanes.scratches[(lanes.unpacked - 1) % len(lanes.scratches)] = lanes.device
+    elif slot is not None:
+        lanes.slots[slot] = lanes.device
+
+
+def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
+    ready = 0.0
+    if option.disk_s:
+        begin = max(lanes.disk, lanes.called[slot])
+        ready = lanes.disk = begin + option.disk_s
+        lanes.spans.append(Span(index, "disk", begin, ready))
+    begin = max(lanes.copy, lanes.slots[slot], lanes.called[slot], ready)
+    lanes.copy = begin + option.copy_s
+    lanes.spans.append(Span(index, "copy", begin, lanes.copy))
+    return lanes.copy
+
+
+def _unpack(lanes: _Lanes, index: int, option: Option, ready: float) -> float:
+    scratch = lanes.unpacked % len(lanes.scratches)
+    lanes.unpacked += 1
+    begin = max(lanes.device, ready, lanes.python, lanes.scratches[scratch])
+    lanes.device = begin + option.unpack_s
+    lanes.spans.append(Span(index, "unpack", begin, lanes.device))
+    return lanes.device

@@ -1,0 +1,1 @@
+"""A placement plan for people: as text with a table, and as a picture."""

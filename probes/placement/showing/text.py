@@ -1,0 +1,118 @@
+"""A plan as text: the answer in a few sentences, then tables by tier and by memory. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from probes.placement.values import TIERS, BlockPlan, Plan, Tier
+from probes.report.render import table
+from probes.shared.units import binary_bytes, duration
+
+BOUND_WORDS: Final = {
+    "vram": "reading weights in VRAM",
+    "link": "the link between host and GPU",
+    "compute": "multiplying",
+    "launch": "Python, which hands operations over",
+    "host": "the CPU or the disk",
+}
+TIER_WORDS: Final[dict[Tier, str]] = {
+    "resident": "in VRAM as they are",
+    "packed": "in VRAM, packed without loss",
+    "streamed_packed": "in host memory, packed; copied and unpacked in each pass",
+    "streamed": "in host memory; copied in each pass",
+    "in_place": "in host memory; the GPU reads them there",
+    "cpu": "in host memory; the CPU computes",
+    "disk": "on disk; read and copied in each pass",
+}
+MOST_RANGES: Final = 3  # of blocks that a row names
+
+
+def lines(plan: Plan) -> str:
+    """The whole plan as text."""
+    return "\n\n".join([*_answer(plan), _by_tier(plan), _by_memory(plan), *_notes(plan)])
+
+
+def _answer(plan: Plan) -> Iterable[str]:
+    work, time = plan.workload, plan.time
+    weights = sum(block.weight_bytes for block in plan.blocks)
+    what = (
+        f"generates a token every {duration(time.middle_s)}"
+        f" ({work.batch / time.middle_s:.3g} tokens/s{_batch(work.batch)}, "
+        f"{work.context_tokens} tokens of context)"
+        if work.context_tokens
+        else f"takes {duration(time.middle_s)} a pass (batch {work.batch} x {work.tokens} tokens)"
+    )
+    interval = f"{duration(time.low_s)} to {duration(time.high_s)}"
+    how = "captured as a graph" if plan.captured else "eager"
+    origin = "from this machine's measurements" if plan.constants.startswith("measured") else "from a profile"
+    yield (
+        f"{plan.model} ({binary_bytes(weights)} of weights) on {plan.machine}: runs, and {what}.\n"
+        f"predicted {origin}, {how}: {interval} in 9 of 10 cases; most of it is {BOUND_WORDS[time.bound]}.\n"
+        f"constants: {plan.constants}; objective: {plan.objective}"
+    )
+
+
+def _batch(batch: int) -> str:
+    return "" if batch == 1 else f" in {batch} sequences"
+
+
+def _by_tier(plan: Plan) -> str:
+    rows = [_tier_row(tier, plan.blocks) for tier in TIERS if any(b.tier == tier for b in plan.blocks)]
+    headers = ["tier", "blocks", "asked", "VRAM", "host", "per pass over the link", "which"]
+    return (
+        table(headers, rows, markdown=False)
+        + "\n"
+        + "\n".join(
+            f"{tier}: {TIER_WORDS[tier]}" for tier in TIERS if any(b.tier == tier for b in plan.blocks)
+        )
+    )
+
+
+def _tier_row(tier: Tier, blocks: Sequence[BlockPlan]) -> list[str]:
+    mine = [block for block in blocks if block.tier == tier]
+    sums = (
+        sum(b.weight_bytes for b in mine),
+        sum(b.vram_bytes for b in mine),
+        sum(b.host_bytes for b in mine),
+        sum(b.wire_bytes for b in mine),
+    )
+    return [tier, str(len(mine)), *map(binary_bytes, sums), _ranges(blocks, tier)]
+
+
+def _ranges(blocks: Sequence[BlockPlan], tier: Tier) -> str:
+    """The blocks of a tier, runs of them as first..last."""
+    runs = []
+    for is_mine, run in groupby(blocks, key=lambda block: block.tier == tier):
+        if is_mine:
+            names = [block.name for block in run]
+            runs.append(names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}")
+    shown = ", ".join(runs[:MOST_RANGES])
+    return shown if len(runs) <= MOST_RANGES else f"{shown} and {len(runs) - MOST_RANGES} more"
+
+
+def _by_memory(plan: Plan) -> str:
+    use, host, rings = plan.vram, plan.host, plan.rings
+    rows = [
+        ["weights", binary_bytes(use.weights)],
+        [f"{rings.slots} buffers for moving blocks", binary_bytes(use.slots)],
+        [f"{rings.scratches} buffers for unpacked blocks", binary_bytes(use.scratch)],
+        ["activations", binary_bytes(use.activations)],
+        ["keys and values", binary_bytes(use.kv_cache)],
+        ["workspace of libraries", binary_bytes(use.workspace)],
+        ["rounding of torch's allocator", binary_bytes(use.rounding)],
+        [
+            "torch's allocator in all",
+            f"{binary_bytes(use.total - use.context)} of {binary_bytes(plan.vram_budget)}",
+        ],
+        ["the driver's context", binary_bytes(use.context)],
+        ["host memory, pinned", binary_bytes(host.pinned)],
+        ["host memory, pageable", binary_bytes(host.pageable)],
+        ["read from disk in each pass", binary_bytes(host.disk)],
+    ]
+    shown = [row for row in rows if row[1] != "0 B"]
+    return table(["memory", "predicted"], shown, markdown=False)
+
+
+def _notes(plan: Plan) -> Iterable[str]:
+    if plan.notes:
+        yield "\n".join(f"note: {note}" for note in plan.notes)

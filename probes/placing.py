@@ -1,0 +1,119 @@
+"""The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit, ReportError
+from probes.shared import files
+from probes.shared.codec import encode
+from probes.shared.output import hand_over, tell
+from probes.shared.units import parse_bytes
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PLAN_EXITS = (
+    "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "
+    "5 unreadable model or report."
+)
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verb and its arguments."""
+    plan = verbs.add_parser(
+        "plan",
+        help="would a model run on a card, how, how fast: planned without torch, GPU or weights",
+        epilog=PLAN_EXITS,
+    )
+    plan.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a config.json, safetensors, a folder with them, or a name like qwen2.5-3b",
+    )
+    plan.add_argument(
+        "--vram", type=_size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+    )
+    plan.add_argument(
+        "--host", type=_size, metavar="SIZE", help="host memory (default: what the machine has)"
+    )
+    plan.add_argument(
+        "--machine",
+        default="h200",
+        metavar="NAME|REPORT",
+        help="a profile such as wx4100, or a probe report's file",
+    )
+    plan.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
+    plan.add_argument(
+        "--tokens", type=_count, default=1, metavar="N", help="of each sequence, or of the prompt"
+    )
+    plan.add_argument(
+        "--context",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="generate, with room for so many tokens in the KV cache",
+    )
+    plan.add_argument(
+        "--objective",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: also products from packed weights and on the CPU, with sums rounded in another order "
+        "(%(default)s)",
+    )
+    plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
+    plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:10]) <= 10**9 and len(text) <= 10):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number up to 1000000000")
+    return int(text)
+
+
+def _plan(args: argparse.Namespace) -> Exit:
+    from probes.placement.planner.asking import constants, described
+    from probes.placement.planner.planning import make
+    from probes.placement.showing.text import lines
+    from probes.placement.values import Workload
+
+    made = make(
+        described(args.model),
+        constants(args.machine),
+        vram=args.vram,
+        host=args.host,
+        workload=Workload(args.batch, args.tokens, args.context),
+        objective=args.objective,
+        captured=args.captured,
+    )
+    document = json.dumps(encode(made.plan), indent=1, allow_nan=False) + "\n"
+    if args.json == Path("-"):
+        hand_over(document)
+        return Exit.OK
+    tell(lines(made.plan))
+    if args.json:
+        _write(args.json, document)
+    return Exit.OK
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
+        ) from error
+    tell(f"wrote {path}")
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"plan": _plan})

@@ -1,0 +1,96 @@
+"""The integer program of a plan: its counts are the best there are, by trying every one."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from probes.placement.planner.integers import GAP, Choice, Group, Program, cost, solve
+from probes.placement.planner.simplex import maximise
+
+
+def shares(count: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to put `count` blocks into `parts` choices."""
+    if parts == 1:
+        yield (count,)
+        return
+    for first in range(count + 1):
+        for rest in shares(count - first, parts - 1):
+            yield (first, *rest)
+
+
+def brute_force(program: Program) -> float:
+    every = itertools.product(*(list(shares(g.count, len(g.choices))) for g in program.groups))
+    return min((found for counts in every if (found := cost(program, counts)) is not None), default=math.inf)
+
+
+def drawn(rng: random.Random) -> Program:
+    """Lanes of seconds and memories of bytes, some of them empty, as tiers have."""
+    groups = tuple(
+        Group(
+            rng.randint(1, 4),
+            tuple(
+                Choice(
+                    tuple(rng.random() * rng.choice((0, 1, 1)) for _ in range(4)),
+                    tuple(float(rng.randint(0, 100)) for _ in range(2)),
+                )
+                for _ in range(rng.randint(1, 4))
+            ),
+        )
+        for _ in range(rng.randint(1, 3))
+    )
+    return Program(groups, (0.1, 0.0, 0.0, 0.0), (float(rng.randint(50, 400)), float(rng.randint(50, 600))))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_other_counts_are_better(seed: int) -> None:
+    program = drawn(random.Random(seed))
+    found, best = solve(program), brute_force(program)
+    if found is None:
+        assert best == math.inf
+    else:
+        assert cost(program, found.counts) == found.cost
+        assert found.cost <= best * (1 + GAP)
+        assert found.gap <= GAP
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(1000, 1400))
+def test_no_other_counts_are_better_in_many_programs(seed: int) -> None:
+    test_no_other_counts_are_better(seed)
+
+
+def test_what_fits_nowhere_has_no_counts() -> None:
+    assert solve(Program((Group(2, (Choice((1.0,), (60.0,)),)),), (0.0,), (100.0,))) is None
+    assert solve(Program((Group(2, ()),), (0.0,), (100.0,))) is None
+
+
+def test_counts_that_are_not_below_the_limit_are_not_given() -> None:
+    program = Program((Group(2, (Choice((1.0,), (1.0,)),)),), (0.0,), (100.0,))
+    assert solve(program, better_than=1.9) is None
+    found = solve(program, better_than=3.0)
+    assert found is not None
+    assert found.counts == ((2,),)
+
+
+@pytest.mark.parametrize(
+    ("objective", "rows", "limits", "value"),
+    [
+        ([3, 5], [[1, 0], [0, 2], [3, 2]], [4, 12, 18], 36),
+        ([1, 1], [[-1, -1], [1, 0], [0, 1]], [-3, 2, 2], 4),  # the origin doesn't fit
+        ([-1], [[-1]], [-2], -2),
+    ],
+)
+def test_linear_programs_have_their_known_values(
+    objective: list[float], rows: list[list[float]], limits: list[float], value: float
+) -> None:
+    found = maximise(objective, rows, limits)
+    assert found is not None
+    assert found.value == pytest.approx(value)
+
+
+def test_linear_programs_without_a_point_or_a_limit_have_none() -> None:
+    assert maximise([1], [[1], [-1]], [1, -2]) is None
+    assert maximise([1], [[-1]], [0]) is None

@@ -1,0 +1,73 @@
+"""`python -m probes plan`: what it answers, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from probes.cli import main
+from probes.errors import Exit
+from probes.placement.planner.asking import plan
+from probes.placement.values import Plan
+from probes.shared.codec import decode
+
+GIB = 2**30
+
+
+def test_the_first_users_question_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "qwen2.5-3b", "--vram", "4GiB", "--machine", "wx4100", "--context", "2048"]
+    assert main(words) == Exit.OK
+    said = capsys.readouterr().out
+    assert "on AMD Radeon Pro WX 4100: runs" in said
+    assert "tokens/s" in said
+    assert "predicted from a profile" in said
+    assert "nothing here was measured on an AMD card" in said
+    assert "no bfloat16 units" in said
+
+
+def test_the_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "bert-base", "--vram", "1GiB", "--tokens", "128", "--json"]
+    assert main([*asked, str(tmp_path / "p.json")]) == Exit.OK
+    assert main([*asked, "-"]) == Exit.OK
+    printed = capsys.readouterr().out
+    written = (tmp_path / "p.json").read_text()
+    assert printed.endswith(written)
+    made = plan("bert-base", vram=GIB, machine="h200", tokens=128)
+    assert decode(Plan, json.loads(written), "plan") == made
+
+
+def test_an_impossible_budget_exits_1_with_the_smallest_that_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["plan", "qwen2.5-3b", "--tokens", "512", "--vram"]
+    assert main([*asked, "16MiB"]) == Exit.REQUIRED
+    said = capsys.readouterr().err
+    assert "the smallest budget that works is" in said
+    named = said.rpartition("--vram ")[2].split()[0].rstrip(";")
+    assert main([*asked, named]) == Exit.OK
+
+
+def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["plan", "qwen2.5-3b", "--vram", "1200MiB", "--host"]
+    assert main([*asked, "1MiB"]) == Exit.REQUIRED
+    named = capsys.readouterr().err.rpartition("--host ")[2].split()[0]
+    assert main([*asked, named]) == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["no-such-model"], Exit.USAGE, "neither a known model"),
+        (["bert-base", "--machine", "abacus"], Exit.USAGE, "profiles are wx4100"),
+        (["bert-base", "--machine", "gone.json"], Exit.DATA, "gone.json"),
+        (["bert-base", "--tokens", "9", "--context", "8"], Exit.USAGE, "no room for a prompt"),
+        (["gone.safetensors"], Exit.DATA, "No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words, "--vram", "4GiB"]) == code
+    assert said in capsys.readouterr().err
