@@ -4,10 +4,9 @@ import argparse
 import importlib
 from collections.abc import Collection, Sequence
 
-from buildtool.errors import Exit
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import host_command, tool_version
-from probes.shared.output import Parser, complain
+from probes.shared.output import Parser
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
@@ -51,12 +50,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         return int(importlib.import_module("buildtool.commands.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = build_parser([verb] if verb else [], host_command()).parse_args(argv)
-    try:
-        return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
-    except OSError as error:  # about a file in the way that no module expects
-        where = f" {error.filename}" if error.filename else ""
-        complain(f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions")
-        return int(Exit.DATA)
+    return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
 
 
 def entry() -> None:

@@ -1,21 +1,19 @@
-"""JSON text from outside, read within bounds: depth, numbers, encoding. Every fault is a ValueError.
+"""JSON text from outside as Docker and containerd read it, and parts of it that are read without the rest.
 
-`load` is strict. `load_as_engines_do` accepts what Go's encoding/json accepts and lists what was unusual.
+Every fault is a ValueError. `load_as_engines_do` accepts what Go's encoding/json accepts and lists what was
+unusual; `probes.shared.codec.load` is strict.
 """
 
-import json
-import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from probes.shared.codec import DEPTH, TooDeep, doubled_key, parsed
+
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
-DEPTH = 64  # levels; no document that is read here needs more than eight
 ENGINE_DEPTH = 10_000  # levels that Go's encoding/json reads
-_NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, except for their last digits, beyond a double
 TOKEN = re.compile(r'[{}\[\]"]')
 _STRING_END = re.compile(r'["\\]')
 
@@ -26,15 +24,6 @@ class Loaded:
 
     value: Json
     notes: tuple[str, ...]
-
-
-def load(text: bytes | str) -> Json:
-    """A JSON value, without NaN, keys given twice or deep nesting. Raises ValueError."""
-    doubled: list[str] = []
-    value = _parsed(text if isinstance(text, str) else text.decode("utf-8"), doubled)
-    if doubled:
-        raise ValueError(f"an object has the key {doubled[0][:40]!r} twice")
-    return value
 
 
 def load_as_engines_do(text: bytes) -> Loaded:
@@ -53,7 +42,7 @@ def load_as_engines_do(text: bytes) -> Loaded:
         notes.append(f"it isn't UTF-8 from byte {error.start:,} on")
     try:
         value = _parsed(words, doubled)
-    except _TooDeep:
+    except TooDeep:
         notes.append(f"it is nested more than {DEPTH} levels deep; deeper levels were left out")
         doubled.clear()
         value = _parsed(_cut_below(words, DEPTH), doubled)
@@ -122,56 +111,14 @@ def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
     return value
 
 
-class _TooDeep(ValueError):
-    """More levels than `DEPTH`."""
-
-
 def _parsed(text: str, doubled: list[str]) -> Json:
     def noting(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         found = joined(pairs)
         if len(found) != len(pairs) and not doubled:
-            counted = Counter(key for key, _ in pairs)
-            doubled.append(next(key for key, times in counted.items() if times > 1))
+            doubled.append(doubled_key(pairs))
         return found
 
-    try:
-        value: Json = json.loads(
-            text, object_pairs_hook=noting, parse_constant=_refuse, parse_int=_integer, parse_float=_float
-        )
-    except RecursionError as error:
-        raise _TooDeep(f"nested more than {DEPTH} levels deep") from error
-    _check_depth(value)
-    return value
-
-
-def _refuse(word: str) -> Json:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _integer(digits: str) -> int | float:
-    """A long integer becomes infinite: Python's own conversion takes quadratic time, and nothing needs it."""
-    if len(digits) <= _NUMBER_CHARS:
-        return int(digits)
-    return -math.inf if digits.startswith("-") else math.inf
-
-
-def _float(digits: str) -> float:
-    return float(digits) if len(digits) <= _NUMBER_CHARS else math.nan
-
-
-def _check_depth(value: Json) -> None:
-    level: list[Json] = [value]
-    for _ in range(DEPTH):
-        below: list[Json] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-        if not below:
-            return
-        level = below
-    raise _TooDeep(f"nested more than {DEPTH} levels deep")
+    return parsed(text, noting)
 
 
 def _cut_below(text: str, depth: int) -> str:

@@ -128,6 +128,13 @@ class Catalog:
     default: tuple[str, ...]
     variants: tuple[Variant, ...]
 
+    def for_cards(self, gpu_targets: tuple[str, ...]) -> "Catalog":
+        """The catalog with these cards instead of those that a variant names; itself for none."""
+        if not gpu_targets:
+            return self
+        variants = (replace(v, gpu_targets=gpu_targets) if v.gpu_targets else v for v in self.variants)
+        return replace(self, variants=tuple(variants))
+
     def select(self, names: tuple[str, ...]) -> tuple[Variant, ...]:
         """The named variants in the file's order, the default ones for no names. Raises ConfigError."""
         known = {variant.name: variant for variant in self.variants}

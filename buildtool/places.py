@@ -1,12 +1,14 @@
 """What is at a path that a user typed: a file, a directory, a device and the like, or nothing."""
 
 import errno
+import os
 import re
 import stat
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-from buildtool.errors import DataError
+from buildtool.errors import ConfigError, DataError
 
 ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
 _CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
@@ -54,6 +56,16 @@ def place_at(path: Path) -> Place:
             f"can't read {path}: {error.strerror}", "check the path and its permissions"
         ) from error
     return _PLACES[stat.S_IFMT(mode)]
+
+
+def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path]) -> None:
+    """Refuse reports that would replace what this command reads, or one another. Raises ConfigError."""
+    read = {os.path.realpath(path) for path in inputs}
+    places = [os.path.realpath(path) for path in written]
+    for path, place in zip(written, places, strict=True):
+        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in read or places.count(place) > 1):
+            what = "is what this command reads" if place in read else "is named for two reports"
+            raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
 def means_file(name: str) -> bool:

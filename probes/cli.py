@@ -31,6 +31,7 @@ PURPOSE = (
     "What happens when VRAM is full? What runs a model larger than VRAM fastest? Begin with: run --quick. It "
     "ends with the answer in three sentences; show FILE has the tables."
 )
+REPORTS = Path("reports/probes")
 PRINT_EVERY_S = 5.0  # the remaining time of a run
 EXITS = (
     "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
@@ -113,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--out",
         type=Path,
-        default=Path("reports/probes"),
+        default=REPORTS,
         metavar="DIR",
         help="where the report goes (%(default)s)",
     )
@@ -182,7 +183,8 @@ def _run(args: argparse.Namespace) -> Exit:
 
 
 def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
-    if args.names or args.quick or args.vram or args.seed is not None or args.numa != "as_found":
+    given = (args.names, args.quick, args.vram, args.model, args.dtype, args.seed is not None)
+    if any(given) or args.numa != "as_found" or args.out != REPORTS:
         raise UsageError("--resume uses the run's own settings", "give it alone: run --resume FILE")
     return session.resume(args.resume, listener=ProgressPrinter())
 

@@ -4,6 +4,7 @@ Each imports what it needs when it runs: drawing takes matplotlib, which only th
 """
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -36,10 +37,10 @@ def add_verbs(verbs: "Verbs") -> None:
 
 def _html(args: argparse.Namespace) -> Exit:
     source: Path = args.report
-    out: Path = args.out or source.with_suffix(".html")
-    if out.resolve() == source.resolve():
-        raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
     report, raw = named_report(source)
+    out: Path = args.out or source.with_suffix(".html")
+    if os.path.realpath(out) == os.path.realpath(source):
+        raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
     try:
         from probes.report.page.plots import draw_plots
     except ImportError as error:

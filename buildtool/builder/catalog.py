@@ -24,17 +24,16 @@ from buildtool.model import (
 )
 from buildtool.shipped import IMAGES
 from buildtool.yamltext import Document, Json, KeyPath, Limits, parse
+from probes.shared.files import read_text
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
+MAX_BYTES = 4 << 20  # ours has 8 kB
 
 
-def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] = ()) -> Catalog:
-    """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message.
-
-    `gpu_targets` replace those that a variant names.
-    """
+def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
+    """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message."""
     document = _read(path)
-    schema = json.loads((IMAGES / "variants.schema.json").read_text())
+    schema = json.loads((IMAGES / "variants.schema.json").read_text(encoding="utf-8"))
     found = sorted(
         jsonschema.Draft202012Validator(schema).iter_errors(document.data),
         key=lambda e: list(map(str, e.path)),
@@ -42,12 +41,12 @@ def load(path: Path = IMAGES / "variants.yaml", *, gpu_targets: tuple[str, ...] 
     if found:
         complaints = [document.complain(tuple(error.path), *_explain(error)) for error in found]
         raise ConfigError("\n".join(str(complaint) for complaint in complaints))
-    return _catalog(document, gpu_targets)
+    return _catalog(document)
 
 
 def _read(path: Path) -> Document:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, most_bytes=MAX_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {path}", "give the file with --catalog FILE") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -92,12 +91,12 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             return error.message, wanted
 
 
-def _catalog(document: Document, gpu_targets: tuple[str, ...]) -> Catalog:
+def _catalog(document: Document) -> Catalog:
     data = document.data
     assert isinstance(data, dict)  # the schema reported it
     raw = data["variants"]
     assert isinstance(raw, dict)
-    variants = tuple(_variant(name, value, document, gpu_targets=gpu_targets) for name, value in raw.items())
+    variants = tuple(_variant(name, value, document) for name, value in raw.items())
     default = _texts(data.get("default")) or tuple(raw)
     for index, name in enumerate(default):
         if name not in raw:
@@ -109,7 +108,7 @@ def _catalog(document: Document, gpu_targets: tuple[str, ...]) -> Catalog:
     return Catalog(source_date_epoch=int(epoch), default=default, variants=variants)
 
 
-def _variant(name: str, raw: Json, document: Document, *, gpu_targets: tuple[str, ...]) -> Variant:
+def _variant(name: str, raw: Json, document: Document) -> Variant:
     assert isinstance(raw, dict)
     where: KeyPath = ("variants", name)
     labels = raw.get("labels") or {}
@@ -120,8 +119,6 @@ def _variant(name: str, raw: Json, document: Document, *, gpu_targets: tuple[str
     assert isinstance(torch, list)
     sources = tuple(_torch(item, (*where, "torch", index), document) for index, item in enumerate(torch))
     _check_sources(sources, (*where, "torch"), document)
-    own_targets = _texts(raw.get("gpu_targets"))
-    gpu_targets = gpu_targets if own_targets and gpu_targets else own_targets
     return Variant(
         name=name,
         summary=str(raw["summary"]),
@@ -131,7 +128,7 @@ def _variant(name: str, raw: Json, document: Document, *, gpu_targets: tuple[str
         torch=sources,
         wheels=_texts(raw.get("wheels")),
         system_packages=_texts(raw.get("system_packages")),
-        gpu_targets=gpu_targets,
+        gpu_targets=_texts(raw.get("gpu_targets")),
         prune=bool(raw.get("prune", False)),
         labels=tuple((key, str(value)) for key, value in labels.items()),
         budget=Budget(

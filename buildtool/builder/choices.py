@@ -43,11 +43,10 @@ def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list
     Raises ConfigError for a name that the catalog doesn't have.
     """
     asked, cards = chosen_targets(args.targets, say)
-    catalogs = [catalog.load(args.catalog, gpu_targets=cards)]
-    if cards and not asked:
-        catalogs.append(catalog.load(args.catalog))
-    each = zip(*(found.select(tuple(args.variants)) for found in catalogs), strict=True)
-    return asked, [list(dict.fromkeys(variants)) for variants in each], catalogs[0].source_date_epoch
+    found = catalog.load(args.catalog)  # once: it may be a pipe, and change while it is read
+    choices = [found.for_cards(cards)] if asked else [found.for_cards(cards), found]
+    each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
+    return asked, [list(dict.fromkeys(variants)) for variants in each], found.source_date_epoch
 
 
 def workplace(say: pipeline.Say, *, verbose: bool = False) -> pipeline.Workplace:

@@ -72,7 +72,7 @@ def _fill(
     for origin, name in PAYLOAD.items():
         _copy(origin, context / APP / name)
     if pruned:
-        (context / "payload" / IMAGE_PATH).write_text(pruned.manifest())
+        (context / "payload" / IMAGE_PATH).write_text(pruned.manifest(), encoding="utf-8")
     _settle(context / "payload", epoch)
     _settle(context / "tools", epoch, links=False)
 

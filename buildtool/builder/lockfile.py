@@ -14,12 +14,13 @@ from typing import Any
 
 from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
-from buildtool.jsontext import load
 from buildtool.model import Resolved, Variant, Wheel
-from probes.shared.codec import decode
+from probes.shared.codec import decode, load
+from probes.shared.files import read_text
 from probes.shared.quoting import command
 
 SCHEMA_VERSION = 1
+MAX_BYTES = 64 << 20  # ours has 6 kB
 _WHEEL = re.compile(r"[A-Za-z0-9][^/\0-\x1f]*-[^/\0-\x1f]*\.whl")  # as a file name, without a directory
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -53,7 +54,7 @@ class Lock:
         Raises ConfigError when it isn't a lock file of this tool, DataError when it can't be read.
         """
         try:
-            data: Any = load(path.read_text(encoding="utf-8"))
+            data: Any = load(read_text(path, most_bytes=MAX_BYTES))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema_version {data['schema_version']}, this tool reads {SCHEMA_VERSION}")
             entries = {name: _from_json(name, raw) for name, raw in data["variants"].items()}
@@ -66,6 +67,8 @@ class Lock:
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             hint = f"remove it to resolve again: {command('rm', '--', str(path))}"
+            if not path.is_file():  # a device or a pipe
+                hint = "name another lock file: WEIR_LOCK=FILE"
             raise ConfigError(
                 f"{path}: not a lock file of this tool ({type(error).__name__}: {error})", hint
             ) from error

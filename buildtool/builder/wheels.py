@@ -96,7 +96,7 @@ class WheelCache:
         with scratch(self._directory) as folder:
             lines = [f"{w.distribution}=={w.version} --hash=sha256:{w.sha256}" for w in missing]
             listing = folder / "locked.txt"
-            listing.write_text("\n".join(lines))
+            listing.write_text("\n".join(lines), encoding="utf-8")
             extra = [f"--extra-index-url={index}"] if index else []
             try:
                 self._pip(["--no-deps", "--require-hashes", *extra, "-r", str(listing)], python, folder)

@@ -1,7 +1,6 @@
 """`weir audit IMAGE|ARCHIVE|DIRECTORY|REPORT`: where bytes are, and what to do about them."""
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from buildtool.audit.tar.limits import LIMITS
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
-from buildtool.places import Place, path_or_name, place_at
+from buildtool.places import path_or_name, refuse_overwriting
 from probes.shared.output import hand_over
 
 _FORMS = {
@@ -91,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
     """Audit one image; exit 1 when it is over its budget, or worse than its baseline."""
     wish = _wish(args)
     tolerance = parse_tolerance(args.tolerance)
-    _refuse_own_input(args)
+    refuse_overwriting(
+        [getattr(args, form) for form in _FORMS if getattr(args, form)],
+        inputs=[args.source, args.baseline] if args.baseline else [args.source],
+    )
     earlier = read_report(args.baseline) if args.baseline else None
     report = report_of(args.source, wish, pull=not args.no_pull)
     comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
@@ -101,17 +103,6 @@ def run(args: argparse.Namespace) -> int:
     hand_over(_rendered(report, comparison, args.format, args.top))
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
-
-
-def _refuse_own_input(args: argparse.Namespace) -> None:
-    """Refuses a report that would overwrite the archive or another report."""
-    inputs = {os.path.realpath(args.source)}
-    written = [getattr(args, form) for form in _FORMS if getattr(args, form)]
-    places = [os.path.realpath(path) for path in written]
-    for path, place in zip(written, places, strict=True):
-        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in inputs or places.count(place) > 1):
-            what = "is what is audited" if place in inputs else "is named for two reports"
-            raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
 def _wish(args: argparse.Namespace) -> Wish:

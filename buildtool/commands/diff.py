@@ -9,7 +9,7 @@ from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_t
 from buildtool.audit.subject import report_of
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
-from buildtool.places import path_or_name
+from buildtool.places import path_or_name, refuse_overwriting
 from probes.shared.output import hand_over
 
 
@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare two images; a difference isn't a failure."""
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
+    if args.markdown:
+        refuse_overwriting([args.markdown], inputs=[args.before, args.after])
     before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
     found = diff(before, after)
     if args.markdown:

@@ -56,7 +56,7 @@ def bake_plan(
         command += ["--no-cache"] if no_cache else []
         hear = relay(say, _worth_saying, verbose=verbose)
         _run_bake(command, render_plan(plan), engine=engine, say=say, hear=hear)
-        data = json.loads(metadata.read_text())
+        data = json.loads(metadata.read_text(encoding="utf-8"))
     digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
     for name, digest in digests.items():
         if engine.inspect(digest) is None:

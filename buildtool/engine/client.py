@@ -22,7 +22,7 @@ from docker.models.containers import Container
 from docker.types import LogConfig
 
 from buildtool.engine.endpoint import Endpoint, current_endpoint, disk_of
-from buildtool.engine.reference import Reference
+from buildtool.engine.reference import Reference, parse_pullable
 from buildtool.errors import (
     BuildFailed,
     ConfigError,
@@ -112,8 +112,8 @@ class Engine:
         )
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
-        """The engine's own record of an image, or None when it has no such image."""
-        with _translated():
+        """The engine's own record of an image, or None when it has no such image. Raises ConfigError."""
+        with _asked_for(ref):
             try:
                 return dict(self._client.images.get(ref).attrs)
             except docker.errors.ImageNotFound:
@@ -122,10 +122,10 @@ class Engine:
     def registry_digest(self, ref: str) -> str:
         """The manifest (or index) digest that a registry now gives for a reference.
 
-        Asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable, and
-        EngineUnavailable when it is the engine that doesn't answer.
+        Asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable,
+        ConfigError, and EngineUnavailable when it is the engine that doesn't answer.
         """
-        with _translated():
+        with _asked_for(ref):
             client = _client(ANSWER_TIMEOUT_S)
         try:
             return str(client.images.get_registry_data(ref).id)
@@ -135,8 +135,8 @@ class Engine:
             raise SourceUnreachable(f"registry base {ref}: no answer within {ANSWER_TIMEOUT_S} s") from error
 
     def save(self, ref: str) -> Iterator[bytes]:
-        """An image as the engine's archive (`docker save`), in chunks. Raises DataError if unknown."""
-        with _translated():
+        """An image as the engine's archive (`docker save`), in chunks. Raises DataError and ConfigError."""
+        with _asked_for(ref):
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)
             except docker.errors.NotFound as error:  # in words of the image store's own
@@ -194,7 +194,7 @@ class Engine:
 
     def forget(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
-        with _translated():
+        with _asked_for(ref):
             try:
                 self._client.images.remove(ref)
             except docker.errors.ImageNotFound:
@@ -331,6 +331,17 @@ def _translated() -> Iterator[None]:
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
         raise _unavailable(error, endpoint_here()) from error
+
+
+@contextmanager
+def _asked_for(ref: str) -> Iterator[None]:
+    """A request in whose address a name stands: the engine would take `x/../../images` for another request.
+
+    Raises ConfigError for what no image can be called; else translates as `_translated` does.
+    """
+    parse_pullable(ref)
+    with _translated():
+        yield
 
 
 def disk_here(info: EngineInfo) -> Path | Unknown:

@@ -5,9 +5,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from buildtool.errors import ProofFailed
-from buildtool.jsontext import load
 from buildtool.model import Resolved, TorchBuild, Variant
-from probes.shared.codec import decode, encode
+from probes.shared.codec import decode, encode, load
 from probes.shared.invocation import host_command
 from probes.shared.quoting import command, terminal
 

@@ -5,6 +5,7 @@ What to do is decided first, as a value (`plan_install`), and announced before i
 
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -176,9 +177,8 @@ def start(say: Say) -> None:
             time.sleep(0.3)
         else:
             return
-    words = (
-        "\n".join(DOCKERD_LOG.read_text(errors="replace").splitlines()[-8:]) if DOCKERD_LOG.exists() else ""
-    )
+    log = DOCKERD_LOG.read_text(encoding="utf-8", errors="replace") if DOCKERD_LOG.exists() else ""
+    words = "\n".join(log.splitlines()[-8:])
     raise EngineUnavailable(f"the engine didn't answer within {START_TIMEOUT_S} s:\n{words}", NEXT_STEP)
 
 
@@ -190,14 +190,15 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
     (directory / "parts").mkdir()
     (directory / "lists" / "partial").mkdir(parents=True)
     for own in Path("/etc/apt/sources.list.d").glob("*.sources"):
-        (directory / "parts" / own.name).write_text(own.read_text())
+        shutil.copyfile(own, directory / "parts" / own.name)
     for own in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*.list")):
         if own.exists():
-            (directory / "parts" / own.with_suffix(".list").name).write_text(own.read_text())
+            shutil.copyfile(own, directory / "parts" / own.with_suffix(".list").name)
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     borrowed = f"Types: deb\nURIs: {mirror}\nSuites: {suite}\nComponents: main\nSigned-By: {keyring}\n"
-    (directory / "parts" / "weir.sources").write_text(borrowed)
-    (directory / "preferences").write_text(f"Package: *\nPin: release n={suite}\nPin-Priority: 100\n")
+    (directory / "parts" / "weir.sources").write_text(borrowed, encoding="utf-8")
+    preferences = f"Package: *\nPin: release n={suite}\nPin-Priority: 100\n"
+    (directory / "preferences").write_text(preferences, encoding="utf-8")
     directory.chmod(0o755)
     settings = {
         "Dir::Etc::SourceList": "/dev/null",

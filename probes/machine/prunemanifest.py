@@ -1,10 +1,11 @@
 """Checks that a pruned image holds code for this machine's AMD card, before torch starts the GPU runtime."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from probes.shared import files, kfd
+from probes.shared.codec import load
 
 MANIFEST = Path("/opt/weir/weir-prune.json")
 MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole ROCm tree has 1 MB
@@ -42,7 +43,7 @@ def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
 def held_targets(manifest: Path) -> tuple[str, ...]:
     """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
-        targets = json.loads(files.read_text(manifest, most_bytes=MOST_BYTES))["targets"]
-        return tuple(name for name in targets if name.startswith("gfx"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        found: Any = load(files.read_text(manifest, most_bytes=MOST_BYTES))
+        return tuple(name for name in found["targets"] if name.startswith("gfx"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ()

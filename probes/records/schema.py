@@ -25,6 +25,7 @@ from probes.records.facts import (
     Surroundings,
     TorchFacts,
 )
+from probes.records.possible import require_possible
 from probes.records.rows import (
     UNSPLIT,
     UNWATCHED,
@@ -53,7 +54,7 @@ from probes.records.rows import (
     case_name,
 )
 from probes.shared import files
-from probes.shared.codec import DERIVED, Json, Misfit, decode, encode
+from probes.shared.codec import DERIVED, Json, Misfit, decode, encode, load
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
@@ -151,14 +152,14 @@ def to_json(report: ProbeReport) -> str:
 def from_json(text: str) -> ProbeReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
     try:
-        value: Json = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value: Json = load(text)
+    except ValueError as error:
         raise ReportError(f"not JSON: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in READABLE:
         known = " and ".join(map(str, READABLE))
         raise ReportError(
-            f"schema_version is {version!r}, this program reads {known}",
+            f"schema_version is {repr(version)[:60]}, this program reads {known}",
             "read it with the Weir that wrote it",
         )
     try:
@@ -176,7 +177,9 @@ def named_report(path: Path) -> tuple[ProbeReport, str]:
     """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
     try:
         text = files.read_text(path, most_bytes=MOST_BYTES)
-        return from_json(text), text
+        report = from_json(text)
+        require_possible(report.started, (run.records for run in report.runs))
+        return report, text
     except OSError as error:
         raise ReportError(
             f"can't read {path}: {error.strerror or error}", f"make one: {probe_command()} run"

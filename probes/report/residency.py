@@ -125,8 +125,9 @@ def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) ->
     unclear = any(p.by_timing == "unclear" for p in place(blocks))
     where = "timing can't show where the blocks are" if unclear else "every block is in VRAM"
     if stop.cause == "refused":
-        refusal = [r for r in requests if r.purpose == "block" and not r.granted][-1]
-        return f"refused with out of memory by {refused_by(refusal)} at {held}; {where}"
+        refusals = [refused_by(r) for r in requests if r.purpose == "block" and not r.granted]
+        by = f" by {refusals[-1]}" if refusals else ""
+        return f"refused with out of memory{by} at {held}; {where}"
     return f"{held} were granted; {where} ({stop.note})"
 
 

@@ -34,7 +34,7 @@ from probes.records.schema import (
     TorchFacts,
 )
 from probes.run.catalog import PROBES, Context
-from probes.shared.codec import decode, encode
+from probes.shared.codec import decode, encode, load
 
 DESCRIBE = "describe"  # not a probe: reports TorchFacts
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
     line = sys.stdin.readline()
     if not line:  # there was no job
         return 0
-    job = decode(Job, json.loads(line), "job")
+    job = decode(Job, load(line), "job")
     with open(descriptor, "w", encoding="utf-8") as out:
         for message in messages(job):
             write(out, message)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
 from probes.records.schema import ProbeReport, Record
-from probes.shared.codec import decode, encode
+from probes.shared.codec import decode, encode, load
 from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
 from probes.shared.locks import lock_now
@@ -53,8 +53,13 @@ def path_of(report: Path) -> Path:
 
 
 def report_of(journal: Path) -> Path:
-    """The report of a journal. A report's own path is given back."""
-    return journal.with_name(journal.name.removesuffix(SUFFIX))
+    """The report of a journal. A report's own path is given back. Raises ReportError for no file's name."""
+    name = journal.name.removesuffix(SUFFIX)
+    if not name:
+        raise ReportError(
+            f"{journal} is not the report of a run", f"name one: {probe_command()} run --resume FILE"
+        )
+    return journal.with_name(name)
 
 
 class Journal:
@@ -132,8 +137,8 @@ def read(report: Path) -> Past | None:
     if not whole:
         return None
     try:
-        begun = decode(ProbeReport, json.loads(whole[0]), "line 1")
-        entries = [decode(Entry, json.loads(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
+        begun = decode(ProbeReport, load(whole[0]), "line 1")
+        entries = [decode(Entry, load(line), f"line {i}") for i, line in enumerate(whole[1:], 2)]
     except ValueError as error:
         raise ReportError(
             f"{path} is broken: {error}", f"remove it and begin a new run: {probe_command()} run"

@@ -16,7 +16,7 @@ from functools import partial
 from probes.errors import Exit
 from probes.records.schema import Done, Failed, Outcome
 from probes.run.child import Job, Line, Message, Told
-from probes.shared.codec import decode, encode
+from probes.shared.codec import decode, encode, load
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
 KEPT_LINES = 8  # of the output of the worker's libraries, enough to hold the cause
@@ -177,7 +177,7 @@ class _Ear:
         if self.garbage is not None:
             return
         try:
-            message: Message = decode(Line, json.loads(line), "message").message
+            message: Message = decode(Line, load(line), "message").message
         except ValueError as error:
             self.garbage = f"{line[:80]!r} ({error})"
             return

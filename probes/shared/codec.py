@@ -1,25 +1,100 @@
 """Frozen dataclasses to JSON and back, guided by their type hints: the one way of both programs.
 
-A class with a `tag` can stand in a union: the tag is written under the key "is".
+A class with a `tag` can stand in a union: the tag is written under the key "is". `load` reads text from
+outside within bounds: depth, numbers, keys.
 """
 
 import dataclasses
+import json
+import math
+import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import TypeAlias, TypeVar
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 TAG = "is"
+DEPTH = 64  # levels of JSON; no document that is read here needs more than eight
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
+
+
+_NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, except for their last digits, beyond a double
+_SHOWN_CHARS = 60  # of a value or a key in a message
 
 
 class Misfit(ValueError):
     """A JSON value that isn't of the shape asked for; the message names its place."""
+
+
+class TooDeep(ValueError):
+    """More levels than `DEPTH`."""
+
+
+def load(text: bytes | str) -> Json:
+    """A JSON value, without NaN, keys given twice or deep nesting. Raises ValueError."""
+    return parsed(text if isinstance(text, str) else text.decode("utf-8"), _unique)
+
+
+def parsed(text: str, members: Callable[[list[tuple[str, typing.Any]]], object]) -> Json:
+    """A JSON value whose objects `members` makes of their keys and values. Raises TooDeep and ValueError."""
+    try:
+        value = json.loads(
+            text, object_pairs_hook=members, parse_constant=_refuse, parse_int=_integer, parse_float=_float
+        )
+    except RecursionError as error:
+        raise TooDeep(f"nested more than {DEPTH} levels deep") from error
+    _check_depth(value)
+    return typing.cast(Json, value)
+
+
+def doubled_key(pairs: Sequence[tuple[str, object]]) -> str:
+    """The first key that occurs more than once. Raises StopIteration where there is none."""
+    counted = Counter(key for key, _ in pairs)
+    return next(key for key, times in counted.items() if times > 1)
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"an object has the key {doubled_key(pairs)[:40]!r} twice")
+    return found
+
+
+def _refuse(word: str) -> typing.NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _integer(digits: str) -> int | float:
+    """A long integer becomes infinite: Python's own conversion takes quadratic time, and nothing needs it."""
+    if len(digits) <= _NUMBER_CHARS:
+        return int(digits)
+    return -math.inf if digits.startswith("-") else math.inf
+
+
+def _float(digits: str) -> float:
+    return float(digits) if len(digits) <= _NUMBER_CHARS else math.nan
+
+
+def _check_depth(value: object) -> None:
+    level: list[object] = [value]
+    for _ in range(DEPTH):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
+            return
+        level = below
+    raise TooDeep(f"nested more than {DEPTH} levels deep")
 
 
 def encode(value: object) -> Json:
@@ -63,7 +138,7 @@ def _decode(hint: object, value: object, where: str) -> object:
         if not isinstance(value, dict):
             raise _mismatch("an object", value, where)
         item = typing.get_args(hint)[1]
-        return {key: _decode(item, each, f"{where}.{key}") for key, each in value.items()}
+        return {key: _decode(item, each, f"{where}.{key[:_SHOWN_CHARS]}") for key, each in value.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _dataclass(hint, value, where)
     return _plain(hint, value, where)
@@ -127,15 +202,29 @@ _hints = cache(typing.get_type_hints)
 
 def _plain(hint: object, value: object, where: str) -> object:
     if hint is float and type(value) in (int, float):
-        return float(typing.cast(float, value))
+        return float(_finite(typing.cast(float, value), where))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(_one_of(tuple(member.value for member in hint), value, where))
     if hint is types.NoneType and value is None:
         return None
-    if hint in (int, str, bool) and type(value) is hint:
+    if hint is int and type(value) is int:
+        return _finite(value, where)
+    if hint in (str, bool) and type(value) is hint:
         return value
     raise _mismatch(getattr(hint, "__name__", str(hint)), value, where)
 
 
+def _finite(value: Number, where: str) -> Number:
+    """A number that a double can hold: 1e999 and integers of 400 digits are valid JSON, too."""
+    if not abs(value) <= sys.float_info.max:  # also false for what isn't a number
+        raise _mismatch("a finite number", value, where)
+    return value
+
+
 def _mismatch(expected: str, found: object, where: str) -> Misfit:
-    return Misfit(f"{where}: expected {expected}, found {str(found)[:60]!r}")
+    return Misfit(f"{where}: expected {expected}, found {shown(found)}")
+
+
+def shown(value: object) -> str:
+    """The beginning of a value that doesn't fit, for a message."""
+    return repr(str(value)[:_SHOWN_CHARS])

@@ -19,6 +19,12 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
         except Failure as error:
             complain(f"error: {error}")
             return int(error.exit_code)
+        except OSError as error:  # about a file in the way that no module expects
+            where = f" {error.filename}" if error.filename else ""
+            complain(
+                f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions"
+            )
+            return DATA
         except KeyboardInterrupt:
             complain(f"interrupted; {interrupted}")
             return INTERRUPTED

@@ -4,7 +4,7 @@ import re
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kKMGT]i?B|B|)")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kKMGT]i?B|B|)", re.ASCII)
 
 
 def _scaled(n_bytes: float, step: int, names: tuple[str, ...]) -> str:

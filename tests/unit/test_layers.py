@@ -275,3 +275,16 @@ def test_files_are_written_in_one_way(path: Path) -> None:
         assert not lines, (
             f"{relative} writes files by itself: buildtool/files.py or probes/shared/files.py does it"
         )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_text_is_read_or_written_in_the_users_own_encoding(path: Path) -> None:
+    """In a locale such as C without its coercion, that is ASCII, and our own files hold more than that."""
+    unsaid = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if (node.func.attr, len(node.args)) in (("read_text", 0), ("write_text", 1))
+        if not any(word.arg == "encoding" for word in node.keywords)
+    ]
+    assert not unsaid, f"{path.relative_to(ROOT)} names no encoding in lines {unsaid}"

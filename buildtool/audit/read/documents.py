@@ -12,7 +12,8 @@ from typing import TypeVar
 from buildtool.audit.read.jsonnode import Node
 from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument
 from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.jsontext import Json, load, load_as_engines_do
+from buildtool.jsontext import Json, load_as_engines_do
+from probes.shared.codec import load
 
 T = TypeVar("T")
 

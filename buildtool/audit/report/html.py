@@ -29,9 +29,8 @@ _MAP_TITLE = "<h2>Where the bytes are</h2>"
 
 def render_html(report: AuditReport, comparison: Comparison | None = None) -> str:
     """The report as a whole page, for a separate file, with what got worse since a baseline."""
-    assets = files("buildtool.audit.report") / "assets"
-    licence = (assets / "d3-hierarchy.LICENSE").read_text()  # has to be in every copy
-    script = "\n".join([f"/*\n{licence}*/", *((assets / name).read_text() for name in _SCRIPTS)])
+    licence = _asset("d3-hierarchy.LICENSE")  # has to be in every copy
+    script = "\n".join([f"/*\n{licence}*/", *map(_asset, _SCRIPTS)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     body = "\n".join(
         (
@@ -52,7 +51,7 @@ def render_html(report: AuditReport, comparison: Comparison | None = None) -> st
 script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
 <meta name="referrer" content="no-referrer">
 <title>{html(report.image.ref)}: where its bytes are</title>
-<style>{(assets / "report.css").read_text()}</style>
+<style>{_asset("report.css")}</style>
 </head>
 <body>
 <main>
@@ -64,6 +63,10 @@ script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
 </body>
 </html>
 """
+
+
+def _asset(name: str) -> str:
+    return (files("buildtool.audit.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _data(report: AuditReport) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from buildtool.audit.report.schema import SCHEMA_VERSION, AuditReport
 from buildtool.errors import DataError
-from buildtool.jsontext import Json, load
+from buildtool.jsontext import Json
 from probes.shared import files
-from probes.shared.codec import Misfit, decode
+from probes.shared.codec import Misfit, decode, load
 from probes.shared.invocation import host_command
 from probes.shared.quoting import terminal
 
@@ -44,7 +44,7 @@ def parse_report(text: str, label: str) -> AuditReport:
         top = _object(_trusted(document, label), label)
         if top.get("schema_version") != SCHEMA_VERSION:
             raise Misfit(
-                f"{label}: schema_version is {top.get('schema_version')!r}, "
+                f"{label}: schema_version is {repr(top.get('schema_version'))[:60]}, "
                 f"this program reads {SCHEMA_VERSION}"
             )
         return decode(AuditReport, _fields(top, label), label)
@@ -57,7 +57,7 @@ def _trusted(value: Json, where: str) -> Json:
     if isinstance(value, str):
         return terminal(value, keep="\n\t")
     if isinstance(value, Mapping):
-        return {terminal(key): _trusted(item, f"{where}.{key}") for key, item in value.items()}
+        return {terminal(key): _trusted(item, f"{where}.{key[:60]}") for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_trusted(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, int) and not 0 <= value <= _LARGEST:

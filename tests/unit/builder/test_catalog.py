@@ -1,13 +1,15 @@
 """variants.yaml is read strictly, and every complaint says file, line and key."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 import yaml
 
 from buildtool.builder import catalog
+from buildtool.builder.choices import wanted
 from buildtool.errors import ConfigError, Exit
-from buildtool.model import Bootstrap, Registry, TorchBuild, parse_size
+from buildtool.model import Bootstrap, Catalog, Registry, TorchBuild, parse_size
 from buildtool.shipped import IMAGES
 
 SOUND = (IMAGES / "variants.yaml").read_text()
@@ -230,3 +232,29 @@ def test_another_build_than_the_first_sources_must_be_declared(tmp_path: Path) -
     declared = tmp_path / "declared.yaml"
     declared.write_text(undeclared.replace("name: u", "name: u, fallback: true"))
     assert [source.build.value for source in catalog.load(declared).variants[0].torch] == ["rocm", "cpu"]
+
+
+def test_a_catalog_without_end_is_refused_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_BYTES", 1 << 16)
+    with pytest.raises(ConfigError, match="more than 65,536 bytes"):
+        catalog.load(Path("/dev/zero"))
+
+
+def test_a_catalog_is_read_once_for_all_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
+    file = tmp_path / "v.yaml"
+    file.write_text(f"{MINIMAL}    gpu_targets: [gfx906]\n")
+    read = catalog.load
+    times = list[Path]()
+
+    def once(path: Path) -> Catalog:
+        times.append(path)
+        found = read(path)
+        file.write_text(MINIMAL.replace("one:", "two:"))  # somebody saves another one
+        return found
+
+    monkeypatch.setattr(catalog, "load", once)
+    args = argparse.Namespace(catalog=file, targets=None, variants=[])
+    _, candidates, _ = wanted(args, lambda _line: None)
+    assert [[variant.gpu_targets for variant in each] for each in candidates] == [[("gfx1036",), ("gfx906",)]]
+    assert times == [file]

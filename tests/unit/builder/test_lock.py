@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import catalog
+from buildtool.builder import catalog, lockfile
 from buildtool.builder.lockfile import Lock, spec_sha256
-from buildtool.errors import ConfigError
+from buildtool.errors import ConfigError, DataError
 from buildtool.model import Budget, PinnedBase, Registry, Resolved, TorchBuild, TorchSource, Variant, Wheel
 
 WHEEL = Wheel("torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", "ab" * 32, 191_794_682)
@@ -226,3 +226,14 @@ def test_an_entry_with_a_value_of_another_form_is_refused(tmp_path: Path, change
     path.write_text(json.dumps(data))
     with pytest.raises(ConfigError, match="not a lock file"):
         Lock.load(path)
+
+
+def test_a_lock_that_is_no_file_is_neither_read_without_end_nor_to_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lockfile, "MAX_BYTES", 1 << 16)
+    with pytest.raises(DataError, match="/dev/zero: more than 65,536 bytes"):
+        Lock.load(Path("/dev/zero"))
+    with pytest.raises(ConfigError, match="not a lock file") as caught:
+        Lock.load(Path("/dev/null"))
+    assert caught.value.hint == "name another lock file: WEIR_LOCK=FILE"

@@ -9,7 +9,7 @@ import pytest
 import requests.exceptions
 
 from buildtool.engine.client import Engine
-from buildtool.errors import BuildFailed, EngineUnavailable, ToolError
+from buildtool.errors import BuildFailed, ConfigError, EngineUnavailable, ToolError
 
 
 def engine(fault: Exception) -> Engine:
@@ -42,3 +42,16 @@ def test_a_container_that_does_not_start_is_no_directory_that_cannot_be_written(
     with pytest.raises(kind) as caught:
         engine(fault).run("x", ["true"])
     assert "can't write" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["x/../../images", "img\udcff", "a\nb", "x?all=1", "Team/X", ""])
+def test_a_name_that_no_image_can_have_makes_no_other_request_of_an_engine(name: str) -> None:
+    def refuse(*_args: object) -> None:
+        raise AssertionError("the engine was asked")
+
+    made: Any = Engine.__new__(Engine)
+    api = SimpleNamespace(get_image=refuse)
+    made._client = SimpleNamespace(api=api, images=SimpleNamespace(get=refuse, remove=refuse))
+    for ask in (made.inspect, made.forget, made.unpacked_bytes, lambda ref: list(made.save(ref))):
+        with pytest.raises(ConfigError, match="no image can be called"):
+            ask(name)

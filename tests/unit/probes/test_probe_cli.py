@@ -374,7 +374,9 @@ def test_sizes_are_read_with_their_unit(text: str, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "4 G", "-1GiB", "4GiBs", "1e9", "nan", "9" * 400 + "GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "4 G", "-1GiB", "4GiBs", "1e9", "nan", "9" * 400 + "GiB", "\u0664GiB"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 4GiB"):
         parse_bytes(text)
@@ -386,3 +388,21 @@ def test_an_option_that_is_cut_short_is_refused(words: list[str], capsys: pytest
         cli.main(words)
     assert refused.value.code == Exit.USAGE
     assert f"unrecognized arguments: {words[-1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--model", "mlp"], ["--dtype", "float32"], ["--out", "elsewhere"], ["--seed", "0"], ["spill"]]
+)
+def test_no_setting_is_silently_dropped_when_a_run_is_resumed(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--resume", "r.json", *words]) == Exit.USAGE
+    assert "--resume uses the run's own settings" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_no_file_system_takes_is_no_traceback(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers(with_torch(CPU_TORCH, ended()))
+    assert cli.main(["run", "transfer", "--out", str(tmp_path / ("a" * 300))]) == Exit.DATA
+    assert "File name too long\n  check the path" in capsys.readouterr().err

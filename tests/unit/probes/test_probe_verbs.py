@@ -49,3 +49,21 @@ def test_a_page_is_written_beside_its_report(kept: Path, capsys: pytest.CaptureF
     assert main(["html", str(kept)]) == 0
     assert capsys.readouterr().out == f"wrote {kept.with_suffix('.html')}\n"
     assert kept.with_suffix(".html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", "loop"])
+def test_what_cannot_be_a_report_is_no_traceback(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    for words in (["html", name], ["run", "--resume", name], ["show", name]):
+        assert main(words) == Exit.DATA
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_page_in_a_loop_of_links_is_no_traceback(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = kept.with_name("loop.html")
+    out.symlink_to(out)
+    assert main(["html", str(kept), "--out", str(out)]) == Exit.DATA
+    assert f"can't write {out}: Too many levels of symbolic links" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytes
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1100",))
     assert chosen_targets("gfx906;gfx803", print) == (True, ("gfx803", "gfx906"))
     assert chosen_targets(None, print) == (False, ("gfx1100",))
-    rocm, cpu = (load(gpu_targets=("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
+    rocm, cpu = (load().for_cards(("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
     assert rocm.gpu_targets == ("gfx1100",)
     by_card = next(source for source in rocm.torch if source.is_by_card)
     assert "torch[device-gfx1100]" in by_card.for_card(rocm.first_target).require
@@ -320,7 +320,7 @@ def lock_rocm(workplace: Workplace) -> None:
 
 
 def test_labels_name_the_targets_and_whether_foreign_code_went() -> None:
-    rocm = load(gpu_targets=("gfx906",)).select(("rocm",))[0]
+    rocm = load().for_cards(("gfx906",)).select(("rocm",))[0]
     told = labels(rocm, unresolved(rocm))
     assert (told["io.weir.gpu-targets"], told["io.weir.pruned"]) == ("gfx906", "yes")
     assert labels(replace(rocm, prune=False), unresolved(rocm))["io.weir.pruned"] == "no"

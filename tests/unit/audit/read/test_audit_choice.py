@@ -35,7 +35,8 @@ from buildtool.audit.tar.faults import (
 from buildtool.audit.tar.unpack import Form
 from buildtool.cli import main
 from buildtool.errors import Exit
-from buildtool.jsontext import load, load_as_engines_do
+from buildtool.jsontext import load_as_engines_do
+from probes.shared.codec import load
 
 HERE = host_platform().architecture
 LAYERS = [tar(file("one", b"1" * 900)), tar(file("two", b"2" * 70))]

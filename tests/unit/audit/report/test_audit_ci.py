@@ -355,3 +355,20 @@ def test_what_a_saved_report_cannot_answer_is_refused(tmp_path: Path, option: tu
 def test_a_wrong_tolerance_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a tolerance"):
         told(str(tmp_path / "none.json"), "--tolerance", "much")
+
+
+def test_no_report_replaces_what_the_command_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (tmp_path / name for name in ("a.json", "b.json"))
+    for path in (a, b):
+        saved(path, small_report())
+    for words in (
+        ["diff", a, b, "--markdown", a],
+        ["diff", a, b, "--markdown", tmp_path / "." / "b.json"],
+        ["audit", a, "--baseline", b, "--json", b],
+        ["audit", a, "--html", a],
+    ):
+        assert main(list(map(str, words))) == Exit.USAGE
+        assert "is what this command reads" in capsys.readouterr().err
+    assert a.read_text() == b.read_text()

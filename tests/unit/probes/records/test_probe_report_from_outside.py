@@ -1,14 +1,17 @@
 """A report, or a manifest, that somebody else wrote: bounded in size and depth, never a traceback."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from probe_samples import done, report
 
 from probes import cli
 from probes.errors import Exit, ReportError
 from probes.machine import prunemanifest
 from probes.records import schema
+from probes.report import residency
 
 DEEP = "[" * 200_000
 
@@ -36,3 +39,87 @@ def test_a_malformed_prune_manifest_holds_no_targets(text: str, tmp_path: Path) 
 def test_a_prune_manifest_without_end_holds_no_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prunemanifest, "MOST_BYTES", 1 << 20)
     assert prunemanifest.held_targets(Path("/dev/zero")) == ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why"),
+    [
+        ("NaN", "NaN is not JSON"),
+        ("-Infinity", "-Infinity is not JSON"),
+        ("1e999", "expected a finite number"),
+        ("9" * 399, "expected a finite number"),
+        ("9" * 5000, "expected a finite number"),
+        ("[" * 500 + "]" * 500, "nested more than 64 levels deep"),
+        ('1.0, "seconds": 2.0', "the key 'seconds' twice"),
+    ],
+    ids=["NaN", "infinity", "1e999", "399 digits", "5,000 digits", "500 levels", "twice"],
+)
+def test_a_number_that_no_clock_gives_is_no_traceback_in_any_verb(
+    seconds: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = schema.to_json(report(done("transfer")))
+    hostile, kept = tmp_path / "hostile.json", tmp_path / "kept.json"
+    kept.write_text(text)
+    hostile.write_text(text.replace('"seconds": 1.0', f'"seconds": {seconds}'))
+    for words in (["show"], ["html"], ["prometheus"], ["compare", str(kept)]):
+        assert cli.main([*words, str(hostile)]) == Exit.DATA
+        told = capsys.readouterr().err
+        assert why in told
+        assert len(told) < 1000
+
+
+def test_a_version_of_a_megabyte_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps({"schema_version": "\u202e" * 1_000_000}))
+    assert cli.main(["show", str(file)]) == Exit.DATA
+    assert len(capsys.readouterr().err) < 1000
+
+
+ROW = schema.Measurement("h2d_pinned", 4096, 4096, 1, "device", (1e-6, 2e-6, 3e-6), (2e-6, 3e-6))
+BLOCK = schema.Block(0, "vram", False, 1 << 20, (1e-3,), 1 << 20, 0)
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        (replace(ROW, wall_s=()), "wall_s: expected times"),
+        (replace(ROW, device_s=(-1e-6, 2e-6)), "device_s: expected times"),
+        (replace(ROW, device_s=(0.0, 0.0, 1e-6)), "device_s: expected times"),
+        (replace(ROW, device_s=(1e308, 1e308)), "device_s: expected times"),
+        (replace(ROW, payload_bytes=0), "payload_bytes: expected a size, found 0"),
+        (replace(ROW, batch=-1), "batch: expected a size, found -1"),
+        (replace(BLOCK, read_s=()), "read_s: expected times"),
+        (replace(BLOCK, n_bytes=0), "n_bytes: expected a size, found 0"),
+    ],
+)
+def test_what_no_run_can_have_measured_is_named_before_anything_is_computed_from_it(
+    record: schema.Record, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(schema.to_json(report(done("transfer", ROW, BLOCK, record))))
+    for verb in ("show", "html", "prometheus"):
+        assert cli.main([verb, str(file)]) == Exit.DATA
+        assert f"report.runs[0].records[2].{place}" in capsys.readouterr().err
+
+
+def test_a_row_whose_clock_now_and_then_shows_no_time_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(schema.to_json(report(done("transfer", replace(ROW, device_s=(0.0, 1e-6, 2e-6))))))
+    assert cli.main(["show", str(file)]) == Exit.OK
+    assert "h2d_pinned" in capsys.readouterr().out
+
+
+def test_a_date_that_is_none_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(schema.to_json(replace(report(), started="\x1b[2J yesterday")))
+    assert cli.main(["prometheus", str(file)]) == Exit.DATA
+    told = capsys.readouterr().err
+    assert "report.started: expected a date and time" in told
+    assert "\x1b" not in told
+
+
+def test_a_refusal_without_its_request_is_a_sentence_all_the_same() -> None:
+    told = residency.verdict((), [BLOCK], schema.Stop("refused", 1 << 30, ""))
+    assert told.startswith("refused with out of memory at 1.00 GiB; ")
