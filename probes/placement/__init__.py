@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.errors import PlacementError
+    from probes.placement.loading.load import load
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.place import place
     from probes.placement.values import Plan
@@ -16,10 +17,11 @@ _HOMES = {
     "Handle": "probes.placement.runtime.handle",
     "PlacementError": "probes.errors",
     "Plan": "probes.placement.values",
+    "load": "probes.placement.loading.load",
     "place": "probes.placement.runtime.place",
 }
 
-__all__ = ["Handle", "PlacementError", "Plan", "place"]
+__all__ = ["Handle", "PlacementError", "Plan", "load", "place"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class

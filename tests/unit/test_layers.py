@@ -120,6 +120,8 @@ ACTING = {
     "probes.placement.architectures",
     "probes.placement.loading.checkpoint",
     "probes.placement.loading.filereading",
+    "probes.placement.loading.load",
+    "probes.placement.loading.readahead",
     "probes.placement.stack",
     "probes.run.journal",
     "probes.run.supervisor",

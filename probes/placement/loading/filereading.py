@@ -26,6 +26,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._descriptor = -1
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -42,6 +43,9 @@ class OpenFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def read_into(self, target: memoryview, offset: int, pool: ThreadPoolExecutor) -> None:
         """Fill `target` (bytes, writable) from `offset` on.

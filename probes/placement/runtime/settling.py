@@ -32,8 +32,8 @@ PACKED = ("packed", "streamed_packed")
 class Source(Protocol):
     """Where a model's values come from: the module itself, or a checkpoint."""
 
-    def values(self, entry: Entry) -> torch.Tensor:
-        """The values, in host memory."""
+    def fill(self, entry: Entry, target: torch.Tensor) -> None:
+        """Write the values into `target`, of the entry's shape and dtype, on the host or in VRAM."""
 
     def packed(self, entry: Entry) -> Packed | None:
         """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing."""
@@ -41,12 +41,18 @@ class Source(Protocol):
     def wire(self, stored: Stored, lanes: Lanes) -> Wire:
         """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
 
+    def close(self) -> None:
+        """Nothing is asked for any more."""
+
 
 class ModuleSource:
     """A model that is already built."""
 
-    def values(self, entry: Entry) -> torch.Tensor:
+    def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """The parameter's own."""
+        target.copy_(self._values(entry))
+
+    def _values(self, entry: Entry) -> torch.Tensor:
         if entry.parameter.is_meta:
             raise PlacementError(
                 f"{entry.name} has no values yet (it is on meta)", "load a checkpoint: load()"
@@ -55,7 +61,7 @@ class ModuleSource:
 
     def packed(self, entry: Entry) -> Packed | None:
         """Packed now."""
-        return pack(as_stored(entry, self.values(entry)).cpu())
+        return pack(as_stored(entry, self._values(entry)).cpu())
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """A module that is built has no file."""
@@ -63,6 +69,9 @@ class ModuleSource:
             f"{stored.block.name} can't be read from disk: a model that is already built has no file",
             "load the model from its checkpoint with load(), or plan with more host memory",
         )
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 @dataclass(eq=False)
@@ -107,6 +116,10 @@ class Settling:
             self.settled.append(one)
             if tier == "disk":
                 one.wire = self.source.wire(one.stored, self.lanes)
+                for entry in block.entries:
+                    self.homes.later(entry, partial(_own, self.source, entry))
+            elif tier == "cpu":
+                self._keep_on_host(block)
             elif tier in IN_HOST:
                 one.memory = self.host.take(one.stored.n_bytes)
                 self._fill(one, one.memory)
@@ -114,6 +127,12 @@ class Settling:
             self.host.pin()
         elif not self.pinned:
             self.host.why_pageable = "pinning was switched off"
+
+    def _keep_on_host(self, block: Block) -> None:
+        """A model that is built has its values there already; one on meta gets memory for them."""
+        for entry in block.entries:
+            if entry.parameter.is_meta:
+                self.homes.adopt(entry, _own(self.source, entry))
 
     def _packed(self, block: Block, tier: Tier) -> _Settled:
         packs = tuple(self.source.packed(entry) for entry in block.entries)
@@ -133,7 +152,7 @@ class Settling:
                 self.homes.later(item.entry, partial(_unpacked_from, item, memory))
             else:
                 view = item.raw(memory)
-                view.copy_(self.source.values(item.entry))
+                self.source.fill(item.entry, view)
                 self.homes.adopt(item.entry, view, None if on_host else partial(torch.clone, view))
         one.packs = ()
 
@@ -183,11 +202,19 @@ class Settling:
             engine.add(one.stored, wire, slot, scratch)
 
     def clear(self) -> None:
-        """Release the memory, as far as no tensor uses it."""
+        """Release the memory, as far as no tensor uses it, and the source."""
+        self.source.close()
         if self.host is not None:
             self.host.release()
         self.settled.clear()
         self.host = self.vram = None
+
+
+def _own(source: Source, entry: Entry) -> torch.Tensor:
+    """The values in host memory of their own."""
+    view = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
+    source.fill(entry, view)
+    return view
 
 
 def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:

@@ -1,0 +1,106 @@
+"""`load`: a model from its checkpoint to the tiers of a plan, without ever being whole in memory."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from probes.placement.loading.checkpoint import opened
+from probes.placement.loading.fromfile import CheckpointValues
+from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
+from probes.placement.loading.skeleton import Factory, build
+from probes.placement.models.modules import Entry
+from probes.placement.packing.packed import Packed
+from probes.placement.packing.tensors import pack
+from probes.placement.runtime.blocks.blockstore import Stored, memory_order
+from probes.placement.runtime.blocks.lanes import Lanes
+from probes.placement.runtime.blocks.wires import Wire
+from probes.placement.runtime.place import lanes_of, settle
+from probes.placement.values import Plan
+
+STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
+
+
+def load(
+    factory: Factory,
+    checkpoint: Path | str,
+    plan: Plan,
+    *,
+    device: torch.device | str | None = None,
+    pinned: bool = True,
+    ignored: Sequence[str] = (),
+) -> nn.Module:
+    """Build a model with `factory` and bring the checkpoint's weights to their tiers, one tensor at a time.
+
+    `factory` takes no arguments and returns the model; its parameters are never initialised. `checkpoint` is
+    a safetensors file, a folder of them, or an index. `ignored` has patterns of stored tensors that the model
+    doesn't need. `device` and `pinned` are as for `place`. The model is in evaluation mode;
+    `model.placement` is its `Handle`.
+
+    Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
+    checkpoint, model and plan don't fit each other or memory is refused. Nothing is kept then.
+    """
+    lanes = lanes_of(device)
+    model = build(factory)
+    with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
+        files = stack.enter_context(opened(Path(checkpoint)))
+        values = CheckpointValues(model, files, ignored=ignored)
+        values.fill_buffers()
+        source = FromCheckpoint(values, plan, lanes, pinned=pinned)
+        stack.callback(source.end)
+        handle = settle(model, plan, source, lanes, pinned=pinned)
+        model.__dict__["placement"] = handle
+        source.files = stack.pop_all()  # the handle gives values of the tier `disk` back, so it closes them
+    return model
+
+
+class FromCheckpoint:
+    """The runtime's source of values: a checkpoint that is open."""
+
+    def __init__(self, values: CheckpointValues, plan: Plan, lanes: Lanes, *, pinned: bool) -> None:
+        self._values = values
+        self._lanes = lanes
+        self._pinned = pinned and lanes.device.type == "cuda"
+        self._largest = max((block.wire_bytes for block in plan.blocks if block.tier == "disk"), default=0)
+        self.ahead: ReadAhead | None = None
+        self.files = ExitStack()
+
+    def fill(self, entry: Entry, target: torch.Tensor) -> None:
+        """Read into its place."""
+        self._values.bring(entry.parameter, target)
+
+    def packed(self, entry: Entry) -> Packed | None:
+        """Read, and packed."""
+        order = memory_order(entry)
+        found = torch.empty([entry.shape[d] for d in order], dtype=entry.dtype)
+        self.fill(entry, found.permute([order.index(d) for d in range(len(order))]))
+        return pack(found)
+
+    def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
+        """What reads a block ahead in each pass."""
+        if self.ahead is None:
+            self.ahead = ReadAhead(self._staging(stored.n_bytes))
+        return FileWire(self.ahead, stored.n_bytes, partial(self._fill, stored))
+
+    def _staging(self, least: int) -> list[Buffer]:
+        size = max(self._largest, least)
+        return [
+            Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned), self._lanes.mark())
+            for _ in range(STAGED)
+        ]
+
+    def _fill(self, stored: Stored, memory: torch.Tensor) -> None:
+        for item in stored.items:
+            self.fill(item.entry, item.raw(memory))
+
+    def close(self) -> None:
+        """Close the files."""
+        self.files.close()
+
+    def end(self) -> None:
+        """End the thread that reads ahead."""
+        if self.ahead is not None:
+            self.ahead.close()

@@ -1,0 +1,112 @@
+"""Blocks of the tier `disk`: a thread reads them into pinned buffers before they are called.
+
+A few buffers are shared by all blocks. A buffer is filled again when the device has copied what was in it. A
+block that nobody announced is read when it is called; where every buffer holds a block that was announced and
+has not been called, the oldest of these gives its buffer up.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from probes.placement.runtime.blocks.lanes import Lane, Mark
+
+Fill = Callable[[torch.Tensor], None]  # reads a block into memory of its size
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Pinned memory for one block. `copied` is reached when the device has read it."""
+
+    memory: torch.Tensor
+    copied: Mark
+    used: bool = field(default=False)  # `copied` was recorded
+
+    def wait(self) -> None:
+        """Let the calling thread wait until the buffer may be overwritten."""
+        if self.used:
+            self.copied.block()
+
+
+class ReadAhead:
+    """The buffers, and the thread that fills them."""
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._free = deque(buffers)
+        self._begun: OrderedDict[FileWire, tuple[Buffer, Future[None]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weir-read-ahead")
+        self.late = 0  # blocks that had to be waited for
+
+    def begin(self, wire: "FileWire") -> None:
+        """Read a block if there is a buffer for it. Returns at once."""
+        with self._lock:
+            if wire not in self._begun and self._free:
+                self._begin(wire, self._free.popleft())
+
+    def is_read(self, wire: "FileWire") -> bool:
+        """Whether the block is in a buffer, or reading it failed."""
+        with self._lock:
+            begun = self._begun.get(wire)
+        return begun is not None and begun[1].done()
+
+    def send(self, wire: "FileWire", target: torch.Tensor, lane: Lane) -> None:
+        """Append to the lane a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
+        with self._lock:
+            if wire not in self._begun:
+                self._begin(
+                    wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0]
+                )
+            buffer, reading = self._begun.pop(wire)
+        self.late += not reading.done()
+        try:
+            reading.result()
+            lane.run(partial(target.copy_, buffer.memory[: target.numel()], non_blocking=True))
+            lane.record(buffer.copied)
+            buffer.used = True
+        finally:
+            with self._lock:
+                self._free.append(buffer)
+
+    def _begin(self, wire: "FileWire", buffer: Buffer) -> None:
+        def read() -> None:
+            buffer.wait()
+            wire.fill(buffer.memory[: wire.n_bytes])
+
+        self._begun[wire] = (buffer, self._reader.submit(read))
+
+    def close(self) -> None:
+        """End the thread. What was begun is read to its end."""
+        self._reader.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, eq=False)
+class FileWire:
+    """One block in a file: where the runtime gets its bytes."""
+
+    ahead: ReadAhead
+    n_bytes: int
+    fill: Fill
+
+    def announce(self) -> None:
+        """Begin to read it."""
+        self.ahead.begin(self)
+
+    def ready(self) -> bool:
+        """Whether it is read."""
+        return self.ahead.is_read(self)
+
+    def send(self, target: torch.Tensor, lane: Lane) -> None:
+        """Append to the lane a copy of all bytes into `target`. Raises CheckpointUnreadable."""
+        self.ahead.send(self, target[: self.n_bytes], lane)
+
+    def whole(self) -> torch.Tensor:
+        """All bytes, read now into memory of their own on the host. Raises CheckpointUnreadable."""
+        found = torch.empty(self.n_bytes, dtype=torch.uint8)
+        self.fill(found)
+        return found

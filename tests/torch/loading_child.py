@@ -1,0 +1,66 @@
+"""A process of its own that loads a checkpoint by a plan of one tier, and prints what it took as JSON.
+
+`python loading_child.py FOLDER TIER`. In FOLDER is the model of `save`.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+from placement_plans import plan_of
+from safetensors.torch import save_file
+from torch import nn
+
+from probes.placement.loading.load import load
+
+LAYERS, WIDTH = 12, 2048  # of bfloat16: 8 MiB each, 96 MiB in all, and an embedding of 32 MiB
+
+
+def factory(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:
+    made = [nn.Embedding(4 * width, width, dtype=torch.bfloat16)]
+    made += [nn.Linear(width, width, bias=False, dtype=torch.bfloat16) for _ in range(layers)]
+    return nn.Sequential(*made)
+
+
+def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
+    """Write a checkpoint with random weights; its bytes."""
+    torch.manual_seed(0)
+    state = {f"{i + 1}.weight": (torch.randn(width, width) * 0.02).bfloat16() for i in range(layers)}
+    state["0.weight"] = (torch.randn(4 * width, width) * 0.02).bfloat16()
+    save_file(state, folder / "model.safetensors")
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def main(folder: Path, tier: str) -> None:
+    torch.set_num_threads(1)
+    small = folder / "small"
+    if not small.exists():
+        small.mkdir()
+        save(small, 2, 256)
+
+    def placed(where: Path, *size: int) -> nn.Module:
+        with torch.device("meta"):
+            model = factory(*size)
+        tiers = {str(i + 1): tier for i in range(len(model) - 1)}
+        return load(lambda: factory(*size), where, plan_of(model, tiers), device="cpu")
+
+    warm = placed(small, 2, 256)  # what torch allocates once
+    with torch.inference_mode():
+        warm(torch.zeros(1, dtype=torch.int64))
+    warm.placement.remove()
+    del warm
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    begun = time.perf_counter()
+    model = placed(folder)
+    seconds = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with torch.inference_mode():
+        checked = float(model(torch.arange(4)).float().sum())
+    print(json.dumps({"base": base, "peak": peak, "seconds": seconds, "sum": checked}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
