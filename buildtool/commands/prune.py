@@ -17,9 +17,10 @@ from buildtool.gpucode.target import TargetId, known_targets, parse_targets, ser
 from buildtool.places import ARCHIVE_NAME, Place, means_file, place_at
 from buildtool.progress import Progress
 from buildtool.prune import images
+from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import FILE_NAME, journal
 from buildtool.prune.rewrite import prune_file
-from buildtool.prune.trees import TreeResult, prune_tree
+from buildtool.prune.trees import prune_tree
 from probes.shared.output import say, tell
 from probes.shared.quoting import command, terminal
 from probes.shared.units import decimal_bytes

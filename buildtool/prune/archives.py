@@ -13,30 +13,26 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
-from buildtool.audit.read.openfile import headers_of
-from buildtool.audit.tar.tarwalk import DANGLING, FILE, NO_PADDING
 from buildtool.errors import DataError
 from buildtool.files import scratch
 from buildtool.gpucode.cut.library import PrunePlan, plan_prune
 from buildtool.gpucode.cut.verify import verify_prune
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.elf import HEADER_BYTES
-from buildtool.gpucode.formats.scan import may_hold_bundles, scan_file
+from buildtool.gpucode.formats.scan import may_hold_bundles, targets_in, worth_a_look
 from buildtool.gpucode.links import Links, normal_path
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.prune.changes import Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.rewrite import copy_range, open_source, prune_file, write_plan
-from buildtool.prune.trees import Deleted, Pruned, Refused, TreeResult, is_foreign_path
+from buildtool.prune.tarmembers import AGAIN, BLOCK, Member, members_of
+from buildtool.prune.trees import is_foreign_path
 
 Say = Callable[[str], None]
 
-_BLOCK = tarfile.BLOCKSIZE
-_AGAIN = "it is damaged or was cut short: make or fetch it again"
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
@@ -53,10 +49,10 @@ def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
 def _targets_of_tar(original: Path) -> set[TargetId]:
     found: set[TargetId] = set()
     with open_source(original) as (_, descriptor):
-        for member in _members(original):
+        for member in members_of(original):
             if not member.info.isdir():
                 source = _window(descriptor, member.content, member.n_bytes)
-                found |= known_targets(gfx_targets_of_path(member.path)) | _targets_in(source)
+                found |= known_targets(gfx_targets_of_path(member.path)) | targets_in(source)
     return found
 
 
@@ -74,18 +70,8 @@ def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
                     file.write(head)
                     shutil.copyfileobj(packed, file, 1 << 20)
             with open_source(place) as (source, _):
-                found |= _targets_in(source)
+                found |= targets_in(source)
     return found
-
-
-def _targets_in(source: Source) -> set[TargetId]:
-    """The targets of a file by its code; none where the code can't be read, since no prune touches it."""
-    if not _worth_a_look(source):
-        return set()
-    try:
-        return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
-    except GpuCodeError:
-        return set()
 
 
 def prune_tar(
@@ -107,7 +93,7 @@ def prune_tar(
     """
     result = TreeResult(tuple(map(str, targets)))
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
-        members = _members(original)
+        members = members_of(original)
         gone = {*dropped} | _foreign(members, targets, result)
         for member in members:
             if member.path not in gone:
@@ -118,81 +104,12 @@ def prune_tar(
                 _announce(member.path, plan, result, say)
         for path, content in sorted(added(result).items()):
             _add(handle, path, content, latest or 0)
-        handle.write(bytes(2 * _BLOCK))
+        handle.write(bytes(2 * BLOCK))
         handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
     return result
 
 
-@dataclass(frozen=True)
-class _Member:
-    """An entry of a tar: it extends from `start` to `end`, with its content at `content`."""
-
-    info: tarfile.TarInfo
-    path: str
-
-    @property
-    def start(self) -> int:
-        return self.info.offset
-
-    @property
-    def content(self) -> int:
-        return self.info.offset_data
-
-    @property
-    def n_bytes(self) -> int:
-        return self.info.size if self.info.isreg() else 0
-
-    @property
-    def end(self) -> int:
-        return self.content + self.n_bytes + -self.n_bytes % _BLOCK
-
-
-def _members(original: Path) -> list[_Member]:
-    """All members. Raises DataError unless the archive is whole.
-
-    Python's reader ends at the first header that it can't read, as if the archive ended there. The
-    audit's reader doesn't, and the two must have seen the same.
-    """
-    strict = _walked(original)
-    try:
-        with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
-            found = [_Member(info, normal_path(info.name)) for info in tar]
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise DataError(f"{original} is not a plain tar: {error}", _AGAIN) from error
-    for member, walked in zip_longest(found, strict):
-        if member is None or walked != (member.path, member.content, member.n_bytes):
-            place = walked[1] if walked else member.content
-            raise DataError(
-                f"{original}: its readers disagree about the member before byte {place:,}", _AGAIN
-            )
-    if any(member.info.issparse() for member in found):
-        raise DataError(f"{original} has sparse members, which aren't read here")
-    return found
-
-
-def _walked(original: Path) -> list[tuple[str, int, int]]:
-    """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
-    with open_source(original) as (_, descriptor):
-        reader = headers_of(descriptor, place="the archive")
-        try:
-            found = [
-                (
-                    normal_path(name.decode("utf-8", "surrogateescape")),
-                    reader.offset,
-                    size if kind == FILE else 0,
-                )
-                for name, kind, size, _ in reader
-            ]
-        except DataError as fault:
-            raise DataError(
-                f"{original} is not a plain tar, or it is damaged: {fault.message}", _AGAIN
-            ) from fault
-    if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
-        raise DataError(f"{original} ends without the end marker of an archive", _AGAIN)
-    return found
-
-
-def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
+def _foreign(members: Sequence[Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
     """Paths that are only for other cards.
 
     A file is deleted when all its names (hard links) are and no link needs it.
@@ -200,7 +117,7 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Tr
     said = {m.path: m.info.linkname for m in members if m.info.issym()}
     links = Links(said)
     needed = {links.destination(path) for path in said if not is_foreign_path(path, targets)}
-    names: dict[str, list[_Member]] = {}
+    names: dict[str, list[Member]] = {}
     for member in members:
         if member.info.isreg() or member.info.issym():
             names[member.path] = [member]
@@ -220,11 +137,11 @@ def _foreign(members: Sequence[_Member], targets: Sequence[TargetId], result: Tr
 
 
 def _planned(
-    member: _Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
+    member: Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
     """How to prune a member; None when there is nothing to cut, or when it may not be cut."""
     source = _window(descriptor, member.content, member.n_bytes)
-    if not _worth_a_look(source):
+    if not worth_a_look(source):
         return None
     try:
         plan = plan_prune(source, targets, strict=False)
@@ -238,12 +155,8 @@ def _window(descriptor: int, start: int, size: int) -> Source:
     return Source(size, lambda at, length: os.pread(descriptor, length, start + at))
 
 
-def _worth_a_look(source: Source) -> bool:
-    return may_hold_bundles(source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes"))
-
-
 def _write_member(
-    member: _Member,
+    member: Member,
     plan: PrunePlan | None,
     descriptor: int,
     *,
@@ -264,7 +177,7 @@ def _write_member(
     source = _window(descriptor, member.content, member.n_bytes)
     write_plan(plan, source, descriptor, handle, origin=member.content)
     verify_prune(source, _window(handle, begin, size), targets)
-    os.write(handle, bytes(-size % _BLOCK))
+    os.write(handle, bytes(-size % BLOCK))
 
 
 def _header(info: tarfile.TarInfo, size: int, mtime: int | None) -> bytes:
@@ -280,7 +193,7 @@ def _header(info: tarfile.TarInfo, size: int, mtime: int | None) -> bytes:
 def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
     info = tarfile.TarInfo(path)
     info.size, info.mtime = len(content), mtime
-    handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % _BLOCK))
+    handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % BLOCK))
 
 
 def _announce(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
@@ -314,7 +227,7 @@ def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(original) as wheel:
             yield wheel
     except _ZIP_FAULTS as error:
-        raise DataError(f"{original} is not a wheel, or it is damaged: {error}", _AGAIN) from error
+        raise DataError(f"{original} is not a wheel, or it is damaged: {error}", AGAIN) from error
 
 
 def _wheel_member(
@@ -349,7 +262,7 @@ def _pruned_in_place(
     place: Path, path: str, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
     with open_source(place) as (source, _):
-        if not _worth_a_look(source):
+        if not worth_a_look(source):
             return None
         try:
             plan = prune_file(place, targets, strict=False)

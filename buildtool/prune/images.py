@@ -20,12 +20,12 @@ from buildtool.files import replacing, scratch, sweep_partials
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
 from buildtool.prune.archives import archive_targets, prune_tar
+from buildtool.prune.changes import TreeResult
 from buildtool.prune.flat import FlatImage, archive, created, flat_image, read_config
 from buildtool.prune.imageconfig import config_of
 from buildtool.prune.inputs import run_of
 from buildtool.prune.layerfile import pack_layer
 from buildtool.prune.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
-from buildtool.prune.trees import TreeResult
 from buildtool.shipped import IMAGES
 from probes.shared.quoting import command
 from probes.shared.units import decimal_bytes

@@ -15,8 +15,8 @@ from typing import Any
 from buildtool.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
+from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import image_manifest
-from buildtool.prune.trees import TreeResult
 from probes.shared.units import decimal_bytes
 
 Say = Callable[[str], None]

@@ -14,73 +14,16 @@ from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.files import sweep_partials
 from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
-from buildtool.gpucode.formats.elf import HEADER_BYTES
-from buildtool.gpucode.formats.scan import may_hold_bundles, scan_file
+from buildtool.gpucode.formats.scan import targets_in, worth_a_look
 from buildtool.gpucode.links import Links
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from buildtool.prune.changes import Change, Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.rewrite import open_source, prune_file
 from probes.shared.units import decimal_bytes
 
 Say = Callable[[str], None]
 Announce = Callable[[Sequence["Change"]], None]
-
-
-@dataclass(frozen=True)
-class Deleted:
-    """A name that was only for foreign targets; `freed_bytes` is 0 for all but a file's last hard link."""
-
-    path: str
-    freed_bytes: int
-    targets: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """A file that lost code. Lengths of the file; the maps are unpacked bytes of code by target."""
-
-    path: str
-    bytes_before: int
-    bytes_after: int
-    kept_bytes: dict[str, int]
-    removed_bytes: dict[str, int]
-
-
-Change = Deleted | Pruned
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A file that was left as it is, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass
-class TreeResult:
-    """What a prune of a tree did, or what a dry run would do; accumulates. Paths are relative to the tree."""
-
-    targets: tuple[str, ...]
-    deleted: list[Deleted] = field(default_factory=list)
-    pruned: list[Pruned] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-
-    def add(self, changes: Sequence[Change]) -> None:
-        """Count changes in."""
-        self.deleted += [change for change in changes if isinstance(change, Deleted)]
-        self.pruned += [change for change in changes if isinstance(change, Pruned)]
-
-    @property
-    def saved_bytes(self) -> int:
-        """How many bytes smaller the files are together."""
-        cut = sum(item.bytes_before - item.bytes_after for item in self.pruned)
-        return cut + sum(item.freed_bytes for item in self.deleted)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was done, or would be done."""
-        return bool(self.deleted or self.pruned)
 
 
 @dataclass
@@ -192,13 +135,12 @@ def _require_served(job: _Job, listing: _Listing) -> None:
 
 
 def _codes_of(job: _Job, path: Path) -> set[TargetId]:
-    named = gfx_targets_of_path(job.relative(path))
-    if named or not _worth_a_look(path):
+    if named := gfx_targets_of_path(job.relative(path)):
         return known_targets(named)
     try:
         with open_source(path) as (source, _):
-            return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
-    except (GpuCodeError, PruneRefused):  # reported when its turn comes
+            return targets_in(source)
+    except (OSError, PruneRefused):  # reported when its turn comes
         return set()
 
 
@@ -255,11 +197,10 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
 
 def _worth_a_look(path: Path) -> bool:
     try:
-        with path.open("rb") as handle:
-            head = handle.read(HEADER_BYTES)
-    except OSError:
+        with open_source(path) as (source, _):
+            return worth_a_look(source)
+    except (OSError, PruneRefused):
         return False
-    return may_hold_bundles(head)
 
 
 def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:

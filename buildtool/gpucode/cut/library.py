@@ -13,7 +13,7 @@ from buildtool.gpucode.cut.pointers import Bundles, pointer_patches
 from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.formats import bundle, ccob
 from buildtool.gpucode.formats.container import Container, find_container
-from buildtool.gpucode.formats.elf import EM_X86_64, HEADER_BYTES, Elf, Section, is_elf64, read_elf
+from buildtool.gpucode.formats.elf import EM_X86_64, Elf, Section, head_of, is_elf64, read_elf
 from buildtool.gpucode.formats.scan import UNKNOWN, scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
@@ -64,7 +64,7 @@ def plan_prune(
     """
     if compress is not None and compress not in ccob.VERSIONS:
         raise ValueError(f"CCOB version {compress}")
-    head = source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes")
+    head = head_of(source)
     plan = None
     if is_elf64(head):
         plan = _plan_library(source, targets, compress=compress, strict=strict)

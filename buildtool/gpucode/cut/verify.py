@@ -21,7 +21,6 @@ from buildtool.gpucode.formats.elf import (
     DT_RELASZ,
     DT_RELR,
     DT_RELRSZ,
-    HEADER_BYTES,
     PT_LOAD,
     PT_PHDR,
     SEGMENT_BYTES,
@@ -30,6 +29,7 @@ from buildtool.gpucode.formats.elf import (
     Elf,
     Section,
     Segment,
+    head_of,
     is_elf64,
     iter_records,
     read_dynamic,
@@ -85,7 +85,7 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
 
     Raises VerifyFailed for the first difference that pruning to `targets` doesn't explain.
     """
-    if not is_elf64(old.exactly(0, min(HEADER_BYTES, old.size), "the first bytes")):
+    if not is_elf64(head_of(old)):
         kept = list(_hip_inventory(old, 0, old.size, targets))
         return _check_code(kept, list(_hip_inventory(new, 0, new.size, None)))
     found = find_container(read_elf(old), targets)

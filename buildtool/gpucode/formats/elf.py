@@ -145,6 +145,11 @@ class Elf:
                 raise BadElf("PT_PHDR isn't where the program headers are", place=segment.offset)
 
 
+def head_of(source: Source) -> bytes:
+    """A file's first bytes: enough for an ELF header, and to recognise a bundle."""
+    return source.exactly(0, min(HEADER_BYTES, source.size), "the first bytes")
+
+
 def is_elf64(head: bytes) -> bool:
     """Does a file with these first bytes claim to be a 64-bit little-endian ELF?"""
     return len(head) >= HEADER_BYTES and head[:6] == MAGIC + b"\x02\x01"

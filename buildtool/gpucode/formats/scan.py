@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from buildtool.gpucode.errors import BadBundle
+from buildtool.gpucode.errors import BadBundle, GpuCodeError
 from buildtool.gpucode.formats import bundle, ccob, nvfatbin
 from buildtool.gpucode.formats.amdelf import target_of_flags
 from buildtool.gpucode.formats.container import CUDA, HIP
-from buildtool.gpucode.formats.elf import EM_AMDGPU, EM_CUDA, HEADER_BYTES, is_elf64, read_elf
+from buildtool.gpucode.formats.elf import EM_AMDGPU, EM_CUDA, head_of, is_elf64, read_elf
 from buildtool.gpucode.source import ReadAt, Source
+from buildtool.gpucode.target import TargetId, known_targets
 
 NV_SECTIONS = (CUDA.section, "__nv_relfatbin")
 OFFLOAD_SECTION = ".llvm.offloading"
@@ -93,6 +94,21 @@ def may_hold_bundles(head: bytes) -> bool:
     return is_elf64(head) or head.startswith((bundle.MAGIC, ccob.MAGIC))
 
 
+def worth_a_look(source: Source) -> bool:
+    """`may_hold_bundles` for a whole file. Raises GpuCodeError where it can't be read."""
+    return may_hold_bundles(head_of(source))
+
+
+def targets_in(source: Source) -> set[TargetId]:
+    """The targets of a file by its code; none where the code can't be read, since no prune touches it."""
+    try:
+        if not worth_a_look(source):
+            return set()
+        return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    except GpuCodeError:
+        return set()
+
+
 def scan_file(size: int, read_at: ReadAt) -> FatbinScan:
     """Find the GPU code in a file of `size` bytes that `read_at(offset, length)` reads.
 
@@ -100,7 +116,7 @@ def scan_file(size: int, read_at: ReadAt) -> FatbinScan:
     (BadElf, BadBundle) when the file contradicts itself.
     """
     source = Source(size, read_at)
-    head = source.exactly(0, min(HEADER_BYTES, size), "the first bytes")
+    head = head_of(source)
     if is_elf64(head):
         return _scan_elf(source)
     whole = [(0, size)]

@@ -16,7 +16,7 @@ from buildtool.gpucode.formats.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, parse_targets, unserved
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.trees import TreeResult
+from buildtool.prune.changes import TreeResult
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
 STUBBORN = make_library(Spec(bundles(["gfx906", "gfx803"]), interpreter=True)).data

@@ -172,7 +172,7 @@ def test_a_library_that_can_not_be_opened_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "liba.so").write_bytes(LIBRARY)
-    monkeypatch.setattr(Path, "open", failing(errno.EACCES))
+    monkeypatch.setattr(os, "open", failing(errno.EACCES))
     result = prune_tree(tmp_path, GFX906)
     assert not result.changed
     assert result.refused == []

@@ -18,8 +18,9 @@ from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, parse_targets, target_of_override
 from buildtool.prune import archives
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
+from buildtool.prune.changes import TreeResult
 from buildtool.prune.rewrite import copy_range, open_source, prune_file
-from buildtool.prune.trees import TreeResult, is_foreign_path, prune_tree
+from buildtool.prune.trees import is_foreign_path, prune_tree
 
 GFX906 = parse_targets("gfx906")
 TWO_CARDS = parse_targets("gfx906,gfx1200")  # nothing here has code for the second one

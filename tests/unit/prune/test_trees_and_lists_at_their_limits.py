@@ -25,9 +25,10 @@ from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import manifest
 from buildtool.prune.archives import prune_tar, prune_wheel
+from buildtool.prune.changes import Deleted, Pruned, TreeResult
 from buildtool.prune.manifest import journal
 from buildtool.prune.rewrite import prune_file
-from buildtool.prune.trees import Deleted, Pruned, TreeResult, prune_tree
+from buildtool.prune.trees import prune_tree
 
 GFX906 = parse_targets("gfx906")
 GONE = Deleted("K_gfx803.co", 7, ("gfx803",))
