@@ -5,7 +5,8 @@ import platform
 from collections.abc import Sequence
 
 from buildtool.audit.read.image import host_platform, parse_platform
-from buildtool.builder import catalog, pipeline
+from buildtool.builder import catalog
+from buildtool.builder.workplace import Say, Workplace
 from buildtool.engine import host
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError
@@ -26,7 +27,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[str, ...]]:
+def chosen_targets(asked: str | None, say: Say) -> tuple[bool, tuple[str, ...]]:
     """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
     if asked is not None:
         return True, tuple(map(str, parse_targets(asked)))
@@ -36,7 +37,7 @@ def chosen_targets(asked: str | None, say: pipeline.Say) -> tuple[bool, tuple[st
     return False, cards
 
 
-def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list[Variant]], int]:
+def wanted(args: argparse.Namespace, say: Say) -> tuple[bool, list[list[Variant]], int]:
     """Whether cards were asked for by name; candidates for each image, best first; the catalog's epoch.
 
     A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
@@ -49,9 +50,9 @@ def wanted(args: argparse.Namespace, say: pipeline.Say) -> tuple[bool, list[list
     return asked, [list(dict.fromkeys(variants)) for variants in each], found.source_date_epoch
 
 
-def workplace(say: pipeline.Say, *, verbose: bool = False) -> pipeline.Workplace:
+def workplace(say: Say, *, verbose: bool = False) -> Workplace:
     """Where builds keep their caches and their lock: see `buildtool.shipped`."""
-    return pipeline.Workplace(state_directory(), lock_file(), say, verbose)
+    return Workplace(state_directory(), lock_file(), say, verbose)
 
 
 def more_names(tags: Sequence[str], variants: Sequence[Variant]) -> dict[str, tuple[Reference, ...]]:

@@ -3,110 +3,31 @@
 Each step takes the result of the one before.
 """
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from buildtool.audit.audit import audit_image, write_reports
 from buildtool.audit.report.render import SummaryRow, summary_row
 from buildtool.builder import context
-from buildtool.builder.fingerprint import tool_fingerprint
 from buildtool.builder.lockfile import Lock
-from buildtool.builder.parallel import at_once
 from buildtool.builder.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, unresolved
-from buildtool.builder.rootfs import RootfsCache
-from buildtool.builder.sources import Sources, bootstrap_of
-from buildtool.builder.wheels import WheelCache
+from buildtool.builder.sources import Sources
+from buildtool.builder.workplace import Say, Workplace
 from buildtool.command import stop_children
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
 from buildtool.engine.room import require_engine_room, require_room
-from buildtool.files import kept, locked, sha256_of, sweep_partials, write_text
+from buildtool.files import kept, sha256_of, write_text
 from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.model import BuiltImage, Resolved, Variant
-from buildtool.prune.inputs import Inspections, PruneCache, PrunedInputs
+from buildtool.parallel import at_once
+from buildtool.prune.inputs import PrunedInputs
 from probes.shared.units import decimal_bytes
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """Where a build keeps its things on the host."""
-
-    state: Path
-    lock: Path
-    say: Say = field(repr=False)
-    verbose: bool = False  # whether programs that bring inputs are heard in full
-
-    def seal(self, kind: str, *settings: object) -> Path:
-        """Where observations of an image are kept: one file for each digest, settings and tool.
-
-        `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
-        """
-        key = hashlib.sha256(repr((tool_fingerprint(), *settings)).encode()).hexdigest()
-        return self.state / kind / key
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lock this state directory: other builds would replace contexts that are being read."""
-        waiting = "another build is using the same state directory; waiting for it to finish"
-        with locked(self.state / "build.lock", lambda: self.say(waiting)):
-            yield
-
-    def sweep(self) -> None:
-        """Remove half-written files of killed runs from every folder that a build writes into."""
-        for folder in (None, self.lock.parent, self.state, *self.state.glob("*")):
-            sweep_partials(folder)
-
-    @property
-    def wheels(self) -> WheelCache:
-        """The wheel cache."""
-        return WheelCache(self.state / "wheels", self.say, verbose=self.verbose)
-
-    @property
-    def rootfs(self) -> RootfsCache:
-        """The cache of root file systems."""
-        return RootfsCache(self.state / "rootfs", self.say, verbose=self.verbose)
-
-    @property
-    def prunes(self) -> PruneCache:
-        """The cache of inputs without GPU code for other cards."""
-        return PruneCache(self.state / "pruned", self.say)
-
-    @property
-    def inspections(self) -> Inspections:
-        """Which targets the inputs have code for, as far as known."""
-        return Inspections(self.state / "inspected", self.say)
-
-    def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
-        """The plan of an image for its variant's cards, with its place for the context."""
-        return ImagePlan(variant, resolved, self.state / "context" / variant.name)
-
-    def rootfs_of(self, image: ImagePlan, epoch: int) -> Path | None:
-        """The root file system that an image is built on; None where a registry has its base."""
-        recipe = bootstrap_of(image.variant, image.resolved)
-        return self.rootfs.path(recipe, epoch) if recipe else None
-
-    def archives(self, image: ImagePlan, epoch: int) -> dict[str, Path]:
-        """The inputs that GPU code is looked for in, by SHA-256; none without pruning."""
-        places = {wheel.sha256: self.wheels.path(wheel) for wheel in image.resolved.wheels}
-        if rootfs := self.rootfs_of(image, epoch):
-            places[image.resolved.base.pin] = rootfs
-        return {sha256: places[sha256] for sha256 in image.looked_into}
-
-    def verify(self, image: ImagePlan, path: Path, sha256: str) -> None:
-        """Check one of `archives` against its hash. Raises DataError, having removed what is damaged."""
-        if sha256 == image.resolved.base.pin:
-            self.rootfs.verify(path, sha256)
-        else:
-            self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
 
 
 def make_plan(

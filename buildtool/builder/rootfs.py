@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from buildtool.apt import host_mirror
 from buildtool.command import CommandFailed, find, relay, run, run_loud
+from buildtool.engine.apt import host_mirror
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap

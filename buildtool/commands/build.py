@@ -7,6 +7,7 @@ from pathlib import Path
 from buildtool.builder import pipeline, summary
 from buildtool.builder.choices import add_targets, more_names, require_platform, wanted, workplace
 from buildtool.builder.plan import ImagePlan
+from buildtool.builder.workplace import Workplace
 from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
@@ -98,7 +99,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
 
 def _audit(
     args: argparse.Namespace,
-    place: pipeline.Workplace,
+    place: Workplace,
     both: Sequence[tuple[ImagePlan, BuiltImage]],
     engine: Engine,
 ) -> list[str]:

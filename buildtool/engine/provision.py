@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.apt import host_mirror
 from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
+from buildtool.engine.apt import host_mirror
 from buildtool.engine.client import NEXT_STEP, Engine, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch, write_text

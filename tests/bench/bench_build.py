@@ -22,6 +22,7 @@ from board import Board, tell
 
 from buildtool.audit.audit import audit_image
 from buildtool.builder import catalog, pipeline, plan
+from buildtool.builder.workplace import Workplace
 from buildtool.engine import buildx
 from buildtool.engine.client import Engine
 from buildtool.shipped import IMAGES
@@ -66,7 +67,7 @@ def others_image(name: str) -> plan.ImagePlan:
     """The cpu variant's very inputs, for the Dockerfile that most people would write."""
     chosen = catalog.load()
     cpu = chosen.select(("cpu",))[0]
-    place = pipeline.Workplace(ROOT / ".weir", ROOT / "images" / "variants.lock.json", lambda _line: None)
+    place = Workplace(ROOT / ".weir", ROOT / "images" / "variants.lock.json", lambda _line: None)
     made = pipeline.make_plan(place, [[cpu]], engine=Engine(), epoch=chosen.source_date_epoch)
     pipeline.stage(place, made)
     variant = replace(cpu, name=name, dockerfile=IMAGES / "naive" / "Dockerfile")

@@ -29,9 +29,9 @@ from board import Board, tell
 from prune_fuzz import fuzz_bars
 from prune_images import image_bars
 
-from buildtool.apt import host_mirror
 from buildtool.builder.rootfs import environment, mmdebstrap_command
 from buildtool.command import run_loud
+from buildtool.engine.apt import host_mirror
 from buildtool.errors import ToolError
 from buildtool.gpucode.formats.elf import read_elf
 from buildtool.gpucode.formats.scan import iter_bundles

@@ -24,6 +24,7 @@ from buildtool.audit.report.schema import AuditReport
 from buildtool.builder import catalog, pipeline
 from buildtool.builder.lockfile import Lock, spec_sha256
 from buildtool.builder.plan import BuildPlan, ImagePlan
+from buildtool.builder.workplace import Workplace
 from buildtool.engine.client import Engine
 from buildtool.model import BuiltImage, Variant
 
@@ -68,7 +69,7 @@ def image_bars(board: Board, targets: Sequence[str], llvm: Extractor) -> None:
         _same_twice(board, place, engine, targets[0])
 
 
-def _predict(place: pipeline.Workplace, engine: Engine, targets: Sequence[str]) -> tuple[dict[str, int], int]:
+def _predict(place: Workplace, engine: Engine, targets: Sequence[str]) -> tuple[dict[str, int], int]:
     """What the audit of the unpruned layer says that a prune to each target saves, and that layer's bytes.
 
     The layer is put into an OCI layout as a link: the engine would need 15 GB to hold it.
@@ -145,7 +146,7 @@ def _still_works(board: Board, target: str, image: BuiltImage, engine: Engine) -
     board.bar(f"rocm {target}: probes that don't run", not probed, 0, "probes")
 
 
-def _same_twice(board: Board, place: pipeline.Workplace, engine: Engine, target: str) -> None:
+def _same_twice(board: Board, place: Workplace, engine: Engine, target: str) -> None:
     """Pruned and staged twice, and each built without any cache."""
     digests = set()
     made = []
@@ -178,7 +179,7 @@ def _rocm() -> Variant:
 
 
 @contextmanager
-def _workplace() -> Iterator[pipeline.Workplace]:
+def _workplace() -> Iterator[Workplace]:
     """A state directory that borrows wheels and root file systems from the user's, and nothing else."""
     state = STATE / "bench" / "images"
     shutil.rmtree(state, ignore_errors=True)
@@ -187,7 +188,7 @@ def _workplace() -> Iterator[pipeline.Workplace]:
         (STATE / cache).mkdir(exist_ok=True)
         (state / cache).symlink_to(STATE / cache)
     try:
-        yield pipeline.Workplace(state, state / "lock.json", tell)
+        yield Workplace(state, state / "lock.json", tell)
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
@@ -206,7 +207,7 @@ def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iter
             engine.forget(ref)
 
 
-def _prepared(place: pipeline.Workplace, engine: Engine, variant: Variant) -> ImagePlan:
+def _prepared(place: Workplace, engine: Engine, variant: Variant) -> ImagePlan:
     _lock_as_rocm(place, variant)
     epoch = catalog.load().source_date_epoch
     plan = pipeline.make_plan(place, [[variant]], engine=engine, epoch=epoch, asked=True)
@@ -215,7 +216,7 @@ def _prepared(place: pipeline.Workplace, engine: Engine, variant: Variant) -> Im
     return image
 
 
-def _lock_as_rocm(place: pipeline.Workplace, variant: Variant) -> None:
+def _lock_as_rocm(place: Workplace, variant: Variant) -> None:
     """The inputs that the repository's lock pins for `rocm`, pinned for this variant as well."""
     theirs, ours = Lock.load(ROOT / "images" / "variants.lock.json"), Lock.load(place.lock)
     pinned = theirs.get(_rocm())

@@ -180,7 +180,7 @@ def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, p
 STOPPABLE = """
 from functools import partial
 from buildtool import command
-from buildtool.builder import parallel
+from buildtool import parallel
 from probes.shared.interrupt import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]

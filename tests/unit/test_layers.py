@@ -105,6 +105,7 @@ ACTING = {
     "buildtool.builder.sources",
     "buildtool.builder.wheels",
     "buildtool.doctor.gather",
+    "buildtool.engine.apt",
     "buildtool.engine.buildx",
     "buildtool.engine.client",
     "buildtool.engine.host",

@@ -9,6 +9,7 @@ import pytest
 
 from buildtool.builder import catalog, pipeline
 from buildtool.builder.lockfile import Lock
+from buildtool.builder.workplace import Workplace
 from buildtool.engine import room
 from buildtool.engine.client import EngineInfo
 from buildtool.errors import EnvironmentMissing
@@ -26,7 +27,7 @@ def test_a_remote_engines_build_is_not_refused_for_this_hosts_disk(
     info = EngineInfo("26.1", "overlayfs", True, socket.gethostname(), str(full), ())
     engine: Any = SimpleNamespace(info=lambda: info)
     said: list[str] = []
-    place = pipeline.Workplace(tmp_path / "state", tmp_path / "lock.json", said.append)
+    place = Workplace(tmp_path / "state", tmp_path / "lock.json", said.append)
     lock = Lock.load(place.lock)
     monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
     pipeline.require_disk(place, [CPU], engine, lock)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import catalog, fingerprint, pipeline, plan
+from buildtool.builder import catalog, fingerprint, pipeline, plan, workplace
+from buildtool.builder.workplace import Workplace
 from buildtool.engine.client import RunResult
 from buildtool.errors import ProofFailed
 from buildtool.model import BuiltImage, TorchBuild
@@ -19,8 +20,8 @@ A, B = (BuiltImage("cpu", VARIANT.ref, f"sha256:{letter * 64}") for letter in "a
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> pipeline.Workplace:
-    return pipeline.Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _line: None)
+def place(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _line: None)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ ENGINE: Any = SimpleNamespace()
 
 
 def test_building_a_then_b_then_a_again_shows_the_report_of_a(
-    place: pipeline.Workplace, audits: list[str], tmp_path: Path
+    place: Workplace, audits: list[str], tmp_path: Path
 ) -> None:
     reports = tmp_path / "reports"
     for image in (A, B, A):
@@ -61,7 +62,7 @@ def test_building_a_then_b_then_a_again_shows_the_report_of_a(
 
 
 def test_a_report_that_somebody_changed_is_written_again(
-    place: pipeline.Workplace, audits: list[str], tmp_path: Path
+    place: Workplace, audits: list[str], tmp_path: Path
 ) -> None:
     pipeline.audited(place, TARGET, A, ENGINE, tmp_path / "reports")
     (tmp_path / "reports/cpu.md").write_text("torn")
@@ -70,12 +71,12 @@ def test_a_report_that_somebody_changed_is_written_again(
 
 
 def test_other_settings_and_another_tool_look_again(
-    place: pipeline.Workplace, audits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Workplace, audits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(TARGET, variant=replace(VARIANT, gpu_targets=("gfx906",)))
     pipeline.audited(place, TARGET, A, ENGINE, tmp_path)
     pipeline.audited(place, other, A, ENGINE, tmp_path)
-    monkeypatch.setattr(pipeline, "tool_fingerprint", lambda: "another")
+    monkeypatch.setattr(workplace, "tool_fingerprint", lambda: "another")
     pipeline.audited(place, other, A, ENGINE, tmp_path)
     assert audits == [A.digest] * 3
 
@@ -90,7 +91,7 @@ def test_the_tool_is_distinguished_by_its_sources_not_by_its_version(tmp_path: P
     assert fingerprint.fingerprint((tmp_path / "package",)) != before
 
 
-def test_an_image_is_proved_by_digest_and_for_each_promise(place: pipeline.Workplace) -> None:
+def test_an_image_is_proved_by_digest_and_for_each_promise(place: Workplace) -> None:
     said = (
         'SMOKE {"python": "3.11.2", "uid": 0, "torch": {"version": "2", "hip": null, "cuda": null,'
         ' "product_ok": true}, "service": true, "probes": true, "rocminfo": {"present": false}}'
@@ -110,7 +111,7 @@ def test_an_image_is_proved_by_digest_and_for_each_promise(place: pipeline.Workp
     assert ran == [A.digest] * 2
 
 
-def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: pipeline.Workplace) -> None:
+def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: Workplace) -> None:
     left = ".weir-0123456789abcdef.partial"
     folders = [place.state / name for name in ("rootfs", "pruned", "wheels", "context", "audited", "proved")]
     for folder in (*folders, place.state, place.lock.parent):

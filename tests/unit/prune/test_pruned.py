@@ -12,10 +12,10 @@ from buildtool.builder import context
 from buildtool.builder.catalog import load
 from buildtool.builder.choices import chosen_targets
 from buildtool.builder.lockfile import Lock, spec_sha256
-from buildtool.builder.pipeline import Workplace
 from buildtool.builder.plan import ImagePlan, labels, unresolved
 from buildtool.builder.rootfs import environment, recipe_sha256
 from buildtool.builder.wheels import WheelCache
+from buildtool.builder.workplace import Workplace
 from buildtool.cli import main
 from buildtool.engine.host import amd_targets
 from buildtool.errors import ConfigError, Exit

@@ -9,6 +9,7 @@ from report_maker import BASE, SERVICE, FakeEngine
 
 from buildtool.builder import pipeline
 from buildtool.builder.plan import ImagePlan
+from buildtool.builder.workplace import Workplace
 from buildtool.engine.client import Engine
 from buildtool.model import Budget, BuiltImage, Resolved, Variant
 
@@ -28,7 +29,7 @@ class CountingEngine(FakeEngine):
 
 def test_reports_of_every_form_are_written_once_and_again_when_one_is_gone(tmp_path: Path) -> None:
     engine = CountingEngine(Image([BASE, SERVICE], ref="weir/tiny:latest"))
-    place = pipeline.Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _: None)
+    place = Workplace(tmp_path / "state", tmp_path / "lock.json", lambda _: None)
     target = ImagePlan(VARIANT, cast(Resolved, None), tmp_path)
     built = BuiltImage("tiny", "weir/tiny:latest", "sha256:" + 64 * "0")
 
