@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probes.errors import PlacementError
     from probes.placement.loading.load import load
+    from probes.placement.planner.asking import plan
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.place import place
     from probes.placement.values import Plan
@@ -19,9 +20,10 @@ _HOMES = {
     "Plan": "probes.placement.values",
     "load": "probes.placement.loading.load",
     "place": "probes.placement.runtime.place",
+    "plan": "probes.placement.planner.asking",
 }
 
-__all__ = ["Handle", "PlacementError", "Plan", "load", "place"]
+__all__ = ["Handle", "PlacementError", "Plan", "load", "place", "plan"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class

@@ -30,6 +30,7 @@ GATES = {
         "probes/placement/loading/",
         "probes/placement/packing/",
         "probes/placement/models/modules.py",
+        "probes/placement/models/moduletree.py",
         "probes/placement/runtime/",
         "probes/measure/buffers.py",
         "probes/measure/device.py",

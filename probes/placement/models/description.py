@@ -107,6 +107,7 @@ class BlockDescription:
     attention: Attention | None = None
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
+    anytime: bool = False  # used while other blocks are called: it can only be resident
 
     @property
     def weight_bytes(self) -> int:
@@ -122,7 +123,8 @@ class BlockDescription:
     def kind(self) -> object:
         """Equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active) for t in self.tensors)
-        return shapes, self.calls, self.looked_up, self.attention, self.operations, self.live_numbers
+        facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
+        return shapes, facts
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`plan`: the public function that makes a plan from whatever names a model and a machine."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from probes.errors import UsageError
 from probes.placement.models.description import ModelDescription
@@ -11,9 +12,14 @@ from probes.placement.planner.profiles import names, profile
 from probes.placement.values import Objective, Plan, Workload
 from probes.records.schema import read_report
 
+if TYPE_CHECKING:
+    from probes.placement.models.moduletree import Module
+
+Model: TypeAlias = "ModelDescription | Module | str | Path"
+
 
 def plan(
-    model: ModelDescription | str | Path,
+    model: Model,
     *,
     vram: int,
     machine: Constants | str | Path,
@@ -26,7 +32,8 @@ def plan(
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
 
-    `model`: a config.json, a safetensors file, index or folder, a known model's name, or a description.
+    `model`: a module (on meta, too), a config.json, a safetensors file, index or folder, a known model's
+    name, or a description.
     `machine`: the name of a profile, or a probe report's file.
     `vram` and `host` in bytes: `vram` limits torch's allocator, and the card's size limits that and the
     driver's context; without `host`, what the machine has. With `context` tokens of room in the KV cache, the
@@ -47,9 +54,15 @@ def plan(
     ).plan
 
 
-def described(model: ModelDescription | str | Path) -> ModelDescription:
-    """The description of whatever names a model."""
-    return model if isinstance(model, ModelDescription) else describe(str(model))
+def described(model: Model) -> ModelDescription:
+    """The description of whatever names a model, or is one."""
+    if isinstance(model, ModelDescription):
+        return model
+    if isinstance(model, str | Path):
+        return describe(str(model))
+    from probes.placement.models import moduletree  # needs torch
+
+    return moduletree.described(model)
 
 
 def constants(machine: Constants | str | Path) -> Constants:

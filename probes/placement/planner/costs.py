@@ -150,6 +150,8 @@ class _Block:
             return
         if machine.has_gpu:
             yield from self._on_gpu()
+        if self._block.anytime and machine.has_gpu:
+            return
         if not machine.has_gpu or self._lookup_only or work.objective == "fast":
             yield self._on_cpu()
 
@@ -166,6 +168,8 @@ class _Block:
             vram_bytes=self._bytes + self._cache,
             scratch_bytes=scratch,
         )
+        if self._block.anytime:
+            return
         yield Option(
             "in_place",
             compute_s=self._in_place(),

@@ -1,0 +1,81 @@
+"""What a model consists of, from its module tree. It may be on meta: nothing is read from its weights."""
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from probes.errors import CheckpointUnreadable, ModelUnknown
+from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
+from probes.placement.models.modules import Block, Entry, find_blocks
+from probes.placement.models.reading import from_config
+
+Module: TypeAlias = nn.Module  # for modules that don't import torch
+
+
+def described(model: Module) -> ModelDescription:
+    """The model's blocks, in the order of definition, with what its configuration says if it has one.
+
+    Raises PlacementError for parameters that can't be placed.
+    """
+    blocks = tuple(_block(block) for block in find_blocks(model))
+    name = type(model).__name__
+    known = _known(model, name)
+    if known is not None:
+        blocks = _informed(blocks, known)
+    notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
+    return ModelDescription(name, blocks, "module tree", notes=notes)
+
+
+def _block(block: Block) -> BlockDescription:
+    tensors = tuple(_tensor(entry) for entry in block.entries)
+    lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
+    looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
+    return BlockDescription(block.name, tensors, looked_up=looked_up, anytime=not block.called)
+
+
+def _tensor(entry: Entry) -> TensorDescription:
+    return TensorDescription(entry.name, entry.shape, str(entry.dtype).removeprefix("torch."), _use(entry))
+
+
+def _use(entry: Entry) -> Use:
+    if len(entry.shape) < 2:
+        return "elementwise"
+    if all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners):
+        return "lookup"
+    return "product"
+
+
+def _known(model: nn.Module, name: str) -> ModelDescription | None:
+    """By a configuration as transformers' models have it."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return None
+    try:
+        return from_config({**config.to_dict(), "architectures": [name]}, name=name, where=f"{name}.config")
+    except (CheckpointUnreadable, ModelUnknown):
+        return None
+
+
+def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> tuple[BlockDescription, ...]:
+    """The tree's blocks with what the configuration says of those that have the same name and size."""
+    said = {block.name: block for block in known.blocks}
+    made = []
+    for block in blocks:
+        fact = said.get(block.name)
+        if fact is None or _numbers(fact) != _numbers(block):
+            made.append(block)
+            continue
+        uses = {tensor.name: tensor for tensor in fact.tensors}
+        tensors = tuple(
+            replace(tensor, use=uses[tensor.name].use, active=uses[tensor.name].active)
+            if tensor.name in uses
+            else tensor
+            for tensor in block.tensors
+        )
+        made.append(replace(fact, tensors=tensors, anytime=block.anytime))
+    return tuple(made)
+
+
+def _numbers(block: BlockDescription) -> int:
+    return sum(tensor.numbers for tensor in block.tensors)

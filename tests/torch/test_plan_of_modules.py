@@ -1,0 +1,80 @@
+"""Plans of module trees: on meta, with or without a configuration, and accepted by `place`."""
+
+import pytest
+import torch
+from torch import nn
+
+from probes.placement import place, plan
+from probes.placement.models.moduletree import described
+from probes.placement.models.reading import describe
+
+MIB = 1 << 20
+
+
+def qwen(layers=4):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        hidden_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        vocab_size=300,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def test_a_transformers_module_is_described_as_its_config_is():
+    with torch.device("meta"):
+        model = qwen()
+    found = {block.name: block for block in described(model).blocks}
+    assert found["model.layers.0"].attention is not None
+    assert found["model.layers.0"].operations
+    assert found["model.embed_tokens.weight"].looked_up
+
+
+def test_the_description_has_every_parameter_once():
+    with torch.device("meta"):
+        model = qwen()
+    names = [tensor.name for block in described(model).blocks for tensor in block.tensors]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_a_parameter_that_no_called_module_holds_is_planned_resident():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(1024))
+            self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) + self.token
+            return x
+
+    model = Model()
+    made = plan(model, vram=300 * MIB, machine="h200")
+    assert {block.name: block.tier for block in made.blocks}["token"] == "resident"
+    tight = plan(model, vram=16 * MIB + 256 * MIB, machine="wx4100")
+    tiers = {block.name: block.tier for block in tight.blocks}
+    assert tiers["token"] == "resident"
+
+
+@pytest.mark.parametrize("objective", ["exact", "fast"])
+def test_a_planned_module_can_be_placed(objective):
+    torch.manual_seed(0)
+    model = qwen().eval()
+    ids = torch.randint(0, 300, (2, 9))
+    with torch.inference_mode():
+        want = model(ids).logits
+    made = plan(model, vram=1024 * MIB, machine="h200", objective=objective)
+    handle = place(model, made, device="cpu")
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, want)
+    handle.remove()
+
+
+def test_a_known_name_is_still_described_without_torch():
+    assert describe("qwen2.5-3b").blocks
