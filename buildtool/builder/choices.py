@@ -60,10 +60,7 @@ def more_names(tags: Sequence[str], variants: Sequence[Variant]) -> dict[str, tu
 
     Raises ConfigError for what no image can be called, and for a name that two images would get.
     """
-    named = {
-        variant.name: tuple(parse_new_name(tag.replace(_VARIANT, variant.name)) for tag in tags)
-        for variant in variants
-    }
+    named = {variant.name: _own_names(variant, tags) for variant in variants}
     owners = {parse_new_name(variant.ref).canonical: variant.name for variant in variants}
     for variant, names in named.items():
         for name in names:
@@ -73,6 +70,12 @@ def more_names(tags: Sequence[str], variants: Sequence[Variant]) -> dict[str, tu
                     f"build one of them, or write {_VARIANT} in the name: --tag HOST/{_VARIANT}:1.0",
                 )
     return named
+
+
+def _own_names(variant: Variant, tags: Sequence[str]) -> tuple[Reference, ...]:
+    """Each name once, no matter in how many ways it is written."""
+    names = (parse_new_name(tag.replace(_VARIANT, variant.name)) for tag in tags)
+    return tuple({name.canonical: name for name in names}.values())
 
 
 def require_platform(asked: str, engine_machine: str) -> None:

@@ -129,9 +129,15 @@ def _push(
     say: Callable[[str], None],
     verbose: bool,
 ) -> None:
-    """Push every name of every image, one after the other; the first that fails ends it."""
-    for image in images:
-        for name in names[image.variant]:
+    """Push every name of every image, in order; the first that fails ends it, listed with the rest."""
+    left = [(image.digest, name) for image in images for name in names[image.variant]]
+    try:
+        while left:
+            built, name = left[0]
             say(f"pushing {name}")
-            digest = registry.push(image.digest, name, engine=engine, say=say, verbose=verbose)
+            digest = registry.push(built, name, engine=engine, say=say, verbose=verbose)
             tell(f"pushed {name}{f'@{digest}' if digest else ''}")
+            del left[0]
+    finally:
+        if left:
+            tell(f"not pushed: {', '.join(str(name) for _, name in left)}")

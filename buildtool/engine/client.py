@@ -178,8 +178,8 @@ class Engine:
                         )
                     raise BuildFailed(f"the engine refused the image: {reason}")
 
-    def tag(self, image: str, name: Reference) -> None:
-        """Give an image, by its id or digest, another name, which must hold a tag.
+    def tag(self, image: str, name: Reference) -> str:
+        """Give an image, by its id or digest, another name, which must hold a tag; returns its id.
 
         Raises DataError for an unknown image, BuildFailed unless it has the name then.
         """
@@ -191,6 +191,7 @@ class Engine:
         record = self.inspect(str(name)) if done else None
         if record is None or record["Id"] != wanted["Id"]:
             raise BuildFailed(f"the engine didn't give the image {image[:19]} the name {name}")
+        return str(wanted["Id"])
 
     def forget(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""

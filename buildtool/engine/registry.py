@@ -34,10 +34,14 @@ _FULL = ("no space left",)
 _SILENT = (
     *("connection refused", "connection reset", "no such host", "i/o timeout", "deadline exceeded"),
     *("tls handshake", "unreachable", "server misbehaving", "name resolution", "client.timeout"),
-    *("http response to https client", "x509:", "proxyconnect", "bad gateway", "service unavailable"),
+    *("http response to https client", "x509:", "proxyconnect", "closed network connection"),
+    *("broken pipe", ": eof", "unexpected eof", "redirects"),
 )
+_BUSY = ("toomanyrequests", "too many requests")
+_BROKEN = re.compile(r"\b5\d\d [a-z]+")  # 500 internal server error, 504 gateway timeout
 _FORBIDDEN = ("denied", "unauthorized", "authentication required", "no basic auth", "forbidden")
 _ABSENT = ("not found", "manifest unknown", "name unknown", "no matching manifest")
+_ADDRESS = re.compile(r"\"[^\"]*\"|https?://\S+")  # what the user or the registry chose; it holds no signs
 
 
 class _Layers:
@@ -66,16 +70,24 @@ def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool
 
     Returns the digest that the registry now has for that name, empty where the CLI doesn't print one.
     Raises EnvironmentMissing when the registry refuses the credentials or the engine's disk is full,
-    SourceUnreachable when it doesn't answer, BuildFailed for any other reason.
+    SourceUnreachable when it doesn't answer or can't take it now, BuildFailed for any other reason, such as
+    another image under that name.
     """
-    engine.tag(image, name)  # right before the push: somebody may have moved the tag
+    ours = engine.tag(image, name)  # right before the push: somebody may have moved the tag
     hear = relay(say, _Layers(f"push {name}").line, verbose=verbose)
     try:
         done = run_loud(["docker", "push", str(name)], say=hear)
     except CommandFailed as error:
         raise push_fault(name, error.tail) from error
     found = _DIGEST.findall(done.tail)
-    return str(found[-1]) if found else ""
+    digest = str(found[-1]) if found else ""
+    there = engine.inspect(f"{name.repository}@{digest}") if digest else None
+    if there and there["Id"] != ours:
+        raise BuildFailed(
+            f"{name} was pushed as another image, {digest}: somebody moved that tag meanwhile",
+            "run the same command again when no other build pushes that name",
+        )
+    return digest
 
 
 def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
@@ -97,14 +109,15 @@ def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
 def push_fault(name: Reference, tail: str) -> ToolError:
     """Why a push failed, by the CLI's last lines. Pure."""
     words = _last(tail)
-    if fault := _on_our_side(words):
+    signs = _signs(words, name)
+    if fault := _on_our_side(words, signs) or _passing(words, signs, name):
         return fault
-    if _says(words, _FORBIDDEN):
+    if _says(signs, _FORBIDDEN):
         return EnvironmentMissing(
             f"{name.host} refuses to take {name}: {words}",
             f"log in, as someone who may push there: {_login(name)}",
         )
-    if _says(words, _SILENT):
+    if _says(signs, _SILENT):
         return SourceUnreachable(f"{name.host} doesn't take {name}: {words}", _reach(name))
     return BuildFailed(
         f"{name} wasn't pushed: {words}", f"see all of it: {command('docker', 'push', str(name))}"
@@ -114,28 +127,49 @@ def push_fault(name: Reference, tail: str) -> ToolError:
 def pull_fault(name: Reference, tail: str) -> ToolError:
     """Why a pull failed, by the CLI's last lines. Pure."""
     words = _last(tail)
-    if fault := _on_our_side(words):
+    signs = _signs(words, name)
+    if fault := _on_our_side(words, signs) or _passing(words, signs, name):
         return fault
-    if _says(words, _SILENT):
+    if _says(signs, _SILENT):
         return SourceUnreachable(
             f"the engine has no image {name}, and {name.host} doesn't answer: {words}", _reach(name)
         )
     why = f"the engine has no image {name}, and can't pull it from {name.host}: {words}"
-    if _says(words, (*_FORBIDDEN, *_ABSENT)):
+    if _says(signs, (*_FORBIDDEN, *_ABSENT)):
         return DataError(why, f"check the name; log in for a private image: {_login(name)}")
     return DataError(why, f"see all of it: {command('docker', 'pull', str(name))}")
 
 
-def _on_our_side(words: str) -> ToolError | None:
+def _signs(words: str, name: Reference) -> str:
+    """The words by which a failure is recognised: an image may be called `team/denied`."""
+    return _ADDRESS.sub("", words).replace(str(name), "").replace(name.repository, "").lower()
+
+
+def _passing(words: str, signs: str, name: Reference) -> ToolError | None:
+    """The failure, if it is one of a registry that answers, and may pass by itself."""
+    if _says(signs, _BUSY):
+        return SourceUnreachable(
+            f"{name.host} takes no more requests for now: {words}",
+            f"wait some minutes and run the same command again; logged in, you may do more: {_login(name)}",
+        )
+    if _BROKEN.search(signs):
+        return SourceUnreachable(
+            f"{name.host} is broken or under maintenance: {words}",
+            "run the same command again later; layers that it has are not sent again",
+        )
+    return None
+
+
+def _on_our_side(words: str, signs: str) -> ToolError | None:
     """The failure, if it isn't the registry's."""
-    if _says(words, _NO_ENGINE):
+    if _says(signs, _NO_ENGINE):
         return EngineUnavailable("no Docker engine answers", NEXT_STEP)
-    if _says(words, _NO_HELPER):
+    if _says(signs, _NO_HELPER):
         return EnvironmentMissing(
             f"the docker CLI can't read its credentials: {words}",
             "install the helper that ~/.docker/config.json names as credsStore or in credHelpers",
         )
-    if _says(words, _FULL):
+    if _says(signs, _FULL):
         return EnvironmentMissing(
             f"the engine's disk is full: {words}", "docker system df; docker image prune"
         )
@@ -149,7 +183,7 @@ def _last(tail: str) -> str:
 
 
 def _says(words: str, signs: tuple[str, ...]) -> bool:
-    return any(sign in words.lower() for sign in signs)
+    return any(sign in words for sign in signs)
 
 
 def _login(name: Reference) -> str:

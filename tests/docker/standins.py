@@ -101,15 +101,17 @@ def package_index(folder: Path) -> Iterator[Index]:
         server.server_close()
 
 
-class _Locked(BaseHTTPRequestHandler):
+class _Refusing(BaseHTTPRequestHandler):
+    status = 401
     default_request_version = "HTTP/1.0"  # what isn't HTTP gets a status line, too: engines try TLS first
 
     def log_message(self, *args: object) -> None:
         pass
 
     def refuse(self) -> None:
-        self.send_response(401)
-        self.send_header("WWW-Authenticate", 'Basic realm="standin"')
+        self.send_response(self.status)
+        if self.status == 401:
+            self.send_header("WWW-Authenticate", 'Basic realm="standin"')
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -117,9 +119,9 @@ class _Locked(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def locked_registry() -> Iterator[str]:
-    """A registry on loopback for which nobody has credentials; yields its host:port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Locked)
+def refusing_registry(status: int) -> Iterator[str]:
+    """A registry on loopback that answers everything with one status; yields its host:port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Refusing", (_Refusing,), {"status": status}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_port}"
@@ -174,6 +176,13 @@ def wait_for_port(address: str, timeout_s: float = 20) -> None:
             time.sleep(0.1)
         else:
             return
+
+
+@contextlib.contextmanager
+def silent_registry() -> Iterator[str]:
+    """A registry on loopback that takes connections and says nothing; yields its host:port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @dataclass(frozen=True)

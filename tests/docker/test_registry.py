@@ -1,17 +1,20 @@
 """Pushes and pulls with a real engine and a real registry on loopback; another one there lets nobody in."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from standins import free_port, locked_registry, registry
+from standins import free_port, refusing_registry, registry, silent_registry
 
 from buildtool.engine import registry as gate
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
-from buildtool.errors import EnvironmentMissing, Exit, SourceUnreachable
+from buildtool.errors import BuildFailed, EnvironmentMissing, Exit, SourceUnreachable
 
 LOCAL = f"t-registry-{os.getpid()}/tiny:1"
 DOCKERFILE = "FROM scratch\nCOPY one /one\nCOPY two /two\n"
@@ -110,7 +113,7 @@ def test_a_registry_that_does_not_answer_is_told_apart_from_a_wrong_name(image: 
 
 
 def test_a_registry_that_wants_a_login_is_told_with_the_command(image: str) -> None:
-    with locked_registry() as host:
+    with refusing_registry(401) as host:
         name = f"{host}/team/tiny:1"
         done = weir("audit", name)
         assert done.returncode == Exit.DATA
@@ -126,3 +129,67 @@ def test_an_id_is_not_asked_of_a_registry() -> None:
     done = weir("audit", "0123456789ab")
     assert done.returncode == Exit.DATA
     assert "an id can't be pulled" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "way_out"), [(429, "wait some minutes"), (500, "later"), (504, "later")])
+def test_a_registry_that_fails_for_now_is_neither_a_wrong_name_nor_a_broken_build(
+    status: int, way_out: str, image: str
+) -> None:
+    with refusing_registry(status) as host:
+        name = f"{host}/team/tiny:1"
+        done = weir("audit", name)
+        assert done.returncode == Exit.ENVIRONMENT
+        assert way_out in done.stderr
+        try:
+            with pytest.raises(SourceUnreachable, match=way_out):
+                gate.push(image, parse_new_name(name), engine=Engine(), say=lambda _line: None)
+        finally:
+            forget(name)
+
+
+def test_a_pull_that_hangs_can_be_interrupted() -> None:
+    with silent_registry() as host:
+        command = [sys.executable, "-m", "buildtool", "audit", f"{host}/team/tiny:1"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "pulling it" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (Exit.INTERRUPTED, "")
+    assert "interrupted;" in err
+
+
+def test_of_two_pushes_under_one_name_none_passes_the_others_image_for_its_own(
+    host: str, image: str, tmp_path: Path
+) -> None:
+    second = f"{LOCAL}-second"
+    (tmp_path / "one").write_bytes(os.urandom(1000))
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY one /one\n")
+    command = ["docker", "buildx", "build", "--provenance=false", "-q", "--load", "-t", second, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    name = parse_new_name(f"{host}/team/contested:1")
+    ended = dict[str, str]()
+
+    def push(own: str) -> None:
+        try:
+            ended[own] = gate.push(own, name, engine=Engine(), say=lambda _line: None)
+        except BuildFailed:
+            ended[own] = "refused"
+
+    try:
+        record = Engine().inspect(second)
+        assert record is not None
+        for _ in range(8):
+            threads = [threading.Thread(target=push, args=(own,)) for own in (image, str(record["Id"]))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            seen = [(digest, own) for own, digest in ended.items() if digest != "refused"]
+            assert seen, "one of them got through"
+            for digest, own in seen:
+                of_it = Engine().inspect(f"{name.repository}@{digest}")
+                assert of_it is None or of_it["Id"] == own
+    finally:
+        forget(second)
+        forget(str(name))

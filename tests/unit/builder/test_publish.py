@@ -12,7 +12,7 @@ from buildtool.builder import catalog, choices, pipeline, plan
 from buildtool.cli import main
 from buildtool.commands import build
 from buildtool.engine import registry
-from buildtool.errors import ConfigError, Exit, ProofFailed
+from buildtool.errors import ConfigError, EnvironmentMissing, Exit, ProofFailed
 from buildtool.model import BuiltImage, Variant
 
 CPU, ROCM = catalog.load().select(("cpu", "rocm"))
@@ -26,6 +26,7 @@ def names(*tags: str, variants: tuple[Variant, ...] = (CPU,)) -> dict[str, list[
 
 def test_a_name_is_given_to_one_image_alone() -> None:
     assert names("a/b", "a/b:2") == {"cpu": ["a/b:latest", "a/b:2"]}
+    assert names("a/b", "a/b:latest", "docker.io/a/b") == {"cpu": ["docker.io/a/b:latest"]}
     for tags in (("a/b:1",), ("docker.io/weir/rocm",), ("x-{variant}:1", "x-rocm:1")):
         with pytest.raises(ConfigError, match=r"to two images: \w+ and \w+\n.*\{variant\}"):
             names(*tags, variants=(CPU, ROCM))
@@ -62,7 +63,12 @@ def test_a_bad_name_is_refused_before_an_engine_is_asked(
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
     """Builds `cpu` without an engine; the exit code and what was done, in order."""
 
-    def run(*words: str, proof: Exception | None = None, verdict: str = "pass") -> tuple[int, list[str]]:
+    def run(
+        *words: str,
+        proof: Exception | None = None,
+        verdict: str = "pass",
+        refused: tuple[str, BaseException] | None = None,
+    ) -> tuple[int, list[str]]:
         done = list[str]()
         cells: dict[str, Any] = dict.fromkeys(SummaryRow.__dataclass_fields__, "-")
         row = SummaryRow(**cells | {"verdict": verdict, "ref": CPU.ref})
@@ -81,6 +87,8 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
 
         def push(image: str, name: object, **_more: object) -> str:
             done.append(f"push {image} {name}")
+            if refused and str(name) == refused[0]:
+                raise refused[1]
             return "sha256:pushed"
 
         with monkeypatch.context() as patch:
@@ -128,3 +136,21 @@ def test_a_pushed_name_is_told_with_its_digest(
 ) -> None:
     built("--tag", NAME, "--push")
     assert f"pushed {NAME}@sha256:pushed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(EnvironmentMissing("the registry refuses"), Exit.ENVIRONMENT), (KeyboardInterrupt(), Exit.INTERRUPTED)],
+)
+def test_what_a_push_that_ends_halfway_left_out_is_listed(
+    fault: BaseException,
+    code: Exit,
+    built: Callable[..., tuple[int, list[str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tags = [word for name in ("a/x:1", "a/x:2", "a/x:3") for word in ("--tag", name)]
+    ended, done = built(*tags, "--push", refused=("a/x:2", fault))
+    assert ended == code
+    assert done[-1] == "push sha256:built a/x:2"
+    told = capsys.readouterr().out
+    assert "pushed a/x:1@sha256:pushed\nnot pushed: a/x:2, a/x:3\n" in told

@@ -66,6 +66,51 @@ def test_a_failed_pull_says_what_to_type(words: str, kind: type[ToolError], way_
     assert REFUSED not in str(fault)
 
 
+HEAD = "failed to do request: unexpected status from HEAD request to http://ghcr.example/v2/x: "
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (f"{HEAD}429 Too Many Requests", "wait some minutes"),
+        ("toomanyrequests: You have reached your unauthenticated pull rate limit", "wait some minutes"),
+        (f"{HEAD}500 Internal Server Error", "later"),
+        (f"{HEAD}502 Bad Gateway", "later"),
+        ("received unexpected HTTP status: 503 Service Unavailable", "later"),
+        (f"{HEAD}504 Gateway Timeout", "later"),
+        ('failed to do request: Head "https://ghcr.example/v2/x": EOF', "reaches ghcr.example"),
+        ("write tcp 127.0.0.1:1->1.2.3.4:443: use of closed network connection", "reaches ghcr.example"),
+        ("write: broken pipe", "reaches ghcr.example"),
+        ("unexpected EOF", "reaches ghcr.example"),
+        ('Head "/v2/x": stopped after 10 redirects', "reaches ghcr.example"),
+    ],
+)
+def test_a_registry_that_fails_for_now_is_not_a_wrong_name_nor_a_broken_build(
+    words: str, way_out: str
+) -> None:
+    for fault in (registry.push_fault(OURS, f"{REFUSED}{words}"), registry.pull_fault(OURS, words)):
+        assert isinstance(fault, SourceUnreachable)
+        assert way_out in fault.hint
+
+
+@pytest.mark.parametrize("repository", ["ghcr.example/denied/not-found", "toomanyrequests/x", "forbidden"])
+def test_a_name_that_reads_like_a_failure_is_not_taken_for_one(repository: str) -> None:
+    name = parse_reference(f"{repository}:unauthorized")
+    words = (
+        f'failed to push "https://{repository}/denied": {name}: manifest invalid, http://h/no%20space%20left'
+    )
+    assert isinstance(registry.push_fault(name, words), BuildFailed)
+    fault = registry.pull_fault(name, words)
+    assert isinstance(fault, DataError)
+    assert "see all of it" in fault.hint
+
+
+def test_a_push_under_a_name_that_somebody_moved_meanwhile_is_no_success(cli: list[list[str]]) -> None:
+    engine: Any = SimpleNamespace(tag=lambda *_: "ours", inspect=lambda _ref: {"Id": "theirs"})
+    with pytest.raises(BuildFailed, match="pushed as another image, sha256:aaaa"):
+        registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
+
+
 def test_a_cli_that_gives_no_reason_is_told_as_such() -> None:
     assert "it gave no reason" in str(registry.push_fault(OURS, "\n"))
 
@@ -119,7 +164,9 @@ def test_a_pull_of_many_layers_is_not_silent(cli: list[list[str]]) -> None:
 
 def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[list[str]]) -> None:
     tagged = list[tuple[str, str]]()
-    engine: Any = SimpleNamespace(tag=lambda image, name: tagged.append((image, str(name))))
+    engine: Any = SimpleNamespace(
+        tag=lambda image, name: tagged.append((image, str(name))) or "id", inspect=lambda _ref: {"Id": "id"}
+    )
     assert registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None) == DIGEST
     assert tagged == [(DIGEST, str(OURS))]
     assert cli == [["docker", "push", str(OURS)]]
@@ -127,7 +174,7 @@ def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[l
 
 def test_a_verbose_push_hides_no_line(cli: list[list[str]]) -> None:
     said = list[str]()
-    engine: Any = SimpleNamespace(tag=lambda *_: None)
+    engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
     registry.push(DIGEST, OURS, engine=engine, say=said.append, verbose=True)
     assert len(said) == 8
 
@@ -137,7 +184,7 @@ def test_a_cli_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -
         raise CommandFailed(command, 1, "denied: no")
 
     monkeypatch.setattr(registry, "run_loud", run_loud)
-    engine: Any = SimpleNamespace(tag=lambda *_: None)
+    engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
     with pytest.raises(EnvironmentMissing, match="refuses to take"):
         registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
     with pytest.raises(DataError, match="can't pull it"):
