@@ -15,12 +15,12 @@ import anyio
 import anyio.to_thread
 import uvicorn
 
-from service.app import MODEL, Service, create_app
-from service.classifier import Classifier
-from service.connection import Connection
-from service.door import Door, places
 from service.errors import ServiceError
+from service.model.classifier import Classifier
 from service.settings import Settings
+from service.web.app import MODEL, Service, create_app
+from service.web.connection import Connection
+from service.web.door import Door, places
 
 _BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
@@ -57,7 +57,7 @@ def _load(settings: Settings) -> Classifier:
     """In the loader's thread: importing torch alone takes seconds, and `live` must not wait for it."""
     # The slim image has no numpy on purpose, and torch says so when it is imported
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    from service.inference import load
+    from service.model.inference import load
 
     return load(settings, MODEL)
 

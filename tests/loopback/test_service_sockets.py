@@ -10,13 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import uvicorn
-from service.app import Service
-from service.classifier import Encoded, ModelInfo, Probabilities
+from service.model.classifier import Encoded, ModelInfo, Probabilities
 from service.server import listen, make_server
 from service.settings import Limits
+from service.web.app import Service
+from service.web.connection import Connection
+from service.web.door import Door
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=1, body_timeout_s=1)
@@ -195,6 +198,31 @@ def test_answers_are_not_held_back_for_an_acknowledgement(here: Served) -> None:
         (protocol,) = here.server.server_state.connections
         accepted = protocol.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writes are two packets, and a client that waits for both waits for two."""
+    written: list[bytes] = []
+
+    class Noting(Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            write = transport.write
+
+            def noting(data: bytes) -> None:
+                if data:
+                    written.append(bytes(data))
+                write(data)
+
+            monkeypatch.setattr(transport, "write", noting)
+            super().connection_made(transport)
+
+    here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
+        Noting, door=Door(9), timeout_s=5
+    )
+    for ask in (lambda: here.ask("GET", "/v2"), here.predict, lambda: here.ask("HEAD", "/v2")):
+        written.clear()
+        assert ask() == 200
+        assert len(written) == 1
 
 
 CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from service import server
-from service.classifier import Encoded, ModelInfo, Probabilities
+from service.model.classifier import Encoded, ModelInfo, Probabilities
 from service.settings import Limits, Settings
 
 INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "images"))
 
-from service.classifier import ModelInfo
+from service.model.classifier import ModelInfo
 
 
 @pytest.fixture

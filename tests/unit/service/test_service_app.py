@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
-from service.admission import Admission
-from service.app import Service, create_app
-from service.classifier import Encoded, ModelInfo, Probabilities
 from service.errors import RequestError
 from service.health import is_ready
+from service.model.classifier import Encoded, ModelInfo, Probabilities
 from service.settings import Limits
+from service.web.admission import Admission
+from service.web.app import Service, create_app
 from starlette.testclient import TestClient
 
 LIMITS = Limits(max_texts=3, max_body_bytes=1024, max_in_flight=2)

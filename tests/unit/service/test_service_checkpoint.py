@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service.architecture import BertShape, parameter_count, parameter_shapes
-from service.checkpoint import IGNORED, Stored, check, is_present, read_header, read_shape
 from service.errors import Exit, ModelUnreadable
+from service.model.architecture import BertShape, parameter_count, parameter_shapes
+from service.model.checkpoint import IGNORED, Stored, check, is_present, read_header, read_shape
 
 CONFIG: dict[str, Any] = {
     "model_type": "bert",

@@ -1,8 +1,8 @@
 """A profile's word for a device becomes torch's, or an error that says what is missing."""
 
 import pytest
-from service.device import Gpu, TorchBuild, choose
 from service.errors import DeviceMissing, Exit, SettingsError
+from service.model.device import Gpu, TorchBuild, choose
 
 CPU = TorchBuild("2.13.0+cpu")
 CUDA = TorchBuild("2.13.0+cu130", cuda="13.0", gpus=(Gpu("H200"), Gpu("H200")))

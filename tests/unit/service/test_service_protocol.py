@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service.classifier import Encoded, ModelInfo
 from service.errors import RequestError
-from service.protocol import (
+from service.model.classifier import Encoded, ModelInfo
+from service.protocols.forms import (
     Answer,
     Ask,
     parse_infer,

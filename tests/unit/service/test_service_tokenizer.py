@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.errors import ModelUnreadable
-from service.tokenizer import STAND_IN, HashingStandIn, WordPiece, load_tokenizer, stand_in, words
+from service.model.tokenizer import STAND_IN, HashingStandIn, WordPiece, load_tokenizer, stand_in, words
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("profit", "##s", "rose", "un", "##aff", "##able", ",", "!", "naive", "中", "国", "a", "##a", "##b")

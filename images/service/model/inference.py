@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from service import bert, checkpoint
-from service.architecture import BertShape, parameter_count, parameter_shapes
-from service.cards import check_cards
-from service.classifier import Encoded, ModelInfo, Probabilities
-from service.device import Device, Gpu, TorchBuild, choose
 from service.errors import DeviceMissing, ModelUnreadable, RequestError
+from service.model import bert, checkpoint
+from service.model.architecture import BertShape, parameter_count, parameter_shapes
+from service.model.cards import check_cards
+from service.model.classifier import Encoded, ModelInfo, Probabilities
+from service.model.device import Device, Gpu, TorchBuild, choose
+from service.model.tokenizer import Tokenizer, load_tokenizer, stand_in
 from service.settings import Settings, quota_cpus
-from service.tokenizer import Tokenizer, load_tokenizer, stand_in
 
 SEED = 0  # of the random weights, so that two starts answer alike
 CANARY = "Shares rose after the company raised its outlook for the year."

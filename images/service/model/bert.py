@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as nn
 
-from service.architecture import BertShape, parameter_shapes
+from service.model.architecture import BertShape, parameter_shapes
 
 Weights = Mapping[str, torch.Tensor]
 _INITIAL_STD = 0.02  # of BERT's own initialisation

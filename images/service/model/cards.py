@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.errors import DeviceMissing
 
-MANIFEST = Path(__file__).parents[2] / "weir-prune.json"  # /opt/weir/weir-prune.json
+MANIFEST = Path(__file__).parents[3] / "weir-prune.json"  # /opt/weir/weir-prune.json
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
 _OVERRIDE = re.compile(r"(\d{1,2})\.(\d)\.(\d{1,2})")

@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from service import protocol
-from service.admission import RETRY_AFTER_S, Admission
-from service.classifier import Classifier, Encoded, ModelInfo
 from service.errors import RequestError
-from service.protocol import Answer, Ask
+from service.model.classifier import Classifier, Encoded, ModelInfo
+from service.protocols import forms as protocol
+from service.protocols.forms import Answer, Ask
 from service.settings import Limits
+from service.web.admission import RETRY_AFTER_S, Admission
 
 MODEL = "finbert"
 SERVER = {"name": "weir", "version": "1", "extensions": []}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.architecture import BertShape, Shape, parameter_shapes
 from service.errors import ModelUnreadable
+from service.model.architecture import BertShape, Shape, parameter_shapes
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 FLOATS = frozenset({"F32", "F16", "BF16"})  # the types that are taken as weights

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from service.classifier import Encoded
 from service.errors import ModelUnreadable
+from service.model.classifier import Encoded
 
 MAX_WORD_CHARS = 100  # longer words become [UNK], as in BERT's reference tokenizer
 STAND_IN = "hashing-stand-in"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from service.classifier import Encoded, ModelInfo, Probabilities
 from service.errors import bad_request
+from service.model.classifier import Encoded, ModelInfo, Probabilities
 from service.settings import Limits
 
 VERSION = "1"

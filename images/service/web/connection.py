@@ -5,7 +5,8 @@ head may have (`h11_max_incomplete_event_size`). It has no limit for the time th
 a body that is no longer read, and for an answer that the peer doesn't read; and its `limit_concurrency`
 counts idle connections, so a client that opens enough of them locks out everyone, health checks included. It
 doesn't limit the chunks of a body either. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the
-event loop for 15 s.
+event loop for 15 s. And it writes an answer's head and body one after the other: two packets, of which the
+client reads the second later.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from service.admission import RETRY_AFTER_S
-from service.door import Door
+from service.web.admission import RETRY_AFTER_S
+from service.web.door import Door
 
 # Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
 _FREE_CHUNKS = 1024
@@ -26,12 +27,27 @@ _BYTES_A_CHUNK = 64  # on average, beyond the free ones
 
 
 class _Parser(h11.Connection):
-    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, else nothing."""
+    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, else nothing.
+
+    An answer's head leaves together with the first piece of its body.
+    """
 
     def __init__(self, head_bytes: int) -> None:
         super().__init__(h11.SERVER, head_bytes)
         self.refusal = ""
         self._chunks = self._body_bytes = 0
+        self._head = b""
+
+    def send(self, event: h11.Event) -> bytes | None:
+        """The bytes to write for an event; a head's are kept until the next event. None: close."""
+        data = super().send(event)
+        if isinstance(event, h11.Response):
+            self._head = data or b""
+            return b""
+        if data is None:
+            return None
+        data, self._head = self._head + data, b""
+        return data
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """What comes next. Raises h11.RemoteProtocolError, again and again once there are too many chunks."""

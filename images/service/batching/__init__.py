@@ -1,0 +1,1 @@
+"""Requests of different callers computed together: what is joined, and the one thread that computes."""

@@ -1,0 +1,1 @@
+"""What callers send and get, as values: plain JSON, the Open Inference Protocol, embeddings."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, connections, admission, metrics and the page."""
