@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from service.errors import Exit, ServiceError
+from service.log import JsonLines
 from service.profile import read_profile
 from service.settings import build_settings, profile_path
 from service.sparing import Sparing
@@ -13,7 +14,9 @@ from service.sparing import Sparing
 
 def main(env: Mapping[str, str]) -> int:
     """Serve until a signal and return the exit code. Never raises for anything a user can cause."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(Sparing())
     try:

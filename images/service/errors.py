@@ -42,6 +42,14 @@ class ModelUnreadable(ServiceError):
     exit_code = Exit.DATA
 
 
+class DeviceLost(ServiceError):
+    """The device failed while the service ran, and didn't recover: only a new process may help."""
+
+
+class DeviceFault(Exception):
+    """A computation failed as no request can make it fail: the driver or the device is at fault."""
+
+
 class RequestError(Exception):
     """A request that isn't served: the HTTP status, why, and after how many seconds to try again."""
 

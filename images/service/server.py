@@ -8,24 +8,30 @@ import signal
 import socket
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import anyio
 import anyio.to_thread
 import uvicorn
+from anyio.abc import TaskGroup
 
-from service.errors import ServiceError
+from service.errors import DeviceLost, ServiceError
 from service.model.classifier import Classifier
+from service.models import DEFAULT, folder_of, names_in
 from service.settings import Settings
-from service.web.app import MODEL, Service, create_app
+from service.web.app import create_app
 from service.web.connection import Connection
 from service.web.door import Door, places
+from service.web.service import Service
 
 _BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
 _KEEP_ALIVE_S = 5  # without a byte of the next request
 _HEAD_BYTES = 16 << 10  # of one request's head
+_WATCH_S = 0.5  # between two looks at how long the device has been busy
+_LAST_WORDS_S = 2.0  # between losing the device and the end: probes see why
 
 log = logging.getLogger("service")
 
@@ -53,13 +59,26 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _load(settings: Settings) -> Classifier:
+def _load(settings: Settings, name: str) -> Classifier:
     """In the loader's thread: importing torch alone takes seconds, and `live` must not wait for it."""
     # The slim image has no numpy on purpose, and torch says so when it is imported
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     from service.model.inference import load
 
-    return load(settings, MODEL)
+    if name != DEFAULT:  # a name that a caller chose must not bring random weights
+        settings = replace(settings, weights="mounted")
+    return load(settings, name, folder_of(settings.model_dir, name))
+
+
+def make_service(settings: Settings) -> Service:
+    """The state of one process, without its models."""
+
+    async def load(name: str) -> Classifier:
+        return await anyio.to_thread.run_sync(_load, settings, name, abandon_on_cancel=True)
+
+    return Service(
+        settings.limits, load=load, model_dir=settings.model_dir, model_control=settings.model_control
+    )
 
 
 def make_server(service: Service) -> uvicorn.Server:
@@ -90,44 +109,88 @@ def make_server(service: Service) -> uvicorn.Server:
     )
 
 
+class _Life:
+    """Start, signals and end of one server: what runs beside it until it stops."""
+
+    def __init__(self, service: Service, server: uvicorn.Server, tasks: TaskGroup) -> None:
+        self._service = service
+        self._server = server
+        self._tasks = tasks
+        self.failure: ServiceError | None = None
+
+    async def load(self) -> None:
+        """Load all models; the server ends when one can't be."""
+        try:
+            await self._service.models.load_all(names_in(self._service.model_dir))
+        except ServiceError as error:
+            self._fail(error)
+
+    async def reload(self) -> None:
+        """Load all models again; those from before answer until then, and go on where that fails."""
+        try:
+            await self._service.models.load_all(names_in(self._service.model_dir))
+            log.info("models loaded again")
+        except ServiceError as error:
+            log.error("the models stay as they were: %s", error)
+
+    async def handle_signals(self) -> None:
+        """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP loads the models again."""
+        admission = self._service.admission
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for received in signals:
+                if received == signal.SIGHUP:
+                    self._tasks.start_soon(self.reload)
+                    continue
+                log.info("%s: not ready any more, %d in flight", received.name, admission.in_flight)
+                if admission.draining:  # the second one: somebody is in a hurry
+                    self._server.force_exit = self._server.should_exit = True
+                else:
+                    self._tasks.start_soon(self.drain)
+
+    async def drain(self) -> None:
+        """Admit nobody else, answer those inside, and end."""
+        if not await self._service.admission.drain(self._service.limits.drain_s):
+            log.warning("%d requests weren't done in time and get 503", self._service.admission.in_flight)
+        self._server.should_exit = True
+
+    async def watch(self) -> None:
+        """End when the device is lost, after those who ask whether we live have heard that we don't."""
+        while self._service.live:
+            await anyio.sleep(_WATCH_S)
+            self._service.worker.watch()
+        log.error("the device is lost: %s", self._service.pulse.reason)
+        await self._service.admission.drain(0)
+        await anyio.sleep(_LAST_WORDS_S)
+        self._fail(
+            DeviceLost(
+                f"the device failed and didn't recover: {self._service.pulse.reason}",
+                "see the kernel's log (dmesg); restart the container, or the driver",
+            )
+        )
+
+    def _fail(self, error: ServiceError) -> None:
+        self.failure = error
+        self._server.should_exit = True
+
+
 async def serve(settings: Settings) -> None:
-    """Serve until a signal. Raises ServiceError when the device or the model isn't usable.
+    """Serve until a signal. Raises ServiceError when the device or a model isn't usable.
 
     Returns without waiting for a thread that still loads or computes: nothing can end such a thread, so
-    whoever calls must end the process without joining it.
+    its caller must end the process without joining it.
     """
-    service = Service(settings.limits)
+    service = make_service(settings)
     server = make_server(service)
-    failures: list[ServiceError] = []
-
-    async def load() -> None:
-        try:
-            service.classifier = await anyio.to_thread.run_sync(_load, settings, abandon_on_cancel=True)
-        except ServiceError as error:
-            failures.append(error)
-            server.should_exit = True
-
-    async def stop_on_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for received in signals:
-                log.info("%s: not ready any more, %d in flight", received.name, service.admission.in_flight)
-                if service.admission.draining:  # the second one: somebody is in a hurry
-                    server.force_exit = server.should_exit = True
-                else:
-                    tasks.start_soon(drain)
-
-    async def drain() -> None:
-        if not await service.admission.drain(settings.limits.drain_s):
-            log.warning("%d requests weren't done in time and get 503", service.admission.in_flight)
-        server.should_exit = True
-
     with listen(settings.host, settings.port) as sock:
         log.info("listening on %s:%d profile=%s", settings.host, settings.port, settings.profile)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stop_on_signal)
-            tasks.start_soon(load)
+            life = _Life(service, server, tasks)
+            service.worker.start()
+            for task in (life.handle_signals, life.load, life.watch):
+                tasks.start_soon(task)
             await server.serve(sockets=[sock])
             tasks.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
+        service.worker.stop()
+    if life.failure:
+        raise life.failure
     log.info("stopped")

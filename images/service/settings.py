@@ -12,7 +12,9 @@ DEFAULT_LISTEN = "0.0.0.0:8000"  # inside the container; compose publishes it on
 MAX_POSITIONS = 512
 
 Weights = Literal["auto", "mounted", "random"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 WEIGHTS: tuple[Weights, ...] = ("auto", "mounted", "random")
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,16 @@ class Limits:
     max_tokens: int = (
         MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and the answer shows it
     )
-    max_in_flight: int = 16  # requests whose body has arrived; further ones get 429
+    max_in_flight: int = 64  # requests whose body has arrived; further ones get 429
+    max_queue_tokens: int = 8192  # of the texts of all requests in flight; further requests get 429
+    max_batch_tokens: int = 1024  # computed together, padding included
+    max_wait_ms: int = 5  # that the device idles at most, for callers who come together to share a batch
     max_connections: int = 256  # open at once; each may hold a body of max_body_bytes in memory
     header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head
     body_timeout_s: int = 10  # from the end of the head to the end of the body
     drain_s: int = 30  # of stop_grace_period, for those who are in already
+    canary_s: int = 30  # of idleness, after which a small inference checks the device
+    stall_s: int = 60  # that one batch may take before the service is no longer ready
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,9 @@ class Settings:
     port: int
     limits: Limits
     threads: int | None = None  # of torch on the CPU; None: what the container's CPU quota gives
+    dtype: Dtype = "float32"  # of the weights on the device
+    compile: bool = False  # by torch.compile
+    model_control: bool = False  # whether callers may load and unload models
 
 
 # profile key -> smallest and largest value; each is a field of Limits, or `threads`
@@ -57,9 +67,15 @@ NUMBERS = {
     "header_timeout_s": (1, 300),
     "body_timeout_s": (1, 300),
     "drain_s": (0, 600),
+    "max_queue_tokens": (MAX_POSITIONS, 1 << 22),
+    "max_batch_tokens": (1, 1 << 20),
+    "max_wait_ms": (0, 1000),
+    "canary_s": (1, 3600),
+    "stall_s": (1, 3600),
     "threads": (1, 1024),
 }
-PROFILE_KEYS = ("device", *NUMBERS)
+FLAGS = ("compile", "model_control")  # profile keys that are true or false; each is a field of Settings
+PROFILE_KEYS = ("device", "dtype", *FLAGS, *NUMBERS)
 
 
 def profile_path(env: Mapping[str, str]) -> Path:
@@ -92,6 +108,10 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         raise SettingsError(f"{source}: device is {device!r}", "write one of cpu, rocm, cuda: `device: cpu`")
     numbers = {key: _number(source, key, profile[key]) for key in NUMBERS if key in profile}
     threads = numbers.pop("threads", None)
+    dtype = profile.get("dtype", "float32")
+    if dtype not in DTYPES:
+        raise SettingsError(f"{source}: dtype is {dtype!r}", f"write one of {', '.join(DTYPES)}")
+    flags = {key: _flag(source, key, profile[key]) for key in FLAGS if key in profile}
     weights = env.get("WEIR_WEIGHTS") or "auto"
     if weights not in WEIGHTS:
         raise SettingsError(f"WEIR_WEIGHTS {weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
@@ -111,7 +131,16 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         port=port,
         limits=limits,
         threads=threads,
+        dtype=dtype,
+        compile=flags.get("compile", False),
+        model_control=flags.get("model_control", False),
     )
+
+
+def _flag(source: Path, key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{source}: {key} is {value!r}", "write true or false")
+    return value
 
 
 def _number(source: Path, key: str, value: object) -> int:

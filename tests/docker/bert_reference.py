@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from service import bert
+from service.model import bert
 from service.model.architecture import BertShape, parameter_count, parameter_shapes
 
 SHAPE = BertShape(

@@ -14,12 +14,12 @@ from functools import partial
 
 import pytest
 import uvicorn
-from service.model.classifier import Encoded, ModelInfo, Probabilities
+from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.server import listen, make_server
 from service.settings import Limits
-from service.web.app import Service
 from service.web.connection import Connection
 from service.web.door import Door
+from service.web.service import Service
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=1, body_timeout_s=1)
@@ -33,12 +33,21 @@ class Fake:
     info: ModelInfo = INFO
     gate: threading.Event = field(default_factory=threading.Event)
 
-    def encode(self, texts: Sequence[str]) -> tuple[Encoded, ...]:
+    def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         return tuple(Encoded((1, 2)) for _ in texts)
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         assert self.gate.wait(30)
         return tuple((1.0, 0.0) for _ in batch)
+
+    def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        return tuple((0.6, 0.8) for _ in batch)
+
+    def prove(self) -> None:
+        pass
+
+    def memory(self) -> dict[str, int]:
+        return {}
 
 
 @dataclass
@@ -73,7 +82,7 @@ def served(limits: Limits = LIMITS) -> Iterator[Served]:
     fake = Fake()
     fake.gate.set()
     service = Service(limits)
-    service.classifier = fake
+    service.put(fake)
     with listen("127.0.0.1", 0) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # full soon, when a caller doesn't read
         server = make_server(service)

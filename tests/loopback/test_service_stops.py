@@ -8,12 +8,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from service import server
-from service.model.classifier import Encoded, ModelInfo, Probabilities
+from service.batching import pulse
+from service.errors import DeviceFault, DeviceLost
+from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.settings import Limits, Settings
 
 INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)
@@ -29,12 +33,21 @@ class Busy:
     def __init__(self, gate: threading.Event) -> None:
         self.gate = gate
 
-    def encode(self, texts: Sequence[str]) -> tuple[Encoded, ...]:
+    def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         return tuple(Encoded((1, 2)) for _ in texts)
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         self.gate.wait(BUSY_S)
         return tuple((1.0, 0.0) for _ in batch)
+
+    def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        return tuple((0.6, 0.8) for _ in batch)
+
+    def prove(self) -> None:
+        pass
+
+    def memory(self) -> dict[str, int]:
+        return {}
 
 
 def settings() -> Settings:
@@ -50,7 +63,7 @@ def terminate() -> None:
 def test_a_stop_while_the_model_is_loading_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, loading = threading.Event(), threading.Event()
 
-    def load(_settings: Settings) -> Busy:
+    def load(_settings: Settings, _name: str) -> Busy:
         loading.set()
         gate.wait(BUSY_S)
         return Busy(gate)
@@ -76,7 +89,7 @@ def test_who_is_still_inside_at_the_end_of_a_drain_gets_503_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate, here = threading.Event(), settings()
-    monkeypatch.setattr(server, "_load", lambda _settings: Busy(gate))
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: Busy(gate))
     statuses: list[int] = []
 
     def ask(status_for: str, path: str) -> int:
@@ -114,3 +127,146 @@ def test_who_is_still_inside_at_the_end_of_a_drain_gets_503_and_no_traceback(
     assert statuses == [503] * 3
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
+
+
+# ---- models that change, devices that fail -----------------------------------------------------------
+
+
+class Named:
+    """Answers at once with its own number; `failure` is raised while there is one."""
+
+    def __init__(self, number: int) -> None:
+        self.info = replace(INFO, weights_source=str(number))
+        self.failure: Exception | None = None
+
+    def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
+        return tuple(Encoded((1, 2)) for _ in texts)
+
+    def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
+        time.sleep(0.002)
+        if self.failure:
+            raise self.failure
+        return tuple((1.0, 0.0) for _ in batch)
+
+    def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        return tuple((0.6, 0.8) for _ in batch)
+
+    def prove(self) -> None:
+        self.classify([Encoded((1, 2))])
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+def request(here: Settings, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(here.host, here.port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except ConnectionRefusedError:
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def ready(here: Settings) -> None:
+    while request(here, "GET", "/v2/health/ready")[0] != 200:
+        time.sleep(0.02)
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Run `work` in a thread while the server has this one; what it raises is raised here."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+            terminate()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join(60)
+    if failures:
+        raise failures[0]
+
+
+def test_a_hangup_loads_the_models_again_and_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Named] = []
+
+    def load(_settings: Settings, _name: str) -> Named:
+        made.append(Named(len(made)))
+        time.sleep(0.1)
+        return made[-1]
+
+    monkeypatch.setattr(server, "_load", load)
+    here = settings()
+    statuses: list[int] = []
+
+    def source() -> str:
+        return str(json.loads(request(here, "GET", "/v2/models/finbert")[1])["parameters"]["weights_source"])
+
+    def work() -> None:
+        ready(here)
+        for number in (1, 2, 3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            while source() != str(number):
+                statuses.append(request(here, "POST", "/predict", '{"texts": ["a"]}')[0])
+        terminate()
+
+    with beside(work):
+        asyncio.run(server.serve(here))
+    assert len(statuses) > 20
+    assert set(statuses) == {200}
+
+
+def test_a_device_that_does_not_recover_is_unready_within_two_seconds_and_ends_with_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Named(0)
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: model)
+    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, 0.1, 0.1))
+    here = settings()
+    seen: list[tuple[str, int]] = []
+
+    def work() -> None:
+        ready(here)
+        model.failure = DeviceFault("HIP error: unspecified launch failure")
+        seen.append(("refused", request(here, "POST", "/predict", '{"texts": ["a"]}')[0]))
+        seen.append(("ready", request(here, "GET", "/v2/health/ready")[0]))
+        begun = time.monotonic()
+        while (alive := request(here, "GET", "/v2/health/live")[0]) == 200:
+            assert time.monotonic() - begun < 10
+            time.sleep(0.02)
+        seen.append(("live", alive))
+
+    with beside(work), pytest.raises(DeviceLost, match="unspecified launch failure") as caught:
+        asyncio.run(server.serve(here))
+    assert caught.value.exit_code == 3
+    assert seen == [("refused", 503), ("ready", 503), ("live", 503)]
+
+
+def test_a_device_that_hangs_is_noticed_and_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: Busy(gate))
+    monkeypatch.setattr(server, "_WATCH_S", 0.05)
+    here = replace(settings(), limits=Limits(stall_s=1))
+    statuses: list[int] = []
+
+    def work() -> None:
+        while request(here, "GET", "/v2/health/ready")[0] != 200:
+            time.sleep(0.02)
+        statuses.append(request(here, "POST", "/predict", '{"texts": ["a"]}')[0])
+
+    begun = time.monotonic()
+    try:
+        with beside(work), pytest.raises(DeviceLost, match="hasn't ended"):
+            asyncio.run(server.serve(here))
+        assert time.monotonic() - begun < BUSY_S
+    finally:
+        gate.set()
+    assert statuses == [503]

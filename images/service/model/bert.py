@@ -28,14 +28,45 @@ def random_weights(shape: BertShape, seed: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def forward(weights: Weights, shape: BertShape, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Logits [rows, labels] of `ids` [rows, tokens] (int64); `mask` [rows, tokens] is False on padding."""
-    hidden = _embed(weights, shape, ids)
+def forward(
+    weights: Weights,
+    shape: BertShape,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    types: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits [rows, labels] of `ids` [rows, tokens] (int64); `mask` [rows, tokens] is False on padding.
+
+    `types` [rows, tokens] (int64): which text of a pair each token belongs to; None: the first.
+    """
+    return classified(weights, hidden_states(weights, shape, ids, mask, types))
+
+
+def hidden_states(
+    weights: Weights,
+    shape: BertShape,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    types: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The last layer's output [rows, tokens, hidden]; arguments as in `forward`."""
+    hidden = _embed(weights, shape, ids, types)
     attended = mask[:, None, None, :]  # over heads and queries
     for number in range(shape.num_hidden_layers):
         hidden = _layer(weights, shape, f"bert.encoder.layer.{number}", hidden, attended)
+    return hidden
+
+
+def classified(weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [rows, labels] of hidden states [rows, tokens, hidden]."""
     pooled = torch.tanh(_linear(weights, "bert.pooler.dense", hidden[:, 0]))
     return _linear(weights, "classifier", pooled)
+
+
+def embedded(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Embeddings [rows, hidden] of length 1: the mean over each row's own tokens, in float32."""
+    kept = mask[:, :, None].float()
+    return nn.normalize((hidden.float() * kept).sum(1) / kept.sum(1), dim=-1)
 
 
 def _linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -48,12 +79,13 @@ def _norm(weights: Weights, shape: BertShape, name: str, x: torch.Tensor) -> tor
     )
 
 
-def _embed(weights: Weights, shape: BertShape, ids: torch.Tensor) -> torch.Tensor:
+def _embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
     prefix = "bert.embeddings"
     words = nn.embedding(ids, weights[f"{prefix}.word_embeddings.weight"])
     positions = weights[f"{prefix}.position_embeddings.weight"][: ids.shape[1]]
-    first_segment = weights[f"{prefix}.token_type_embeddings.weight"][0]
-    return _norm(weights, shape, f"{prefix}.LayerNorm", words + positions + first_segment)
+    segments = weights[f"{prefix}.token_type_embeddings.weight"]
+    segment = segments[0] if types is None else nn.embedding(types, segments)
+    return _norm(weights, shape, f"{prefix}.LayerNorm", words + positions + segment)
 
 
 def _layer(

@@ -4,27 +4,38 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from service.errors import DeviceMissing, ModelUnreadable, RequestError
+from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
 from service.model import bert, checkpoint
 from service.model.architecture import BertShape, parameter_count, parameter_shapes
 from service.model.cards import check_cards
-from service.model.classifier import Encoded, ModelInfo, Probabilities
+from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.model.device import Device, Gpu, TorchBuild, choose
 from service.model.tokenizer import Tokenizer, load_tokenizer, stand_in
-from service.settings import Settings, quota_cpus
+from service.settings import Dtype, Settings, quota_cpus
 
 SEED = 0  # of the random weights, so that two starts answer alike
-CANARY = "Shares rose after the company raised its outlook for the year."
-_ROWS_PER_PASS = 8  # bounds the memory of one forward pass: 8 x 512 tokens
+CANARIES = (
+    "Shares rose after the company raised its outlook for the year.",
+    "Losses widened.",
+    "The board will meet on Tuesday.",
+    "Revenue fell by a third while costs stayed where they were, and the dividend was cut to a cent.",
+)
 _PAD = 0  # any id does: the mask hides it
+_DRM = Path("/sys/class/drm")
 _NODES = ("/dev/kfd", "/dev/dxg")  # AMD's compute device on Linux, and WSL's
+_DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_ALIKE = 0.01  # how far a canary's probabilities may be from those at the start; batches round differently
 
 log = logging.getLogger("service")
 
@@ -55,7 +66,7 @@ def _node_state(path: Path) -> str:
     return "open" if os.access(path, os.R_OK | os.W_OK) else "denied"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TorchClassifier:
     """A model on its device. Satisfies `classifier.Classifier`."""
 
@@ -64,36 +75,106 @@ class TorchClassifier:
     weights: bert.Weights
     tokenizer: Tokenizer
     device: Device
+    hidden_states: Callable[..., torch.Tensor] = bert.hidden_states
+    expected: Probabilities = ()  # of the first canary
 
-    def encode(self, texts: Sequence[str]) -> tuple[Encoded, ...]:
+    def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         """See `Classifier.encode`."""
-        return tuple(self.tokenizer.encode(text, self.info.max_tokens) for text in texts)
+        return tuple(map(self.tokenizer.encode, texts))
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         """See `Classifier.classify`."""
-        starts = range(0, len(batch), _ROWS_PER_PASS)
+        return self._guarded(self._probabilities, batch)
+
+    def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        """See `Classifier.embed`."""
+        return self._guarded(self._embeddings, batch)
+
+    def prove(self) -> None:
+        """See `Classifier.prove`."""
+        (row,) = self.classify(self.encode(CANARIES[:1]))
+        if not largest_difference([row], [self.expected]) <= _ALIKE:  # NaN isn't
+            raise DeviceFault(f"a text whose probabilities were {self.expected} now has {row}")
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Classifier.memory`; of this process, unless the kind says `device_`."""
+        if self.device.torch_name == "cpu":
+            return {}
+        free, total = torch.cuda.mem_get_info(self.device.torch_name)
+        found = {
+            "vram_allocated": torch.cuda.memory_allocated(self.device.torch_name),
+            "vram_reserved": torch.cuda.memory_reserved(self.device.torch_name),
+            "device_vram_free": free,
+            "device_vram_total": total,
+        }
+        if hasattr(torch.cuda, "host_memory_stats"):  # torch 2.7 and later
+            found["pinned"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        return found | gtt_bytes(_DRM)
+
+    def _guarded(
+        self, compute: Callable[[Sequence[Encoded]], torch.Tensor], batch: Sequence[Encoded]
+    ) -> tuple[Vector, ...]:
+        """One pass; where memory is short, two of half the size, so that only a row too many is refused."""
         try:
-            passes = [self._pass(batch[at : at + _ROWS_PER_PASS]) for at in starts]
+            with torch.inference_mode():
+                return tuple(map(tuple, compute(batch).tolist()))  # waits for the device
         except torch.cuda.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise RequestError(
-                503, f"no memory left on {self.device.torch_name} for this request", retry_after_s=1
-            ) from error
-        return tuple(row for each in passes for row in each)
+            if len(batch) == 1:
+                raise RequestError(
+                    503, f"no memory left on {self.device.torch_name} for this request", retry_after_s=1
+                ) from error
+        except RuntimeError as error:
+            if self.device.torch_name == "cpu":
+                raise
+            raise DeviceFault(first_line(error)) from error
+        torch.cuda.empty_cache()
+        half = len(batch) // 2
+        return self._guarded(compute, batch[:half]) + self._guarded(compute, batch[half:])
 
-    def _pass(self, batch: Sequence[Encoded]) -> list[Probabilities]:
+    def _probabilities(self, batch: Sequence[Encoded]) -> torch.Tensor:
+        hidden, _ = self._hidden(batch)
+        return torch.softmax(bert.classified(self.weights, hidden).float(), dim=-1)
+
+    def _embeddings(self, batch: Sequence[Encoded]) -> torch.Tensor:
+        return bert.embedded(*self._hidden(batch))
+
+    def _hidden(self, batch: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(len(row.ids) for row in batch)
+        place = self.device.torch_name
         padded = [[*row.ids, *[_PAD] * (longest - len(row.ids))] for row in batch]
-        masks = [[at < len(row.ids) for at in range(longest)] for row in batch]
-        with torch.inference_mode():
-            ids = torch.tensor(padded, dtype=torch.int64, device=self.device.torch_name)
-            mask = torch.tensor(masks, dtype=torch.bool, device=self.device.torch_name)
-            logits = bert.forward(self.weights, self.shape, ids, mask)
-            rows = torch.softmax(logits.float(), dim=-1).tolist()  # waits for the device
-        return [tuple(row) for row in rows]
+        ids = torch.tensor(padded, dtype=torch.int64, device=place)
+        lengths = torch.tensor([len(row.ids) for row in batch], device=place)
+        mask = torch.arange(longest, device=place)[None, :] < lengths[:, None]
+        types = None
+        if any(row.types for row in batch):
+            kinds = [[*row.types, *[0] * (longest - len(row.types))] for row in batch]
+            types = torch.tensor(kinds, dtype=torch.int64, device=place)
+        return self.hidden_states(self.weights, self.shape, ids, mask, types), mask
 
 
-def load(settings: Settings, name: str) -> TorchClassifier:
+def gtt_bytes(drm: Path) -> dict[str, int]:
+    """System memory that AMD's driver has mapped for all cards together; empty without such a card."""
+    found: dict[str, int] = {}
+    for path in drm.glob("card*/device/mem_info_gtt_used"):
+        try:
+            found["device_gtt_used"] = found.get("device_gtt_used", 0) + int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def largest_difference(some: Sequence[Vector], others: Sequence[Vector]) -> float:
+    """The largest absolute difference between two lists of vectors; NaN when one holds NaN."""
+    differences = [abs(a - b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)]
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
+
+
+def first_line(error: Exception) -> str:
+    """What torch says went wrong, without its advice."""
+    return str(error).strip().partition("\n")[0]
+
+
+def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     """Find the device, load the model onto it and prove it with one inference.
 
     Raises DeviceMissing, ModelUnreadable or SettingsError.
@@ -102,21 +183,29 @@ def load(settings: Settings, name: str) -> TorchClassifier:
     check_cards(settings.device, os.environ)
     device = choose(settings.device, torch_build())
     torch.set_num_threads(settings.threads or _cpus())
-    classifier = _load_on(settings, name, device)
+    plain = _load_plain(settings, name, directory)
     loaded = time.perf_counter()
-    _prove(classifier)
+    classifier = _on_device(plain, settings, device)
+    info = classifier.info
     log.info(
-        "ready weights=%s (%s) parameters=%d tokenizer=%s device=%s threads=%d load_s=%.2f canary_s=%.2f",
-        classifier.info.weights,
-        classifier.info.weights_source,
-        classifier.info.parameters,
-        classifier.info.tokenizer,
+        "ready weights=%s (%s) parameters=%d tokenizer=%s device=%s threads=%d load_s=%.2f canary_s=%.2f "
+        "model=%s dtype=%s",
+        info.weights,
+        info.weights_source,
+        info.parameters,
+        info.tokenizer,
         device.description,
         torch.get_num_threads(),
         loaded - started,
         time.perf_counter() - loaded,
+        name,
+        info.dtype if info.accuracy is None else f"{info.dtype}, {_said(info.accuracy)}",
     )
     return classifier
+
+
+def _said(accuracy: float) -> str:
+    return f"probabilities differ from float32 on the CPU by at most {accuracy:.2g} on {len(CANARIES)} texts"
 
 
 def _cpus() -> int:
@@ -129,8 +218,8 @@ def _cpus() -> int:
     return min(usable, quota or usable)
 
 
-def _load_on(settings: Settings, name: str, device: Device) -> TorchClassifier:
-    directory = settings.model_dir
+def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifier:
+    """The model in float32 on the CPU: what every device and type is compared with."""
     mounted = settings.weights != "random" and checkpoint.is_present(directory)
     if settings.weights == "mounted" and not mounted:
         raise ModelUnreadable(
@@ -138,45 +227,67 @@ def _load_on(settings: Settings, name: str, device: Device) -> TorchClassifier:
             "set WEIR_MODEL_DIR to a directory with config.json, model.safetensors and vocab.txt",
         )
     shape = checkpoint.read_shape(directory / "config.json") if mounted else BertShape()
-    tokenizer = load_tokenizer(directory, shape.vocab_size) if mounted else stand_in(shape.vocab_size)
-    weights = _mounted(shape, directory, device) if mounted else _random(shape, device)
+    max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
+    make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
+    tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
+    weights = _mounted(shape, directory) if mounted else bert.random_weights(shape, SEED)
+    cpu = Device("cpu", "cpu", "cpu")
     info = ModelInfo(
         name=name,
         weights="mounted" if mounted else "random",
         weights_source=str(directory / "model.safetensors") if mounted else f"seed {SEED}, untrained",
         tokenizer=tokenizer.name,
-        device=device.label,
-        device_description=device.description,
+        device=cpu.label,
+        device_description=cpu.description,
         labels=shape.labels,
         parameters=parameter_count(shape),
         vocab_size=shape.vocab_size,
-        max_tokens=min(settings.limits.max_tokens, shape.max_position_embeddings),
+        max_tokens=max_tokens,
+        hidden_size=shape.hidden_size,
     )
-    return TorchClassifier(info, shape, weights, tokenizer, device)
+    return TorchClassifier(info, shape, weights, tokenizer, cpu)
 
 
-def _random(shape: BertShape, device: Device) -> bert.Weights:
-    return _placed(bert.random_weights(shape, SEED), device)
-
-
-def _mounted(shape: BertShape, directory: Path, device: Device) -> bert.Weights:
+def _mounted(shape: BertShape, directory: Path) -> bert.Weights:
     """The file's weights as float32 copies: a mapped file that is replaced while we run would kill us."""
     path = directory / "model.safetensors"
     checkpoint.check(shape, checkpoint.read_header(path), path)
     try:
         with safe_open(path, framework="pt") as file:
-            return _placed(
-                {name: file.get_tensor(name) for name in parameter_shapes(shape)}, device, copy=True
-            )
+            return {
+                name: file.get_tensor(name).to(torch.float32, copy=True) for name in parameter_shapes(shape)
+            }
     except (SafetensorError, OSError) as error:
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
 
 
-def _placed(tensors: bert.Weights, device: Device, *, copy: bool = False) -> bert.Weights:
+def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> TorchClassifier:
+    """The same model on the device and in the type that were asked for, proven and compared. See `load`."""
+    dtype = _DTYPES[settings.dtype]
+    as_is = device.torch_name == "cpu" and dtype == torch.float32 and not settings.compile
+    rows = plain.encode(CANARIES)
+    reference = [] if as_is else _proven(plain, rows)
+    compiled = torch.compile(bert.hidden_states, dynamic=True) if settings.compile else bert.hidden_states
+    placed = replace(
+        plain,
+        weights=_placed(plain.weights, device, dtype),
+        device=device,
+        hidden_states=compiled,
+    )
+    found = _proven(placed, rows, compiled=settings.compile)
+    info = replace(
+        plain.info,
+        device=device.label,
+        device_description=device.description,
+        dtype=settings.dtype,
+        accuracy=None if as_is else largest_difference(found, reference),
+    )
+    return replace(placed, info=info, expected=found[0])
+
+
+def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
     try:
-        return {
-            name: tensor.to(device.torch_name, torch.float32, copy=copy) for name, tensor in tensors.items()
-        }
+        return {name: tensor.to(device.torch_name, dtype) for name, tensor in tensors.items()}
     except torch.cuda.OutOfMemoryError as error:
         raise DeviceMissing(
             f"the model doesn't fit into the memory of {device.description}",
@@ -184,17 +295,26 @@ def _placed(tensors: bert.Weights, device: Device, *, copy: bool = False) -> ber
         ) from error
 
 
-def _prove(classifier: TorchClassifier) -> None:
+def _proven(
+    classifier: TorchClassifier, rows: Sequence[Encoded], *, compiled: bool = False
+) -> list[Probabilities]:
     """One inference, end to end: a device or weights that can't do it must not be called ready."""
     try:
-        (row,) = classifier.classify(classifier.encode([CANARY]))
-    except RuntimeError as error:  # what torch raises when a kernel can't be launched
-        first = str(error).strip().partition("\n")[0]
+        found = [classifier.classify([row])[0] for row in rows]
+    except (RuntimeError, DeviceFault) as error:  # what torch raises when a kernel can't be launched
+        if compiled:
+            raise SettingsError(
+                f"`compile: true` doesn't work here: {first_line(error)}",
+                "it needs a C++ compiler (CPU) or Triton (GPU): add them to the image, or remove the line",
+            ) from error
         raise DeviceMissing(
-            f"{classifier.device.description} failed the first inference: {first}",
+            f"{classifier.device.description} failed the first inference: {first_line(error)}",
             "the driver, the device and this torch build must fit together",
         ) from error
-    if not all(map(math.isfinite, row)) or abs(sum(row) - 1) > 1e-3:
-        raise ModelUnreadable(
-            f"the first inference gave {row}, which are no probabilities", "the weights may be damaged"
-        )
+    for row in found:
+        if not all(map(math.isfinite, row)) or abs(sum(row) - 1) > 1e-3:
+            raise ModelUnreadable(
+                f"the first inference gave {row}, which are no probabilities",
+                "the weights may be damaged, or too large for this dtype",
+            )
+    return found

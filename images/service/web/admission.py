@@ -1,21 +1,23 @@
 """Admits a bounded number of requests, and none while draining. Health checks don't pass through here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
 
 from service.errors import RequestError
 
-RETRY_AFTER_S = 1  # a slot frees within about one forward pass
+RETRY_AFTER_S = 1  # where nothing is known about how long it will take
 _POLL_S = 0.02
 
 
 class Admission:
     """Counts requests in flight. Used from the event loop's thread alone, so it needs no lock."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, retry_after_s: Callable[[], int] = lambda: RETRY_AFTER_S) -> None:
+        """At most `limit` requests; `retry_after_s` says when there will be room."""
         self._limit = limit
+        self._retry_after_s = retry_after_s
         self.in_flight = 0
         self.draining = False
         self._inside: set[anyio.CancelScope] = set()
@@ -30,7 +32,9 @@ class Admission:
             raise RequestError(503, "shutting down", retry_after_s=RETRY_AFTER_S)
         if self.in_flight >= self._limit:
             raise RequestError(
-                429, f"busy: {self._limit} requests are in flight already", retry_after_s=RETRY_AFTER_S
+                429,
+                f"busy: {self._limit} requests are in flight already",
+                retry_after_s=self._retry_after_s(),
             )
         self.in_flight += 1
         try:

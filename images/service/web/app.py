@@ -1,8 +1,10 @@
-"""The HTTP side: routes, limits and health. Knows a `Classifier`, never torch."""
+"""The HTTP side: routes, and the steps of every request. Knows a `Classifier`, never torch."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,75 +13,103 @@ import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from service.errors import RequestError
-from service.model.classifier import Classifier, Encoded, ModelInfo
-from service.protocols import forms as protocol
-from service.protocols.forms import Answer, Ask
+from service.batching.worker import Outcome
+from service.errors import RequestError, bad_request
+from service.model.classifier import Classifier, Encoded, ModelInfo, Text
+from service.protocols import binary
+from service.protocols.asks import Answer, Ask, read_json, timeout_of
+from service.protocols.embeddings import parse_embeddings, render_embeddings
+from service.protocols.infer import joined, parameters_of, parse_infer, render_infer, render_model
+from service.protocols.predict import parse_predict, render_predict
 from service.settings import Limits
-from service.web.admission import RETRY_AFTER_S, Admission
+from service.web import page, repository
+from service.web.metrics import CONTENT_TYPE
+from service.web.observed import App, observed
+from service.web.service import Service
 
-MODEL = "finbert"
-SERVER = {"name": "weir", "version": "1", "extensions": []}
+SERVER = {"name": "weir", "version": "1", "extensions": ["binary_tensor_data", "model_repository"]}
+_INLINE_CHARS = 4096  # tokenised at once in the event loop; more takes longer than a thread's start
 
 log = logging.getLogger("service")
 
-Parse = Callable[[dict[str, Any], Limits, ModelInfo], Ask]
-Render = Callable[[ModelInfo, Ask, Answer], dict[str, Any]]
+
+@dataclass(frozen=True)
+class Form:
+    """One form of request and answer. `parameters`: where in the document a timeout may be."""
+
+    parse: Callable[[dict[str, Any], Limits, ModelInfo, bytes], Ask]
+    render: Callable[[ModelInfo, Ask, Answer], Response]
+    parameters: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda document: document
 
 
-class Service:
-    """The state behind the routes: the classifier once it is loaded and proven, and the admission to it."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.admission = Admission(limits.max_in_flight)
-        self.classifier: Classifier | None = None
-        self.worker = anyio.CapacityLimiter(1)  # one forward pass at a time has all the cores, or the GPU
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request sent now would be admitted, load permitting."""
-        return self.classifier is not None and not self.admission.draining
-
-    def require(self) -> Classifier:
-        """The classifier. Raises RequestError (503) while it is being loaded."""
-        if self.classifier is None:
-            raise RequestError(503, "the model is being loaded", retry_after_s=RETRY_AFTER_S)
-        return self.classifier
+def _infer_response(info: ModelInfo, ask: Ask, answer: Answer) -> Response:
+    body, headers = joined(*render_infer(info, ask, answer))
+    return Response(body, headers=headers)
 
 
-def create_app(service: Service) -> Starlette:
+PREDICT = Form(
+    lambda document, limits, info, _raw: parse_predict(document, limits, info),
+    lambda info, _ask, answer: JSONResponse(render_predict(info, answer)),
+)
+INFER = Form(parse_infer, _infer_response, parameters_of)
+EMBEDDINGS = Form(
+    lambda document, limits, info, _raw: parse_embeddings(document, limits, info),
+    lambda info, ask, answer: JSONResponse(render_embeddings(info, ask, answer)),
+)
+
+
+def create_app(service: Service) -> App:
     """The application over one Service."""
-    predict = partial(
-        _serve,
-        service,
-        protocol.parse_predict,
-        lambda info, _ask, answer: protocol.render_predict(info, answer),
-    )
-    infer = partial(_serve, service, protocol.parse_infer, protocol.render_infer)
+    predict, infer, embeddings = (partial(_serve, service, form) for form in (PREDICT, INFER, EMBEDDINGS))
+
+    async def live(_request: Request) -> Response:
+        return Response(status_code=200 if service.live else 503)
 
     async def ready(_request: Request) -> Response:
         return Response(status_code=200 if service.ready else 503)
 
-    async def model(_request: Request) -> Response:
-        return JSONResponse(protocol.render_model(service.require().info))
+    async def model_ready(request: Request) -> Response:
+        name = request.path_params["name"]
+        return Response(status_code=200 if service.ready and service.models.is_ready(name) else 503)
 
+    async def model(request: Request) -> Response:
+        return JSONResponse(render_model(service.models.require(request.path_params["name"]).info))
+
+    async def metrics(_request: Request) -> Response:
+        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    named = "/v2/models/{name}"
     routes = [
+        Route("/", _constant(HTMLResponse(page.HTML, headers=page.HEADERS))),
+        Route("/metrics", metrics),
         Route("/v2", _constant(JSONResponse(SERVER))),
-        Route("/v2/health/live", _constant(Response())),
+        Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
-        Route(f"/v2/models/{MODEL}", model),
-        Route(f"/v2/models/{MODEL}/ready", ready),
-        Route(f"/v2/models/{MODEL}/infer", infer, methods=["POST"]),
+        *(
+            route
+            for base in (named, named + "/versions/1")
+            for route in (
+                Route(base, model),
+                Route(f"{base}/ready", model_ready),
+                Route(f"{base}/infer", infer, methods=["POST"]),
+            )
+        ),
+        *repository.routes(service),
         Route("/predict", predict, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
-        exception_handlers={RequestError: _refused, HTTPException: _no_route, Exception: _broken},
+        exception_handlers={
+            RequestError: _refused,
+            HTTPException: partial(_no_route, service),
+            Exception: _broken,
+        },
     )
+    return observed(app, service.metrics)
 
 
 def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
@@ -89,33 +119,93 @@ def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def _serve(service: Service, parse: Parse, render: Render, request: Request) -> Response:
-    """The steps of every inference: a body, a slot, a parsed request, the worker thread, an answer.
+async def _serve(service: Service, form: Form, request: Request) -> Response:
+    """The steps of every inference: a body, a slot, a parsed request, its batches, an answer.
 
     The slot comes after the body, so that callers who send slowly hold none.
     """
-    classifier = service.require()
+    named = request.path_params.get("name", "")
+    service.require(named)
     body = await _read_body(request, service.limits)
-    arrived = time.perf_counter()
+    arrived = time.monotonic()
     with service.admission.slot():
-        ask = parse(protocol.read_json(body), service.limits, classifier.info)
-        answer = await anyio.to_thread.run_sync(
-            partial(_answer, classifier, ask, arrived), limiter=service.worker, abandon_on_cancel=True
-        )
+        text, raw = binary.split(body, request.headers.get(binary.HEADER))
+        document = read_json(text)
+        classifier = service.require(named or _model_of(document))
+        ask = form.parse(document, service.limits, classifier.info, raw)
+        timeout_s = timeout_of(form.parameters(document), request.headers.get("x-timeout-ms"))
+        answer = await _answer(service, classifier, ask, request, arrived=arrived, timeout_s=timeout_s)
     _log_answer(classifier.info, answer)
-    return JSONResponse(render(classifier.info, ask, answer))
+    return form.render(classifier.info, ask, answer)
 
 
-def _answer(classifier: Classifier, ask: Ask, arrived: float) -> Answer:
-    """Runs in the worker thread. `arrived`: perf_counter's reading, in seconds, when the body was there."""
-    started = time.perf_counter()
-    rows = classifier.encode(ask.texts) if ask.texts else tuple(map(Encoded, ask.token_ids))
-    encoded = time.perf_counter()
-    probabilities = classifier.classify(rows)
-    done = time.perf_counter()
-    return Answer(
-        rows, probabilities, wait_s=started - arrived, encode_s=encoded - started, inference_s=done - encoded
+def _model_of(document: Mapping[str, Any]) -> str:
+    name = document.get("model", "")
+    if not isinstance(name, str):
+        raise bad_request("model must be a string")
+    return name
+
+
+async def _answer(
+    service: Service,
+    classifier: Classifier,
+    ask: Ask,
+    request: Request,
+    *,
+    arrived: float,
+    timeout_s: float | None,
+) -> Answer:
+    """Encode, queue, and wait for the results, the deadline, or the caller's leaving. Raises RequestError."""
+    begun = time.monotonic()
+    rows = await _encode(classifier, ask.texts) if ask.texts else ask.encoded
+    encoded = time.monotonic()
+    compute = classifier.embed if ask.task == "embed" else classifier.classify
+    job = service.worker.submit(
+        compute,
+        rows,
+        lengths=[len(row.ids) for row in rows],
+        group=(id(classifier), ask.task),
+        deadline_s=float("inf") if timeout_s is None else arrived + timeout_s,
     )
+    try:
+        left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
+        outcome = await _first(job.future, request, left_s)
+    finally:
+        if not job.future.done():
+            service.worker.withdraw(job)
+    return Answer(
+        rows,
+        outcome.results,
+        wait_s=max(0.0, begun - arrived) + max(0.0, outcome.started_s - encoded),
+        encode_s=encoded - begun,
+        inference_s=outcome.compute_s,
+    )
+
+
+async def _encode(classifier: Classifier, texts: tuple[Text, ...]) -> tuple[Encoded, ...]:
+    n_chars = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+    if n_chars <= _INLINE_CHARS:
+        return classifier.encode(texts)
+    return await anyio.to_thread.run_sync(classifier.encode, texts, abandon_on_cancel=True)
+
+
+async def _first(future: "asyncio.Future[Outcome]", request: Request, left_s: float | None) -> Outcome:
+    """The outcome, unless the deadline comes first (504) or the caller goes away."""
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        await asyncio.wait((future, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        if gone.done():
+            raise RequestError(499, "the caller went away")
+    finally:
+        gone.cancel()
+    raise RequestError(504, "the answer wasn't there before the deadline")
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _log_answer(info: ModelInfo, answer: Answer) -> None:
@@ -128,6 +218,7 @@ def _log_answer(info: ModelInfo, answer: Answer) -> None:
         answer.wait_s,
         answer.encode_s,
         answer.inference_s,
+        extra={"data": {"model": info.name}},
     )
 
 
@@ -151,24 +242,31 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": message}, status_code=status, headers=headers)
+def _error(
+    request: Request, status: int, message: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    said: object = message
+    if request.url.path.startswith("/v1/"):  # OpenAI's form
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        said = {"message": message, "type": kind, "param": None, "code": None}
+    return JSONResponse({"error": said}, status_code=status, headers=headers)
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError):
         raise error
     wait = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return _error(error.status, error.message, wait)
+    return _error(request, error.status, error.message, wait)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(service: Service, request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 404:
-        return _error(404, f"there is no {request.url.path[:200]}; the model is /v2/models/{MODEL}")
-    return _error(error.status_code, error.detail, dict(error.headers or {}))
+        names = ", ".join(f"/v2/models/{name}" for name in service.models.index())
+        return _error(request, 404, f"there is no {request.url.path[:200]}; models: {names or 'none yet'}")
+    return _error(request, error.status_code, error.detail, dict(error.headers or {}))
 
 
-async def _broken(_request: Request, error: Exception) -> Response:
-    return _error(500, f"the service failed ({type(error).__name__}); its log says more")
+async def _broken(request: Request, error: Exception) -> Response:
+    return _error(request, 500, f"the service failed ({type(error).__name__}); its log says more")

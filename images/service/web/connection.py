@@ -38,7 +38,7 @@ class _Parser(h11.Connection):
         self._chunks = self._body_bytes = 0
         self._head = b""
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11 has an overload for None
         """The bytes to write for an event; a head's are kept until the next event. None: close."""
         data = super().send(event)
         if isinstance(event, h11.Response):

@@ -41,7 +41,7 @@ def test_the_repository_catalog_holds_the_four_variants() -> None:
     cpu = loaded.variants[0]
     assert isinstance(cpu.base[0], Registry)
     assert isinstance(cpu.base[1], Bootstrap)
-    assert cpu.budget.unpacked_bytes == 1_000_000_000
+    assert cpu.budget.unpacked_bytes == 700_000_000
     assert {source.build for source in cpu.torch} == {TorchBuild.CPU}
 
 

@@ -23,4 +23,5 @@ def info() -> ModelInfo:
         parameters=1,
         vocab_size=2000,
         max_tokens=8,
+        hidden_size=2,
     )

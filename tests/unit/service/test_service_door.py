@@ -60,8 +60,8 @@ def test_connections_leave_files_for_everything_else(
 
 
 def test_a_profile_with_fewer_connections_than_slots_is_refused() -> None:
-    with pytest.raises(SettingsError, match="max_connections is 16, max_in_flight 16"):
-        build_settings({}, {"device": "cpu", "max_connections": 16}, SOURCE)
+    with pytest.raises(SettingsError, match="max_connections is 64, max_in_flight 64"):
+        build_settings({}, {"device": "cpu", "max_connections": 64}, SOURCE)
 
 
 # ---- one connection, with a clock of ours --------------------------------------------------------------

@@ -11,13 +11,20 @@ MODULES = sorted(HERE.rglob("*.py"))
 # package -> the modules that may import it; whatever else isn't the standard library's or ours is refused
 DOORS = {
     "torch": {"bert", "inference"},
-    "safetensors": {"inference"},
+    "safetensors": {"checkpoint", "inference"},
+    "tokenizers": {"tokenizer"},
     "yaml": {"profile"},
-    "starlette": {"app"},
+    "starlette": {"app", "repository"},
+    "prometheus_client": {"metrics"},
     "uvicorn": {"connection", "server"},
     "h11": {"connection"},
-    "anyio": {"admission", "app", "server"},
+    "anyio": {"admission", "app", "models", "server"},
+    "threading": {"worker"},
+    "asyncio": {"app", "cli", "connection", "server", "worker"},
 }
+# values in, decisions out: these touch no clock, thread, file or socket
+PURE = {"asks", "batcher", "binary", "door", "embeddings", "infer", "predict", "pulse"}
+ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "threading", "time"}
 # the torch side, which only `server` reaches, and only when it loads
 TORCH_SIDE = {"service.model.bert", "service.model.inference"}
 
@@ -45,3 +52,8 @@ def test_a_module_opens_only_its_own_doors(path: Path) -> None:
 def test_torch_is_reached_only_when_a_model_is_loaded(path: Path) -> None:
     if path.stem not in {"bert", "inference"}:
         assert not imports(path, top_level=True) & TORCH_SIDE
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.stem in PURE], ids=lambda path: path.stem)
+def test_decisions_are_made_from_values(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & ACTING

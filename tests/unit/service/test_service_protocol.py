@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.errors import RequestError
 from service.model.classifier import Encoded, ModelInfo
-from service.protocols.forms import (
-    Answer,
-    Ask,
-    parse_infer,
-    parse_predict,
-    read_json,
-    render_infer,
-    render_model,
-    render_predict,
-)
+from service.protocols.asks import Answer, Ask, read_json
+from service.protocols.infer import parse_infer, render_infer, render_model
+from service.protocols.predict import parse_predict, render_predict
 from service.settings import Limits
 
 LIMITS = Limits(max_texts=3, max_text_chars=20)
@@ -203,7 +196,8 @@ def test_the_plain_answer_names_label_scores_and_origin(info: ModelInfo) -> None
 
 
 def test_the_protocols_answer_is_flat_and_names_its_origin(info: ModelInfo) -> None:
-    rendered = render_infer(info, Ask(texts=("a", "b"), request_id="7"), ANSWER)
+    rendered, tail = render_infer(info, Ask(texts=("a", "b"), request_id="7"), ANSWER)
+    assert tail == b""
     assert (rendered["id"], rendered["model_name"], rendered["model_version"]) == ("7", "finbert", "1")
     label, probabilities = rendered["outputs"]
     assert label == {"name": "label", "shape": [2], "datatype": "BYTES", "data": ["negative", "positive"]}
@@ -214,7 +208,7 @@ def test_the_protocols_answer_is_flat_and_names_its_origin(info: ModelInfo) -> N
 
 
 def test_only_the_asked_outputs_are_given_and_no_id_unless_asked(info: ModelInfo) -> None:
-    rendered = render_infer(info, Ask(texts=("a",), outputs=("label",)), ANSWER)
+    rendered, _ = render_infer(info, Ask(texts=("a",), outputs=("label",)), ANSWER)
     assert [each["name"] for each in rendered["outputs"]] == ["label"]
     assert "id" not in rendered
 

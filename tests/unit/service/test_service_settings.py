@@ -54,6 +54,12 @@ def test_a_profiles_numbers_replace_the_limits() -> None:
     assert (settings.limits.max_texts, settings.threads) == (4, 2)
 
 
+def test_a_profile_chooses_precision_and_control() -> None:
+    profile = {"device": "cpu", "dtype": "bfloat16", "compile": True, "model_control": True}
+    settings = build_settings({}, profile, SOURCE)
+    assert (settings.dtype, settings.compile, settings.model_control) == ("bfloat16", True, True)
+
+
 @pytest.mark.parametrize(
     ("env", "profile", "said"),
     [
@@ -64,6 +70,10 @@ def test_a_profiles_numbers_replace_the_limits() -> None:
         ({}, {"device": "cpu", "max_texts": True}, "max_texts is True"),
         ({}, {"device": "cpu", "max_texts": 0}, "max_texts is 0"),
         ({}, {"device": "cpu", "max_tokens": 513}, "max_tokens is 513"),
+        ({}, {"device": "cpu", "dtype": "float64"}, "dtype is 'float64'"),
+        ({}, {"device": "cpu", "dtype": True}, "dtype is True"),
+        ({}, {"device": "cpu", "compile": "yes"}, "compile is 'yes'"),
+        ({}, {"device": "cpu", "model_control": 1}, "model_control is 1"),
         ({"WEIR_WEIGHTS": "some"}, {"device": "cpu"}, "WEIR_WEIGHTS 'some'"),
         ({"WEIR_LISTEN": "8000"}, {"device": "cpu"}, "WEIR_LISTEN '8000'"),
     ],

@@ -1,0 +1,261 @@
+"""The one thread that owns the device: it computes what the batcher decides, and runs canaries.
+
+Callers are in the event loop. They `submit` rows and await a future; the thread hands every batch's results
+back in one call. Nothing can end a thread that hangs in a driver, so it is a daemon.
+"""
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any
+
+from service.batching.batcher import Batch, Batcher, QueueFull, Wait
+from service.batching.pulse import Pulse
+from service.errors import DeviceFault, RequestError
+
+Compute = Callable[[Sequence[Any]], Sequence[Any]]  # rows in, a result for each
+
+log = logging.getLogger("service")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A request's results, and when (monotonic seconds) the first of them began and how long they took."""
+
+    results: tuple[Any, ...]
+    started_s: float
+    compute_s: float
+
+
+@dataclass(eq=False)
+class Job:
+    """One request's rows on their way through the worker. `group`: jobs of one group may share a batch."""
+
+    number: int
+    group: Hashable
+    compute: Compute
+    rows: Sequence[Any]
+    future: "asyncio.Future[Outcome]"
+    results: list[Any] = field(default_factory=list)
+    left: int = 0
+    started_s: float = inf
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch that was computed, for those who count: its shape and its seconds."""
+
+    batch: Batch
+    compute_s: float
+
+
+class Worker:
+    """Computes jobs in batches. Public methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        pulse: Pulse,
+        *,
+        canary: Callable[[], None],
+        on_batch: Callable[[Done], None] = lambda _done: None,
+    ) -> None:
+        """`canary` raises when the device is at fault; it runs in the worker's thread, as computing does."""
+        self._batcher = batcher
+        self.pulse = pulse
+        self._canary = canary
+        self._on_batch = on_batch
+        self._jobs: dict[int, Job] = {}
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._busy_since_s: float | None = None
+        self._idle_since_s = time.monotonic()
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs. Call it in the event loop; the first `submit` does."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            threading.Thread(target=self._run, name="device", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end after what it computes now."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def submit(
+        self,
+        compute: Compute,
+        rows: Sequence[Any],
+        *,
+        lengths: Sequence[int],
+        group: Hashable,
+        deadline_s: float = inf,
+    ) -> Job:
+        """Queue rows; the job's future gets their Outcome or an error. Raises RequestError (429, 503)."""
+        self.start()
+        if self.pulse.state == "lost":
+            raise RequestError(503, "the device doesn't work", retry_after_s=5)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        job = Job(next(self._numbers), group, compute, rows, future, [None] * len(rows), len(rows))
+        with self._changed:
+            try:
+                self._batcher.offer(
+                    job.number, lengths, group=group, now_s=time.monotonic(), deadline_s=deadline_s
+                )
+            except QueueFull as error:
+                raise RequestError(
+                    429, "busy: too many tokens are waiting", retry_after_s=seconds_to_wait(error.drain_s)
+                ) from error
+            self._jobs[job.number] = job
+            self._changed.notify()
+        return job
+
+    def withdraw(self, job: Job) -> None:
+        """Nobody waits for this job any more; what hasn't begun of it won't."""
+        with self._changed:
+            self._batcher.withdraw(job.number)
+            self._jobs.pop(job.number, None)
+        job.future.cancel()
+
+    def retry_after_s(self) -> int:
+        """Whole seconds until what is queued now will have been computed, at least 1."""
+        with self._changed:
+            return seconds_to_wait(self._batcher.drain_s(time.monotonic()))
+
+    def waiting(self) -> tuple[int, int]:
+        """Requests and tokens that haven't begun."""
+        with self._changed:
+            return self._batcher.waiting_requests, self._batcher.waiting_tokens
+
+    def watch(self) -> None:
+        """Judge how long the running computation takes. To be called every second or so."""
+        since_s = self._busy_since_s
+        self.pulse.watch(0.0 if since_s is None else time.monotonic() - since_s)
+
+    # ---- the worker's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                step = self._step()
+            if step is None:
+                return
+            step()
+
+    def _step(self) -> Callable[[], None] | None:
+        """What to do next, waiting for it if need be; None: end. Holds the lock."""
+        while not self._stopping:
+            now_s = time.monotonic()
+            self._deliver_late(self._batcher.expire(now_s))
+            decided: Batch | Wait = Wait()
+            if self.pulse.state == "well":
+                decided = self._batcher.next(now_s)
+            elif self.pulse.state == "lost":
+                self._fail_all("the device doesn't work")
+            if isinstance(decided, Batch):
+                return partial(self._run_batch, decided, [self._jobs[row.request] for row in decided.rows])
+            canary_s = self.pulse.canary_at(self._idle_since_s)
+            if canary_s <= now_s and decided.until_s == inf:  # nobody waits for the device
+                return self._run_canary
+            until_s = min(canary_s, decided.until_s)
+            self._changed.wait(None if until_s == inf else max(0.0, until_s - now_s))
+        return None
+
+    def _run_batch(self, batch: Batch, jobs: Sequence[Job]) -> None:
+        rows = [job.rows[row.at] for job, row in zip(jobs, batch.rows, strict=True)]
+        started_s = self._busy_since_s = time.monotonic()
+        results: Sequence[Any] = ()
+        error: Exception | None = None
+        try:
+            results = jobs[0].compute(rows)
+        except RequestError as refused:
+            error = refused
+        except DeviceFault as fault:
+            log.error("the device failed: %s", fault)
+            self.pulse.fault(str(fault), time.monotonic())
+            error = RequestError(503, "the device failed; it is being checked", retry_after_s=2)
+        except Exception as other:  # our own fault: these requests end with it, the thread goes on
+            error = other
+        ended_s = self._idle_since_s = time.monotonic()
+        self._busy_since_s = None
+        with self._changed:
+            self._batcher.finished(ended_s, ok=error is None)
+            if error is not None:
+                self._end(jobs, error)
+            else:
+                self._collect(batch, jobs, results, started_s=started_s, ended_s=ended_s)
+        if error is None:
+            self._on_batch(Done(batch, ended_s - started_s))
+
+    def _collect(
+        self, batch: Batch, jobs: Sequence[Job], results: Sequence[Any], *, started_s: float, ended_s: float
+    ) -> None:
+        whole: list[tuple[Job, Outcome | Exception]] = []
+        for job in dict.fromkeys(jobs):
+            job.started_s = min(job.started_s, started_s)
+            job.compute_s += ended_s - started_s
+        for job, row, result in zip(jobs, batch.rows, results, strict=True):
+            job.results[row.at] = result
+            job.left -= 1
+            if not job.left and job.number in self._jobs:
+                del self._jobs[job.number]
+                whole.append((job, Outcome(tuple(job.results), job.started_s, job.compute_s)))
+        self._deliver(whole)
+
+    def _end(self, jobs: Sequence[Job], error: Exception) -> None:
+        ended = [job for job in dict.fromkeys(jobs) if job.number in self._jobs]
+        for job in ended:
+            del self._jobs[job.number]
+            self._batcher.withdraw(job.number)
+        self._deliver([(job, error) for job in ended])
+
+    def _deliver_late(self, numbers: Sequence[int]) -> None:
+        late = [self._jobs.pop(number) for number in numbers if number in self._jobs]
+        self._deliver([(job, RequestError(504, "the deadline passed before its turn came")) for job in late])
+
+    def _fail_all(self, why: str) -> None:
+        self._end(list(self._jobs.values()), RequestError(503, why, retry_after_s=5))
+
+    def _run_canary(self) -> None:
+        self._busy_since_s = time.monotonic()
+        error: str | None = None
+        try:
+            self._canary()
+        except Exception as fault:  # whatever it is, the device didn't give the known result
+            error = f"{type(fault).__name__}: {fault}"
+        ended_s = self._idle_since_s = time.monotonic()
+        self._busy_since_s = None
+        before = self.pulse.state
+        self.pulse.canary(error, ended_s)
+        if error or before != self.pulse.state:
+            log.warning("canary: %s; the device is %s", error or "passed", self.pulse.state)
+
+    def _deliver(self, outcomes: Sequence[tuple[Job, Outcome | Exception]]) -> None:
+        if outcomes and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_settle, outcomes)
+
+
+def _settle(outcomes: Sequence[tuple[Job, Outcome | Exception]]) -> None:
+    """Runs in the event loop."""
+    for job, outcome in outcomes:
+        if job.future.done():
+            continue
+        if isinstance(outcome, Outcome):
+            job.future.set_result(outcome)
+        else:
+            job.future.set_exception(outcome)
+
+
+def seconds_to_wait(drain_s: float | None) -> int:
+    """Retry-After for a queue that takes `drain_s` seconds: whole seconds, at least 1, also where unknown."""
+    return max(1, -int(-(drain_s or 0.0) // 1))

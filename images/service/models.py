@@ -1,0 +1,132 @@
+"""The models of this process: which there are, loading, swapping and unloading them while others answer."""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import anyio
+
+from service.errors import ModelUnreadable, RequestError, ServiceError
+from service.model.classifier import Classifier
+
+DEFAULT = "finbert"  # the model of a directory that holds one, and of no directory
+RETRY_AFTER_S = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+State = Literal["LOADING", "READY", "UNAVAILABLE"]
+Load = Callable[[str], Awaitable[Classifier]]  # by name; raises ServiceError
+
+log = logging.getLogger("service")
+
+
+@dataclass
+class Entry:
+    """One model. While it is loaded again, the classifier from before goes on answering."""
+
+    state: State = "LOADING"
+    reason: str = ""
+    classifier: Classifier | None = None
+
+
+def names_in(directory: Path) -> tuple[str, ...]:
+    """The models of a directory: its own as DEFAULT, or those of its folders by their names; else DEFAULT.
+
+    A folder whose name can't be part of a URL is left out. Raises ModelUnreadable when it can't be read.
+    """
+    try:
+        if (directory / "config.json").exists() or not directory.is_dir():
+            return (DEFAULT,)
+        found = sorted(path.parent.name for path in directory.glob("*/config.json"))
+    except OSError as error:
+        raise ModelUnreadable(f"{directory} can't be read: {error}") from error
+    return tuple(name for name in found if _NAME.fullmatch(name)) or (DEFAULT,)
+
+
+def folder_of(directory: Path, name: str) -> Path:
+    """Where a model's files are: the directory itself for DEFAULT, unless it has a folder of that name."""
+    inside = directory / name
+    return directory if name == DEFAULT and not inside.is_dir() else inside
+
+
+class Models:
+    """Used from the event loop's thread alone. A request keeps the classifier that it began with."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._entries: dict[str, Entry] = {}
+        self._lock = anyio.Lock()  # one load at a time: two models in flight need memory for both
+
+    def put(self, name: str, classifier: Classifier) -> None:
+        """A model that is loaded already."""
+        self._entries[name] = Entry("READY", "", classifier)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are models, and each has loaded once."""
+        return bool(self._entries) and all(entry.classifier for entry in self._entries.values())
+
+    @property
+    def loaded(self) -> tuple[Classifier, ...]:
+        """Every model that answers."""
+        return tuple(entry.classifier for entry in self._entries.values() if entry.classifier)
+
+    def index(self) -> dict[str, Entry]:
+        """All models by name."""
+        return dict(self._entries)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether this model answers."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.classifier is not None
+
+    def require(self, name: str = "") -> Classifier:
+        """The model, the first one when no name is given. Raises RequestError: 404 or, while loading, 503."""
+        if not name and self._entries:
+            name = DEFAULT if DEFAULT in self._entries else next(iter(self._entries))
+        entry = self._entries.get(name)
+        if entry is None and self._entries:
+            known = ", ".join(f"/v2/models/{each}" for each in self._entries) or "none"
+            raise RequestError(404, f"there is no model {name[:64]!r}; there are: {known}")
+        if entry is None or entry.classifier is None:
+            why = (
+                f"the model isn't loaded: {entry.reason}"
+                if entry and entry.reason
+                else "the model is being loaded"
+            )
+            raise RequestError(503, why, retry_after_s=RETRY_AFTER_S)
+        return entry.classifier
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it again. Raises ServiceError; the one from before stays then."""
+        if not _NAME.fullmatch(name):
+            raise ModelUnreadable(
+                f"{name[:64]!r} can't be a model's name", "letters, digits, '.', '_' and '-'"
+            )
+        async with self._lock:
+            entry = self._entries.setdefault(name, Entry())
+            entry.state = "LOADING"
+            try:
+                entry.classifier = await self._load(name)
+                entry.state, entry.reason = "READY", ""
+            except ServiceError as error:
+                entry.reason = error.message
+                entry.state = "READY" if entry.classifier else "UNAVAILABLE"
+                raise
+
+    async def load_all(self, names: tuple[str, ...]) -> None:
+        """Load these models in turn, and forget all others. Raises ServiceError at the first failure."""
+        for name in names:
+            self._entries.setdefault(name, Entry())
+        for name in names:
+            await self.load(name)
+        for name in self._entries.keys() - set(names):
+            del self._entries[name]
+
+    def unload(self, name: str) -> None:
+        """Forget a model; requests that have begun end with it. Raises RequestError (404)."""
+        if name not in self._entries:
+            raise RequestError(404, f"there is no model {name[:64]!r}")
+        del self._entries[name]

@@ -1,0 +1,79 @@
+"""The state behind the routes: models, admission, the worker, metrics. Knows no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from service.batching.batcher import Batcher, Policy
+from service.batching.pulse import Pulse
+from service.batching.worker import Done, Worker
+from service.errors import ModelUnreadable, RequestError
+from service.model.classifier import Classifier
+from service.models import DEFAULT, Load, Models
+from service.settings import Limits
+from service.web.admission import Admission
+from service.web.metrics import Metrics
+
+
+async def _no_loader(name: str) -> Classifier:
+    raise ModelUnreadable(f"nothing can load {name}")
+
+
+class Service:
+    """One process's state. Used from the event loop's thread, but for `_prove`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        load: Load = _no_loader,
+        model_dir: Path = Path("/models"),
+        model_control: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.model_dir = model_dir
+        self.model_control = model_control
+        self.models = Models(load)
+        policy = Policy(limits.max_batch_tokens, limits.max_wait_ms / 1000, limits.max_queue_tokens)
+        self.pulse = Pulse(limits.canary_s, limits.stall_s)
+        self.worker = Worker(Batcher(policy), self.pulse, canary=self._prove, on_batch=self._count)
+        self.admission = Admission(limits.max_in_flight, self.worker.retry_after_s)
+        self.metrics = Metrics(
+            waiting=self.worker.waiting,
+            in_flight=lambda: self.admission.in_flight,
+            ready=lambda: self.ready,
+            memory=self._memory,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now would be admitted, load permitting."""
+        return self.models.ready and not self.admission.draining and self.pulse.state == "well"
+
+    @property
+    def live(self) -> bool:
+        """Whether waiting can still help; if not, only a new process can."""
+        return self.pulse.state != "lost"
+
+    def require(self, name: str = "") -> Classifier:
+        """The model. Raises RequestError: 404, or 503 while it is loaded or its device is checked."""
+        classifier = self.models.require(name)
+        if self.pulse.state != "well":
+            raise RequestError(503, f"the device is being checked: {self.pulse.reason}", retry_after_s=2)
+        return classifier
+
+    def put(self, classifier: Classifier) -> None:
+        """Serve a classifier that is loaded already, as the default model."""
+        self.models.put(DEFAULT, classifier)
+
+    def _count(self, done: Done) -> None:
+        self.metrics.batch(done)
+
+    def _prove(self) -> None:
+        """In the worker's thread."""
+        for classifier in self.models.loaded:
+            classifier.prove()
+
+    def _memory(self) -> Mapping[str, int]:
+        for classifier in self.models.loaded:
+            return classifier.memory()
+        return {}

@@ -1,0 +1,174 @@
+"""The service's torch side on the CPU: a small BERT, compared with transformers' own."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
+
+from service.errors import DeviceFault, ModelUnreadable, RequestError
+from service.model import bert, inference
+from service.model.classifier import Encoded
+from service.settings import Limits, Settings
+
+torch.set_num_threads(1)
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "profit", "##s", "rose", "fell", ".", "and"]
+
+
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, transformers.BertForSequenceClassification]:
+    """A small BERT as transformers saves one, with weights of which none is 0 or 1."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        id2label={0: "up", 1: "down", 2: "flat"},
+        label2id={"up": 0, "down": 1, "flat": 2},
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.05)
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return folder, model
+
+
+def settings(folder: Path, **more: object) -> Settings:
+    plain = Settings("test", "cpu", folder, "mounted", "127.0.0.1", 0, Limits(), threads=1)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def made(saved: tuple[Path, object]) -> inference.TorchClassifier:
+    return inference.load(settings(saved[0]), "tiny", saved[0])
+
+
+ROWS = (
+    Encoded((2, 4, 5, 6, 3)),
+    Encoded((2, 6, 3)),
+    Encoded((2, 6, 3, 7, 8, 3), types=(0, 0, 0, 1, 1, 1)),
+)
+
+
+def by_transformers(
+    model: transformers.BertForSequenceClassification, row: Encoded
+) -> tuple[torch.Tensor, torch.Tensor]:
+    types = torch.tensor([row.types or (0,) * len(row.ids)])
+    with torch.no_grad():
+        out = model(torch.tensor([row.ids]), token_type_ids=types, output_hidden_states=True)
+    mean = out.hidden_states[-1][0].mean(0)
+    return torch.softmax(out.logits[0], -1), mean / mean.norm()
+
+
+def test_probabilities_and_embeddings_are_those_of_transformers_in_one_padded_batch(
+    made: inference.TorchClassifier, saved: tuple[Path, transformers.BertForSequenceClassification]
+) -> None:
+    probabilities, embeddings = made.classify(ROWS), made.embed(ROWS)
+    for row, found, embedding in zip(ROWS, probabilities, embeddings, strict=True):
+        expected, mean = by_transformers(saved[1], row)
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(embedding), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_are_encoded_as_transformers_encodes_them(
+    made: inference.TorchClassifier, saved: tuple[Path, object]
+) -> None:
+    theirs = transformers.BertTokenizer.from_pretrained(saved[0])
+    for ours, (first, second) in zip(
+        made.encode(["Profits rose.", ("Profits rose", "and fell.")]),
+        [("Profits rose.", None), ("Profits rose", "and fell.")],
+        strict=True,
+    ):
+        expected = theirs(first, second)
+        assert list(ours.ids) == expected["input_ids"]
+        assert list(ours.types or (0,) * len(ours.ids)) == expected["token_type_ids"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_smaller_type_says_how_far_it_is_from_float32(
+    saved: tuple[Path, object], made: inference.TorchClassifier, dtype: str
+) -> None:
+    small = inference.load(settings(saved[0], dtype=dtype), "tiny", saved[0])
+    assert made.info.accuracy is None
+    assert small.info.dtype == dtype
+    rows = made.encode(inference.CANARIES)
+    apart = [
+        abs(a - b)
+        for row in rows
+        for a, b in zip(made.classify([row])[0], small.classify([row])[0], strict=True)
+    ]
+    assert small.info.accuracy == pytest.approx(max(apart))
+    assert 0 < max(apart) < 0.2
+
+
+def test_a_batch_that_needs_too_much_memory_is_halved_and_only_a_row_too_many_is_refused(
+    made: inference.TorchClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    room = 1
+
+    def scarce(weights: object, shape: object, ids: torch.Tensor, *more: object) -> torch.Tensor:
+        passes.append(len(ids))
+        if len(ids) > room:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return bert.hidden_states(weights, shape, ids, *more)  # type: ignore[arg-type]
+
+    poor = replace(made, hidden_states=scarce)
+    torch.testing.assert_close(torch.tensor(poor.classify(ROWS)), torch.tensor(made.classify(ROWS)))
+    assert passes == [3, 1, 2, 1, 1]
+    room = 0
+    with pytest.raises(RequestError, match="no memory left") as caught:
+        poor.classify(ROWS[:1])
+    assert caught.value.status == 503
+
+
+def test_a_canary_that_answers_otherwise_than_at_the_start_is_a_fault(
+    made: inference.TorchClassifier,
+) -> None:
+    made.prove()
+    broken = dict(made.weights)
+    broken["classifier.bias"] = broken["classifier.bias"] + torch.tensor([5.0, 0.0, 0.0])
+    with pytest.raises(DeviceFault, match="now has"):
+        replace(made, weights=broken).prove()
+    broken["classifier.bias"] = torch.full((3,), float("nan"))
+    with pytest.raises(DeviceFault):
+        replace(made, weights=broken).prove()
+
+
+def test_what_a_gpu_raises_is_a_fault_of_the_device(made: inference.TorchClassifier) -> None:
+    def broken(*_args: object) -> torch.Tensor:
+        raise RuntimeError("HIP error: unspecified launch failure\nadvice of three lines")
+
+    gpu = replace(made, hidden_states=broken, device=replace(made.device, torch_name="meta"))
+    with pytest.raises(DeviceFault, match=r"^HIP error: unspecified launch failure$"):
+        gpu.classify(ROWS)
+
+
+def test_a_model_whose_file_is_cut_short_is_refused(saved: tuple[Path, object], tmp_path: Path) -> None:
+    for name in ("config.json", "vocab.txt"):
+        (tmp_path / name).write_bytes((saved[0] / name).read_bytes())
+    whole = (saved[0] / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-4])
+    with pytest.raises(ModelUnreadable, match="no whole safetensors file"):
+        inference.load(settings(tmp_path), "tiny", tmp_path)
+
+
+def test_gtt_is_the_sum_of_the_cards_and_absent_without_one(tmp_path: Path) -> None:
+    assert inference.gtt_bytes(tmp_path) == {}
+    for number, text in enumerate(("4096\n", "8192\n", "nonsense")):
+        folder = tmp_path / f"card{number}" / "device"
+        folder.mkdir(parents=True)
+        (folder / "mem_info_gtt_used").write_text(text)
+    assert inference.gtt_bytes(tmp_path) == {"device_gtt_used": 12288}
