@@ -21,10 +21,10 @@ _PARTS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
     {
         "bfloat16": (8.0, 4.0, 0.008, 0.005, 0.0025),
         "float32": (8.0, 8.0, 8.0, 4.0, 0.008, 0.005, 0.005),
-        "float16": (8.0, 4.0, 2.0, 0.16, 0.032),
+        "float16": (8.0, 4.0, 2.0, 0.16, 0.016),
     }
 )
-_DENSE: Final = (8.0, 1.0, 2.0, 0.2, 0.032)  # bfloat16 in the layout `b11`
+_DENSE: Final = (8.0, 1.0, 2.0, 0.16, 0.016)  # bfloat16 in the layout `b11`
 
 
 def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool = False) -> int:

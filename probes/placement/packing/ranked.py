@@ -2,7 +2,7 @@
 
 The seven most frequent exponents, zero's perhaps among them, get the codes 1 to 7. Code 0 marks an escape:
 its sign and mantissa are stored like all others, and its exponent follows in a list. Which of the list's
-entries is a weight's is the number of escapes before it; they are counted by blocks of 1,024 weights.
+entries is a weight's is the number of escapes before it; they are counted by blocks of 2,048 weights.
 
 Parts: `rest` (sign and the upper 7 mantissa bits), `more` (the code's upper bit below the mantissa's lower
 bits), `two` (the code's lower 2 bits), `exponents` of the escapes in order, `starts` (escapes before each
@@ -18,11 +18,11 @@ from probes.placement.packing.layouts import Layout
 from probes.placement.packing.window import CHUNK
 
 CODES: Final = 7
-_BLOCK: Final = 1024
+_BLOCK: Final = 2048
 
 
 def block_of(weights: int) -> int:
-    """Weights in a block: 1,024, or as many as there are, made a multiple of 8."""
+    """Weights in a block: 2,048, or as many as there are, made a multiple of 8."""
     return min(_BLOCK, -(-weights // 8) * 8)
 
 
@@ -66,7 +66,9 @@ def decoded(
     """Pieces of the words in order, each with the index that it begins at."""
     n, low_bits = parts["rest"].numel(), layout.mantissa_bits - 7
     block = block_of(n)
-    exponent_of = torch.tensor((0, *table), dtype=torch.int16, device=parts["rest"].device)
+    device = parts["rest"].device
+    # filled on the device: a copy from the host can't be captured in a graph
+    exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])
     for span in _chunks(n, block):
         more = _get(parts["more"], span, bits=low_bits + 1, block=block)
         code = _get(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)

@@ -8,75 +8,67 @@ another one two codes; shifts and logic then serve both weights. Elsewhere Trito
 
 # mypy: disable-error-code="untyped-decorator"
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
+def _ptx(shift: int, *, raised: bool) -> str:
+    """Four weights: bytes in $2, codes in $3, two words each in $0 and $1."""
+    lines = ["{ .reg .b32 t, v, c, z;"]
+    if raised:
+        lines += ["mov.b32 c, 0x5F805F80;", "mov.b32 z, 0x80008000;"]  # 2^64 and -0, twice
+    for i, (spread, codes) in enumerate((("0x9180", "0x4140"), ("0xB3A2", "0x4342"))):
+        lines += [f"prmt.b32 t, $2, 0, {spread};", f"prmt.b32 v, $3, 0, {codes};"]
+        lines += [f"shl.b32 v, v, {shift};", "and.b32 v, v, 0x07800780;"]
+        word = "t" if raised else f"${i}"
+        lines += [f"lop3.b32 {word}, t, 0x807F807F, v, 0xEA;"]
+        if raised:
+            lines += [f"fma.rn.bf16x2 ${i}, t, c, z;"]
+    return " ".join([*lines, "}"])
+
+
+_LOWER = tl.constexpr(_ptx(7, raised=False))
+_UPPER = tl.constexpr(_ptx(3, raised=False))
+_LOWER_RAISED = tl.constexpr(_ptx(7, raised=True))
+_UPPER_RAISED = tl.constexpr(_ptx(3, raised=True))
+
+
 @triton.jit
-def lower_words(rest: Any, codes: Any, PTX: tl.constexpr) -> Any:
-    """Words of the weights whose codes are in the lower halves of bytes."""
+def weights(
+    rest: tl.tensor, codes: tl.tensor, UPPER: tl.constexpr, RAISED: tl.constexpr, PTX: tl.constexpr
+) -> tl.tensor:
+    """The weights, times a power of two, whose codes are in the lower or upper halves of bytes; bfloat16.
+
+    The power is 2^-base, or 2^(64 - base) for `RAISED` ones, whose products with usual inputs are in the
+    normal range of float32.
+    """
     if PTX:
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, v;
-            prmt.b32 t, $2, 0, 0x9180;
-            prmt.b32 v, $3, 0, 0x4140;
-            shl.b32 v, v, 7;
-            and.b32 v, v, 0x07800780;
-            lop3.b32 $0, t, 0x807F807F, v, 0xEA;
-            prmt.b32 t, $2, 0, 0xB3A2;
-            prmt.b32 v, $3, 0, 0x4342;
-            shl.b32 v, v, 7;
-            and.b32 v, v, 0x07800780;
-            lop3.b32 $1, t, 0x807F807F, v, 0xEA; }""",
+            (_UPPER_RAISED if RAISED else _UPPER) if UPPER else (_LOWER_RAISED if RAISED else _LOWER),
             "=r,=r,r,r",
             [rest, codes],
-            dtype=tl.int16,
+            dtype=tl.bfloat16,
             is_pure=True,
             pack=4,
         )
     word = rest.to(tl.int16)
-    return ((word & 0x80) << 8) | (word & 0x7F) | ((codes.to(tl.int16) & 15) << 7)
-
-
-@triton.jit
-def upper_words(rest: Any, codes: Any, PTX: tl.constexpr) -> Any:
-    """Words of the weights whose codes are in the upper halves of bytes."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, v;
-            prmt.b32 t, $2, 0, 0x9180;
-            prmt.b32 v, $3, 0, 0x4140;
-            shl.b32 v, v, 3;
-            and.b32 v, v, 0x07800780;
-            lop3.b32 $0, t, 0x807F807F, v, 0xEA;
-            prmt.b32 t, $2, 0, 0xB3A2;
-            prmt.b32 v, $3, 0, 0x4342;
-            shl.b32 v, v, 3;
-            and.b32 v, v, 0x07800780;
-            lop3.b32 $1, t, 0x807F807F, v, 0xEA; }""",
-            "=r,=r,r,r",
-            [rest, codes],
-            dtype=tl.int16,
-            is_pure=True,
-            pack=4,
-        )
-    word = rest.to(tl.int16)
-    return ((word & 0x80) << 8) | (word & 0x7F) | ((codes.to(tl.int16) >> 4) << 7)
+    code = (codes.to(tl.int16) >> 4) if UPPER else (codes.to(tl.int16) & 15)
+    if RAISED:
+        code = tl.where(code > 0, code + 64, 0)
+    return (((word & 0x80) << 8) | (word & 0x7F) | (code << 7).to(tl.int16)).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
 def unpack_b12(
-    rest: Any,
-    codes: Any,
-    values: Any,
-    positions: Any,
-    starts: Any,
-    out: Any,
-    n: Any,
-    rows: Any,
-    scale: Any,
+    rest: tl.tensor,
+    codes: tl.tensor,
+    values: tl.tensor,
+    positions: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    rows: tl.tensor,
+    scale: tl.tensor,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -95,8 +87,8 @@ def unpack_b12(
             code = tl.load(codes + row * half + j, mask=there, other=0)
             low = tl.load(rest + at + j, mask=there, other=0)
             high = tl.load(rest + at + half + j, mask=there, other=0)
-            one = lower_words(low, code, PTX).to(tl.bfloat16, bitcast=True)
-            other = upper_words(high, code, PTX).to(tl.bfloat16, bitcast=True)
+            one = weights(low, code, False, False, PTX)
+            other = weights(high, code, True, False, PTX)
             tl.store(out + at + j, (one.to(tl.float32) * scale).to(tl.bfloat16), mask=there & (at + j < n))
             upper = there & (at + half + j < n)
             tl.store(out + at + half + j, (other.to(tl.float32) * scale).to(tl.bfloat16), mask=upper)
@@ -112,17 +104,17 @@ def unpack_b12(
 
 @triton.jit
 def unpack_f28(
-    rest0: Any,
-    rest1: Any,
-    rest2: Any,
-    codes: Any,
-    values: Any,
-    positions: Any,
-    starts: Any,
-    out: Any,
-    n: Any,
-    rows: Any,
-    base: Any,
+    rest0: tl.tensor,
+    rest1: tl.tensor,
+    rest2: tl.tensor,
+    codes: tl.tensor,
+    values: tl.tensor,
+    positions: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    rows: tl.tensor,
+    base: tl.tensor,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -158,35 +150,86 @@ def unpack_f28(
 
 @triton.jit
 def unpack_ranked(
-    rest: Any,
-    more: Any,
-    two: Any,
-    exponents: Any,
-    starts: Any,
-    out: Any,
-    n: Any,
-    table_low: Any,
-    table_high: Any,
+    rest: tl.tensor,
+    more: tl.tensor,
+    two: tl.tensor,
+    exponents: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    blocks: tl.tensor,
+    table_low: tl.tensor,
+    table_high: tl.tensor,
     LOW_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ) -> None:
-    """One program unpacks a block with 3-bit codes; `out` holds 16-bit words as int16.
+    """One program unpacks TOGETHER blocks of 2,048 weights with 3-bit codes; `out` holds words as int16.
 
-    The tables have a byte for each code: 0 to 3 and 4 to 7.
+    The tables have a byte for each code: 0 to 3 and 4 to 7. An eighth of a block is handled at once, so each
+    byte is loaded once; the escapes of two eighths are counted in one 32-bit number.
     """
-    block = tl.program_id(0).to(tl.int64)
-    quarter: tl.constexpr = BLOCK // 4
     bits: tl.constexpr = LOW_BITS + 1
-    part: tl.constexpr = BLOCK * bits // 8
-    i = tl.arange(0, BLOCK)
-    kept = tl.load(rest + block * BLOCK + i).to(tl.int32)
-    lower = tl.load(two + block * quarter + i % quarter).to(tl.int32) >> (2 * (i // quarter)) & 3
-    upper = tl.load(more + block * part + i % part).to(tl.int32) >> (bits * (i // part)) & ((1 << bits) - 1)
-    code = lower | ((upper & 1) << 2)
-    escape = (code == 0).to(tl.int32)
-    rank = tl.load(starts + block) + tl.cumsum(escape) - escape
+    block = (tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    kept = block < blocks
+    block = block.to(tl.int64)
+    j = tl.arange(0, 256)[None, :]
+    before = tl.load(starts + block, mask=kept, other=0)
+    for pair in tl.static_range(4):
+        code0, low0 = _code(more, two, block, j, kept, 2 * pair, bits)
+        code1, low1 = _code(more, two, block, j, kept, 2 * pair + 1, bits)
+        escapes = (code0 == 0).to(tl.int32) | ((code1 == 0).to(tl.int32) << 16)
+        counted = tl.cumsum(escapes, 1)
+        total = tl.sum(escapes, 1)[:, None]
+        ranks = counted - escapes
+        _put(rest, exponents, out, n, block, j, kept, code0, low0, before + (ranks & 0xFFFF),
+             table_low, table_high, 2 * pair, LOW_BITS)  # fmt: skip
+        before += total & 0xFFFF
+        _put(rest, exponents, out, n, block, j, kept, code1, low1, before + (ranks >> 16),
+             table_low, table_high, 2 * pair + 1, LOW_BITS)  # fmt: skip
+        before += total >> 16
+
+
+@triton.jit
+def _code(
+    more: tl.tensor,
+    two: tl.tensor,
+    block: tl.tensor,
+    j: tl.tensor,
+    kept: tl.tensor,
+    EIGHTH: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """The codes of an eighth of each block, and the lower bits of its mantissas."""
+    share: tl.constexpr = EIGHTH % 2  # eighths whose codes' lower bits are in the same bytes: every other
+    lower = tl.load(two + block * 512 + share * 256 + j, mask=kept, other=0).to(tl.int32)
+    lower = (lower >> (2 * (EIGHTH // 2))) & 3
+    parts: tl.constexpr = BITS  # bytes of `more` in a block, in units of 256
+    upper = tl.load(more + block * 256 * parts + (EIGHTH % parts) * 256 + j, mask=kept, other=0).to(tl.int32)
+    upper = (upper >> (BITS * (EIGHTH // parts))) & ((1 << BITS) - 1)
+    return lower | ((upper & 1) << 2), upper >> 1
+
+
+@triton.jit
+def _put(
+    rest: tl.tensor,
+    exponents: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    block: tl.tensor,
+    j: tl.tensor,
+    kept: tl.tensor,
+    code: tl.tensor,
+    low: tl.tensor,
+    rank: tl.tensor,
+    table_low: tl.tensor,
+    table_high: tl.tensor,
+    EIGHTH: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+) -> None:
+    """Write the words of an eighth of each block."""
+    place = block * 2048 + EIGHTH * 256 + j
+    top = tl.load(rest + place, mask=kept, other=0).to(tl.int32)
     field = (tl.where(code < 4, table_low, table_high) >> (8 * (code & 3))) & 0xFF
-    field += tl.load(exponents + rank, mask=escape != 0, other=0).to(tl.int32)
-    word = ((kept >> 7) << 15) | (field << (7 + LOW_BITS)) | ((kept & 0x7F) << LOW_BITS) | (upper >> 1)
-    place = block * BLOCK + i
-    tl.store(out + place, word.to(tl.int16), mask=place < n)
+    field += tl.load(exponents + rank, mask=kept & (code == 0), other=0).to(tl.int32)
+    word = ((top >> 7) << 15) | (field << (7 + LOW_BITS)) | ((top & 0x7F) << LOW_BITS) | low
+    tl.store(out + place, word.to(tl.int16), mask=kept & (place < n))

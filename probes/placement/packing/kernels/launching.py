@@ -9,8 +9,10 @@ from typing import Final
 import torch
 
 _AMD: Final = re.compile(r"gfx(908|90a|94.|95.|1[0-2]..)\b")  # the AMD GPUs that Triton compiles for
-_INPUT_EXPONENT: Final = 60
-_BLOCK: Final = 1024
+_INPUT_EXPONENT: Final = 60  # see `multiplying`
+_WEIGHT_EXPONENT: Final = 64
+_BLOCK: Final = 2048
+_TOGETHER: Final = 4
 
 Parts = Mapping[str, torch.Tensor]
 
@@ -79,7 +81,7 @@ def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
     low, high = (int.from_bytes(bytes(codes[i : i + 4]), "little", signed=True) for i in (0, 4))
     exponents = parts["exponents"] if parts["exponents"].numel() else parts["rest"]  # no null pointer
     with _on(out.device):
-        kernel[(blocks,)](
+        kernel[(-(-blocks // _TOGETHER),)](
             parts["rest"],
             parts["more"],
             parts["two"],
@@ -87,10 +89,11 @@ def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
             parts["starts"],
             out.view(torch.int16),
             out.numel(),
+            blocks,
             low,
             high,
             LOW_BITS=low_bits,
-            BLOCK=_BLOCK,
+            TOGETHER=_TOGETHER,
         )
     return True
 
@@ -118,7 +121,6 @@ def multiply(
     batch, k = x.shape
     n = y.shape[1]
     tensors = (x, *(parts[name] for name in ("rest0", "codes", "values", "positions", "starts")))
-    scales = (2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
     with _on(x.device):
         if batch == 1:
             one_row[(-(-n // rows),)](
@@ -126,7 +128,8 @@ def multiply(
                 y if bias is None else bias,
                 y,
                 n,
-                *scales,
+                2.0**_INPUT_EXPONENT,
+                2.0 ** (base - _INPUT_EXPONENT),
                 K=k,
                 BN=rows,
                 BK=columns,
@@ -142,7 +145,7 @@ def multiply(
             y if bias is None else bias,
             y,
             n,
-            *scales,
+            2.0 ** (base - _WEIGHT_EXPONENT),
             batch,
             K=k,
             BN=rows,

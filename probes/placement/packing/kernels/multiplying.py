@@ -1,33 +1,32 @@
 """Kernels that multiply input rows with a matrix of 12-bit packed weights, without unpacking it first.
 
 The weights' exponent fields are their codes (see `decoding`), so a product would be below float32's normal
-range: the input is scaled by 2^60 before, and the sum by 2^(base - 60) after, both exactly. An input element
-of 2^67 or more would overflow. The escapes, zeros so far, are added from their list.
+range. One factor is raised by a power of two before, and the sum is brought back after, both exactly: for one
+row its input, by 2^60 (an element of 2^67 or more would overflow); for several rows the weights, by 2^64. The
+escapes, zeros so far, are added from their list.
 """
 
 # mypy: disable-error-code="untyped-decorator"
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from probes.placement.packing.kernels.decoding import lower_words, upper_words
+from probes.placement.packing.kernels.decoding import weights
 
 
 @triton.jit
 def one_row(
-    x: Any,
-    rest: Any,
-    codes: Any,
-    values: Any,
-    positions: Any,
-    starts: Any,
-    bias: Any,
-    y: Any,
-    n: Any,
-    input_scale: Any,
-    scale: Any,
+    x: tl.tensor,
+    rest: tl.tensor,
+    codes: tl.tensor,
+    values: tl.tensor,
+    positions: tl.tensor,
+    starts: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    n: tl.tensor,
+    input_scale: tl.tensor,
+    scale: tl.tensor,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -46,8 +45,8 @@ def one_row(
     total = tl.zeros([BN, BK], tl.float32)
     for k in tl.range(0, half, BK, num_stages=STAGES):
         c = tl.load(code + k)
-        one = lower_words(tl.load(low + k), c, PTX).to(tl.bfloat16, bitcast=True)
-        other = upper_words(tl.load(low + half + k), c, PTX).to(tl.bfloat16, bitcast=True)
+        one = weights(tl.load(low + k), c, False, False, PTX)
+        other = weights(tl.load(low + half + k), c, True, False, PTX)
         x_one = tl.load(x + k + inside).to(tl.float32) * input_scale
         x_other = tl.load(x + half + k + inside).to(tl.float32) * input_scale
         total += one.to(tl.float32) * x_one[None, :]
@@ -70,18 +69,17 @@ def one_row(
 
 @triton.jit
 def few_rows(
-    x: Any,
-    rest: Any,
-    codes: Any,
-    values: Any,
-    positions: Any,
-    starts: Any,
-    bias: Any,
-    y: Any,
-    n: Any,
-    input_scale: Any,
-    scale: Any,
-    batch: Any,
+    x: tl.tensor,
+    rest: tl.tensor,
+    codes: tl.tensor,
+    values: tl.tensor,
+    positions: tl.tensor,
+    starts: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    n: tl.tensor,
+    scale: tl.tensor,
+    batch: tl.tensor,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -105,10 +103,10 @@ def few_rows(
     total = tl.zeros([BN, BB], tl.float32)
     for k in tl.range(0, half, BK, num_stages=STAGES):
         c = tl.load(code + k)
-        one = lower_words(tl.load(low + k), c, PTX).to(tl.bfloat16, bitcast=True)
-        other = upper_words(tl.load(low + half + k), c, PTX).to(tl.bfloat16, bitcast=True)
-        x_one = tl.load(inputs + k, mask=is_input, other=0.0).to(tl.float32) * input_scale
-        x_other = tl.load(inputs + half + k, mask=is_input, other=0.0).to(tl.float32) * input_scale
+        one = weights(tl.load(low + k), c, False, True, PTX)
+        other = weights(tl.load(low + half + k), c, True, True, PTX)
+        x_one = tl.load(inputs + k, mask=is_input, other=0.0)
+        x_other = tl.load(inputs + half + k, mask=is_input, other=0.0)
         total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
         total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
     total = total * scale
