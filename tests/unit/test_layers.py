@@ -161,6 +161,7 @@ WRITERS = {
     "buildtool/prune/images.py",
     "buildtool/prune/layerfile.py",
     "buildtool/prune/archives.py",
+    "probes/placement/packing/cache.py",
     "buildtool/prune/manifest.py",  # the journal of a prune, O_EXCL
 }
 WRITES = re.compile(

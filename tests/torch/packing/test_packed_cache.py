@@ -1,0 +1,211 @@
+"""Packed tensors are kept on disk: a second load reads them, damage is noticed, room is limited."""
+
+import errno
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_round_trip import gaussian, same
+
+from probes.placement.packing import cache as module
+from probes.placement.packing.cache import Cache, Origin, content_key, usual_folder
+from probes.placement.packing.tensors import pack, unpack
+
+
+class Reader:
+    """Counts how often the unpacked tensor was read and packed."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.reads, self.packs = tensor, 0, 0
+
+    def __call__(self) -> torch.Tensor:
+        self.reads += 1
+        return self.tensor
+
+    def pack(self, tensor: torch.Tensor):
+        self.packs += 1
+        return pack(tensor)
+
+
+@pytest.fixture
+def origin(tmp_path) -> Origin:
+    path = tmp_path / "weights"
+    path.write_bytes(b"x")
+    time.sleep(0.12)  # until its times can distinguish a later change
+    return Origin(path, 0, 1)
+
+
+def test_a_second_load_neither_packs_nor_reads_the_unpacked_tensor(tmp_path, origin):
+    reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
+    for _ in range(3):
+        assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
+    assert (reader.reads, reader.packs) == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_same_content_of_another_file_is_not_packed_again(tmp_path, dtype, dense):
+    reader, kept = Reader(gaussian(300, 515, dtype=dtype)), Cache(tmp_path)
+    first = kept.packed(reader, dense=dense)
+    again = Reader(reader.tensor.clone())
+    found = kept.packed(again, dense=dense, packer=again.pack)
+    assert (again.reads, again.packs) == (1, 0)
+    assert found.layout is first.layout
+    assert same(unpack(found), reader.tensor)
+
+
+def test_a_tensor_that_does_not_pack_is_not_tried_again(tmp_path, origin):
+    reader = Reader(torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16))
+    kept = Cache(tmp_path / "packed")
+    assert kept.packed(reader, origin=origin, packer=reader.pack) is None
+    assert kept.packed(reader, origin=origin, packer=reader.pack) is None
+    assert (reader.reads, reader.packs) == (1, 1)
+
+
+def test_a_changed_file_is_read_again(tmp_path, origin):
+    kept = Cache(tmp_path / "packed")
+    old, new = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
+    kept.packed(old, origin=origin)
+    origin.path.write_bytes(b"y")
+    assert same(unpack(kept.packed(new, origin=origin)), new.tensor)
+    time.sleep(0.12)
+    assert same(unpack(kept.packed(new, origin=origin)), new.tensor)
+    assert new.reads == 2  # too young to be noted the first time
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_noted(tmp_path, origin):
+    kept = Cache(tmp_path / "packed")
+    old, new = gaussian(64, 1024), gaussian(64, 1024, seed=1)
+
+    def reading():
+        origin.path.write_bytes(b"yy")
+        return old
+
+    kept.packed(reading, origin=origin)
+    time.sleep(0.12)
+    assert same(unpack(kept.packed(lambda: new, origin=origin)), new)
+
+
+def test_dtype_shape_and_layout_are_part_of_the_content():
+    tensor = gaussian(64, 1024)
+    keys = {
+        content_key(tensor),
+        content_key(tensor, dense=True),
+        content_key(tensor.view(1024, 64)),
+        content_key(tensor.view(torch.float16)),
+        content_key(tensor.view(torch.int16)),
+    }
+    assert len(keys) == 5
+    assert content_key(tensor.T.contiguous().T) == content_key(tensor)
+    assert content_key(torch.empty(0)) != content_key(torch.empty(0, 1))
+
+
+def entry(folder: Path) -> Path:
+    return next(folder.glob("*.packed"))
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "form", "empty", "longer", "other", "header"])
+def test_a_damaged_entry_is_made_again(tmp_path, spoil):
+    reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
+    kept.packed(reader, packer=reader.pack)
+    path = entry(tmp_path)
+    whole = bytearray(path.read_bytes())
+    if spoil == "cut":
+        spoilt = whole[:-100]
+    elif spoil == "flip":
+        whole[-5000] ^= 4
+        spoilt = whole
+    elif spoil == "form":
+        spoilt = bytearray(bytes(whole).replace(b'"base": 10', b'"base": 11'))
+        assert spoilt != whole
+    elif spoil == "longer":
+        spoilt = whole + b"x"
+    elif spoil == "other":
+        spoilt = bytearray(b"[]" + b" " * 253 + b"\n")
+    elif spoil == "header":
+        spoilt = bytearray(b"{" * 100_000)
+    else:
+        spoilt = bytearray()
+    path.write_bytes(spoilt)
+    assert same(unpack(kept.packed(reader, packer=reader.pack)), reader.tensor)
+    assert reader.packs == 2
+    assert path.read_bytes() != spoilt
+    kept.packed(reader, packer=reader.pack)
+    assert reader.packs == 2
+
+
+def test_what_was_unused_the_longest_makes_room(tmp_path):
+    tensors = [gaussian(64, 1024, seed=seed) for seed in range(4)]
+    kept = Cache(tmp_path)
+    kept.packed(lambda: tensors[0])
+    size = entry(tmp_path).stat().st_size
+    kept = Cache(tmp_path, most_bytes=3 * size + 100)
+    for age, tensor in enumerate(tensors[:3]):
+        kept.packed(lambda tensor=tensor: tensor)
+        os.utime(tmp_path / (content_key(tensor) + ".packed"), (age, age))
+    kept.packed(lambda: tensors[0])  # used again, so 1 is the oldest
+    kept.packed(lambda: tensors[3])
+    there = {path.stem for path in tmp_path.glob("*.packed")}
+    assert there == {content_key(tensors[i]) for i in (0, 2, 3)}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= kept.most_bytes
+
+
+def test_an_entry_larger_than_the_bound_is_not_stored(tmp_path):
+    assert Cache(tmp_path, most_bytes=1000).packed(lambda: gaussian(64, 1024)) is not None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
+def test_a_full_or_forbidden_disk_only_costs_packing_again(tmp_path, monkeypatch, error):
+    def refuse(*args):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(module, "_write", refuse)
+    monkeypatch.setattr(module, "write_text", refuse)
+    tensor = gaussian(64, 1024)
+    assert same(unpack(Cache(tmp_path).packed(lambda: tensor)), tensor)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_folders_place_only_costs_packing_again(tmp_path):
+    (tmp_path / "packed").write_text("")
+    tensor = gaussian(64, 1024)
+    assert same(unpack(Cache(tmp_path / "packed").packed(lambda: tensor)), tensor)
+
+
+def _many(folder: Path, seed: int) -> None:
+    torch.set_num_threads(1)
+    kept = Cache(folder, most_bytes=400_000)
+    for i in range(12):
+        tensor = gaussian(64, 1024, seed=(seed + i) % 6)
+        assert same(unpack(kept.packed(lambda tensor=tensor: tensor)), tensor)
+
+
+def test_several_processes_use_one_folder(tmp_path):
+    spawn = multiprocessing.get_context("fork")
+    processes = [spawn.Process(target=_many, args=(tmp_path, seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert not list(tmp_path.glob(".weir-*"))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 400_000
+
+
+def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
+    tensor = gaussian(64, 1024)
+    key = content_key(tensor)
+    other = tensor.clone()
+    other[63, 1023] = 1.0
+    monkeypatch.setattr(module, "_PIECE", 1 << 23)
+    assert content_key(other) != key == content_key(tensor)
+
+
+def test_the_folder_is_where_other_caches_are():
+    assert usual_folder({"WEIR_STATE": "/s", "XDG_CACHE_HOME": "/x"}) == Path("/s/packed")
+    assert usual_folder({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/weir/packed")
+    assert usual_folder({"HOME": "/h"}) == Path("/h/.cache/weir/packed")
