@@ -12,19 +12,12 @@ where what follows them may be missing, and no search begins twice within one ru
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+
+from buildtool.audit.inspect.searched import CODE, NAMED, SPECIAL
 
 SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
 _HIDDEN = "[redacted]"
 _JUDGED = 100  # bytes of a value in which a placeholder would show
-
-
-class Care(Enum):
-    """Which files of a directory are searched for credentials."""
-
-    NAMED_FILES = "files named after credentials"
-    NO_CODE = "all text but code"
-    ALL_TEXT = "all text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,34 +145,6 @@ _NOT_SECRET_NAME = re.compile(
     rb"(?i)(file|path|dir|url|uri|name|ttl|type|ids?|expir\w*|len\w*|limit|max|min|size|header|prefix|env|count"
     rb"|sock|mode|class|policy|enabled|required|parallelism|provider|manager|store|helper)$"
 )
-# Files in which a value without a name, or with a common one, is a credential.
-_SPECIAL = {
-    b".netrc": rb"\bpassword\s+(?P<s>\S{3,})",
-    b"_netrc": rb"\bpassword\s+(?P<s>\S{3,})",
-    b".pgpass": rb"(?m)^[^#:\s]+:[^:\s]*:[^:\s]*:[^:\s]*:(?P<s>\S+)$",
-    b".htpasswd": rb"(?m)^[^:\s]+:(?:\$apr1\$|\$2[aby]\$|\{SHA\})(?P<s>\S+)",
-    b"shadow": rb"(?m)^[^:\s]+:(?P<s>\$[^:\s]{8,})",
-    b"kaggle.json": rb"\"key\"\s*:\s*\"(?P<s>[0-9a-f]{32})\"",
-    b"rclone.conf": rb"(?m)^pass\s*=\s*(?P<s>\S{8,})",
-    b"kubeconfig": rb"client-key-data:\s*(?P<s>\S{40,})",
-    b"config": rb"client-key-data:\s*(?P<s>\S{40,})",
-}
-_ANYWHERE = frozenset(_SPECIAL) | frozenset(
-    b".pypirc pip.conf .npmrc .yarnrc .yarnrc.yml .git-credentials .my.cnf .env credentials .dockercfg .s3cfg"
-    b" .boto id_rsa id_ed25519 id_ecdsa id_dsa application_default_credentials.json .vault-token .terraformrc"
-    b" secrets.yaml hosts.yml".split()
-)
-_LIBRARIES = re.compile(
-    rb"(^|/)(site-packages|dist-packages|node_modules|conda-meta|python3(\.\d+)?|share/doc)(/|$)"
-    rb"|^(usr/(lib\w*|share|include|src)|lib\w*|proc|sys|dev|boot|var/lib/(dpkg|apt)|usr/local/(lib\w*|include|share))(/|$)"
-    rb"|^opt/(conda|rocm[^/]*)/(lib\w*|include|share|pkgs|llvm)(/|$)"
-)
-_LIB = re.compile(rb"(^|/)lib(64)?(/|$)")
-_NO_TEXT = re.compile(
-    rb"(?i)\.(so|pyc|pyo|h|hpp|c|cc|cpp|cu|a|o|mo|gz|xz|bz2|zst|zip|whl|jar|png|jpe?g|gif|ico|svg|woff2?|ttf|css|map"
-    rb"|safetensors|gguf|onnx|pt|pth|bin|npy|npz|parquet|db|sqlite3?|co|hsaco|dat|crt|po|md|rst|html?)$"
-)
-_CODE = re.compile(rb"\.(pyi?|js|mjs|ts|go|java|rb|json|ya?ml|toml|tf|ipynb|php|lua|xml)$")
 _INI = re.compile(
     rb"(?i)(^|\.)(env|ini|cfg|conf|properties|sh|bash|ya?ml|toml|npmrc|pypirc|cnf|s3cfg|boto|txt)(\.\w+)?$"
 )
@@ -190,23 +155,7 @@ _PLACEHOLDER = re.compile(
 
 
 _PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _FORMS.items()}
-_OWN = {name: re.compile(text) for name, text in _SPECIAL.items()}
-
-
-def care_for(directory: bytes) -> Care:
-    """How closely a directory's files are read. Code of libraries is full of names and examples."""
-    if _LIBRARIES.search(directory):
-        return Care.NAMED_FILES
-    return Care.NO_CODE if _LIB.search(directory) else Care.ALL_TEXT
-
-
-def reads_file(name: bytes, care: Care) -> bool:
-    """Is a file worth reading, by its name?"""
-    if name in _ANYWHERE:
-        return True
-    if care is Care.NAMED_FILES or _NO_TEXT.search(name):
-        return False
-    return care is Care.ALL_TEXT or not _CODE.search(name)
+_OWN = {name: re.compile(text) for name, text in SPECIAL.items()}
 
 
 def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
@@ -215,8 +164,8 @@ def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, .
         return ()
     hits = [*_formed(content), *_own(name, content)]
     if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
-        hits += _tied(_TIES["code"], content) if _CODE.search(name) else ()
-        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in _ANYWHERE else ()
+        hits += _tied(_TIES["code"], content) if CODE.search(name) else ()
+        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in NAMED else ()
     return tuple(sorted({hit.kind for hit in hits}))
 
 

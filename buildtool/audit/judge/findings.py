@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from buildtool.audit.count.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, STRIPPABLE, saved_bytes
 from buildtool.audit.count.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES
-from buildtool.audit.count.counts import Facts
+from buildtool.audit.count.counts import Facts, Tally
 from buildtool.audit.count.kinds import Kind
 from buildtool.audit.count.spot import PackageName, naming, shown
 from buildtool.audit.judge.finding import (
@@ -29,8 +29,6 @@ from buildtool.audit.judge.mismatches import (
 )
 from probes.shared.quoting import terminal
 from probes.shared.units import decimal_bytes
-
-__all__ = ["Finding", "Prediction", "Severity", "find_waste", "predict"]
 
 # the smallest documented quota of large public registries; some take 10 GB
 REGISTRY_LAYER_BYTES = 10_000 << 20
@@ -140,30 +138,21 @@ def _strippable(facts: Facts) -> Finding | None:
 
 
 def _overwritten(facts: Facts) -> Finding | None:
-    n_bytes = facts.overwritten.unpacked_bytes
-    if n_bytes < WORTH_BYTES:
-        return None
     same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
-    return Finding(
+    return _of_tally(
+        facts.overwritten,
         OVERWRITTEN,
-        Severity.WARNING,
         f"replaced in a later layer{same}",
-        n_bytes,
-        tuple(map(shown, facts.overwritten.top(SHOWN_PATHS))),
         "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
         "# and install a package once, in the layer that settles its version",
     )
 
 
 def _deleted(facts: Facts) -> Finding | None:
-    if facts.deleted.unpacked_bytes < WORTH_BYTES:
-        return None
-    return Finding(
+    return _of_tally(
+        facts.deleted,
         DELETED,
-        Severity.WARNING,
         "deleted in a later layer, but still stored and pulled",
-        facts.deleted.unpacked_bytes,
-        tuple(map(shown, facts.deleted.top(SHOWN_PATHS))),
         "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
     )
 
@@ -198,20 +187,16 @@ def _duplicates(facts: Facts) -> Finding | None:
 
 
 def _build_only(facts: Facts) -> Finding | None:
-    if facts.build_only.unpacked_bytes < WORTH_BYTES:
-        return None
     spots = facts.build_only.top(SHOWN_PATHS)
     packages = [spot for spot in spots if isinstance(spot, PackageName)]
     purge = naming(
         packages[:8],
         lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
     )
-    return Finding(
+    return _of_tally(
+        facts.build_only,
         BUILD_ONLY,
-        Severity.WARNING,
         "compilers, build systems and -dev packages, not needed at run time",
-        facts.build_only.unpacked_bytes,
-        tuple(map(shown, spots)),
         "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
         f"{purge}".rstrip("\n"),
     )
@@ -266,6 +251,14 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     _docs_and_locale,
     _bytecode,
 )
+
+
+def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | None:
+    """A finding of bytes that were counted apart, if they are worth one."""
+    if tally.unpacked_bytes < WORTH_BYTES:
+        return None
+    paths = tuple(map(shown, tally.top(SHOWN_PATHS)))
+    return Finding(name, Severity.WARNING, title, tally.unpacked_bytes, paths, remedy)
 
 
 def _of_kind(facts: Facts, kinds: tuple[Kind, ...], name: str, title: str, remedy: str) -> Finding | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from buildtool.audit.inspect.debuginfo import DebugCounter
 from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.audit.inspect.secrets import SCANNED_BYTES, Care, care_for, kinds_in_file, reads_file
+from buildtool.audit.inspect.searched import Care, care_for, reads_file
+from buildtool.audit.inspect.secrets import SCANNED_BYTES, kinds_in_file
 from buildtool.audit.tar.faults import LimitExceeded, MalformedTar
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarwalk import FILE, HARDLINK, SYMLINK, TarReader

@@ -5,14 +5,15 @@ All text of an image is quoted here or set as text by the scripts; the page's po
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from importlib.resources import files
 
 from buildtool.audit.judge.budget import Judgement, Verdict
 from buildtool.audit.judge.finding import Finding, Prediction, shown_paths
 from buildtool.audit.report.baseline import Comparison, Regression
-from buildtool.audit.report.render import short, shown_bytes
+from buildtool.audit.report.htmltables import tables
+from buildtool.audit.report.render import share, short, shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import html, script_json
 from probes.shared.units import decimal_bytes
@@ -39,7 +40,7 @@ def render_html(report: AuditReport, comparison: Comparison | None = None) -> st
             _treemap(report),
             _findings(report.findings, report.totals.unpacked_bytes),
             _lists(report),
-            _tables(report),
+            tables(report),
         )
     )
     return f"""<!DOCTYPE html>
@@ -213,7 +214,7 @@ def _findings(findings: Sequence[Finding], total: int) -> str:
 
 def _finding(row: Finding, total: int) -> str:
     severity = row.severity.value
-    size = f"{decimal_bytes(row.unpacked_bytes)} · {_share(row.unpacked_bytes, total)}"
+    size = f"{decimal_bytes(row.unpacked_bytes)} · {share(row.unpacked_bytes, total)}"
     bytes_told = f'<span class="bytes">{size}</span>' if row.unpacked_bytes else ""
     after = row.predicted_unpacked_bytes
     after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
@@ -248,61 +249,9 @@ def _list(name: str, hint: str) -> str:
 </div>"""
 
 
-def _tables(report: AuditReport) -> str:
-    total = report.totals.unpacked_bytes
-    layers = "".join(
-        f'<tr><td class="number">{n}</td>'
-        f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
-        f"{_bar(row.unpacked_bytes, total)}"
-        f'<td class="number">{shown_bytes(row.stored_bytes)}</td>'
-        f'<td class="number">{row.n_entries:,}</td></tr>'
-        for n, row in enumerate(report.layers)
-    )
-    notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
-    gpu_total = sum(report.gpu_code.values())
-    return f"""<h2>Layers, bottom first</h2>
-<div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
-<th class="number">compressed</th><th class="number">entries</th></tr></thead>
-<tbody>{layers}</tbody></table></div>
-<div class="tables">
-{_breakdown("Owners", report.owners, total)}
-{_breakdown("Kinds", report.kinds, total)}
-{_breakdown("GPU code by target", report.gpu_code, gpu_total)}
-</div>
-{f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
-
-
-def _base_mark(report: AuditReport, layer: int) -> str:
-    if layer >= report.image.base_layers:
-        return ""
-    words = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
-    return f'<span class="tag" title="{html(words)}">base</span> '
-
-
-def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:
-    rows = "".join(
-        f"<tr><td><bdi>{html(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
-        for name, n_bytes in sorted(parts.items(), key=lambda row: -row[1])
-        if n_bytes
-    )
-    return f"<section><h2>{title}</h2><table><tbody>{rows}</tbody></table></section>" if rows else ""
-
-
-def _bar(n_bytes: int, total: int) -> str:
-    share = _share(n_bytes, total)
-    return (
-        f'<td class="number">{decimal_bytes(n_bytes)} <small>{share}</small>'
-        f'<span class="share" style="--share: {share.replace(" ", "")}"></span></td>'
-    )
-
-
 def _footer(report: AuditReport) -> str:
     return (
         f"Written by gpu-weir {html(report.tool_version)}. This file loads nothing from anywhere. "
         "Sizes are decimal (1 MB = 10<sup>6</sup> bytes) and unpacked unless stated otherwise. "
         "Map layout by d3-hierarchy, © Mike Bostock, ISC licence."
     )
-
-
-def _share(n_bytes: int, total: int) -> str:
-    return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"

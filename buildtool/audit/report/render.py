@@ -144,7 +144,7 @@ def _headline(report: AuditReport) -> list[str]:
 
 
 def _sections(report: AuditReport, top: int) -> list[_Section]:
-    total = report.totals.unpacked_bytes or 1
+    total = report.totals.unpacked_bytes
     owners = sorted(report.owners.items(), key=lambda row: -row[1])
     kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
     gpu = sorted(report.gpu_code.items(), key=lambda row: -row[1])
@@ -222,7 +222,7 @@ def _size_of(finding: Finding) -> str:
 
 
 def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
-    return name, decimal_bytes(n_bytes), f"{100 * n_bytes / total:.1f} %"
+    return name, decimal_bytes(n_bytes), share(n_bytes, total)
 
 
 def _judgement(judged: Judgement) -> str:
@@ -235,6 +235,11 @@ def _judgement(judged: Judgement) -> str:
 def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
     """A size, or a word in its place."""
     return missing if n_bytes is None else decimal_bytes(n_bytes)
+
+
+def share(n_bytes: int, total: int) -> str:
+    """A part of a whole, in percent."""
+    return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"
 
 
 def short(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:

@@ -11,7 +11,8 @@ from buildtool.audit.count.packages import PackageRow
 from buildtool.audit.count.treemap import NO_TREE, Tree
 from buildtool.audit.inspect.secrets import redacted
 from buildtool.audit.judge.budget import BudgetResult, judge
-from buildtool.audit.judge.findings import Finding, Prediction, find_waste, predict
+from buildtool.audit.judge.finding import Finding, Prediction
+from buildtool.audit.judge.findings import find_waste, predict
 from buildtool.audit.read.contents import PLAIN_REASON, ImageContents
 from buildtool.model import Budget
 from probes.shared.quoting import terminal

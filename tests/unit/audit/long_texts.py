@@ -27,14 +27,8 @@ from buildtool.audit.count.packages import Manager, Package
 from buildtool.audit.count.rocmtree import component_of
 from buildtool.audit.inspect.debuginfo import DebugCounter
 from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.audit.inspect.secrets import (
-    care_for,
-    kinds_in_document,
-    kinds_in_file,
-    kinds_in_text,
-    reads_file,
-    redacted,
-)
+from buildtool.audit.inspect.searched import care_for, reads_file
+from buildtool.audit.inspect.secrets import kinds_in_document, kinds_in_file, kinds_in_text, redacted
 from buildtool.audit.read.documents import (
     ImageConfig,
     Platform,

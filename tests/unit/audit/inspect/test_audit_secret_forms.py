@@ -3,14 +3,12 @@
 import pytest
 from planted import made_up, private_key
 
+from buildtool.audit.inspect.searched import Care, care_for, reads_file
 from buildtool.audit.inspect.secrets import (
     SCANNED_BYTES,
-    Care,
-    care_for,
     kinds_in_document,
     kinds_in_file,
     kinds_in_text,
-    reads_file,
     redacted,
 )
 

@@ -17,7 +17,7 @@ from buildtool.audit.audit import Wish
 from buildtool.audit.count.databases import DebPackage, deb_packages
 from buildtool.audit.count.kinds import Classifier, Kind
 from buildtool.audit.judge.budget import Verdict, judge
-from buildtool.audit.judge.findings import Finding, Severity
+from buildtool.audit.judge.finding import Finding, Severity
 from buildtool.audit.report.render import MARKDOWN_BYTES, render_markdown, render_table, summary_row
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError
