@@ -7,13 +7,16 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.doctor import advise, gather, shown
+from buildtool.doctor import advise, gather, lint_report, shown
 from buildtool.doctor.compatibility import Compatibility
 from buildtool.doctor.hostfacts import Display
-from buildtool.doctor.shipped_data import compatibility
+from buildtool.doctor.lint.linter import MOST_BYTES, judged
+from buildtool.doctor.shipped_data import compatibility, rules
 from buildtool.engine import host as engine_host
-from buildtool.errors import ConfigError, Exit
+from buildtool.errors import ConfigError, DataError, Exit
+from buildtool.files import write_text
 from probes.shared.codec import encode
+from probes.shared.invocation import tool_version
 from probes.shared.output import hand_over, tell
 from probes.shared.unknown import Unknown
 
@@ -32,9 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on", choices=("linux", "wsl", "windows"), help="with --card: where (default: as this host is)"
     )
 
+    parser.add_argument(
+        "--lint",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="name the faults of Dockerfiles, compose files, scripts, devcontainers, Slurm and Apptainer "
+        "files, requirements, instead of looking at this host; exit 1 if there is one that isn't a note",
+    )
+    parser.add_argument("--sarif", metavar="FILE", type=Path, help="with --lint: write the faults as SARIF")
+
 
 def run(args: argparse.Namespace) -> int:
     """Print facts, routes and the next command; 3 when something that every build needs is missing."""
+    if args.sarif and not args.lint:
+        raise ConfigError(
+            "--sarif needs files", "name them: weir doctor --lint Dockerfile --sarif lint.sarif"
+        )
+    if args.lint:
+        return _lint(args)
     if args.on and not args.card:
         raise ConfigError("--on needs a card", "name one: weir doctor --card gfx803 --on windows")
     data = compatibility()
@@ -50,6 +69,29 @@ def run(args: argparse.Namespace) -> int:
         tell(shown.answer_text(host, advice, rows))
     missing = any(row.state is engine_host.State.MISSING for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
+
+
+def _lint(args: argparse.Namespace) -> int:
+    """Print the faults of files; 1 when one of them is more than a note."""
+    known = rules()
+    found = [(str(path), judged(str(path), _content(path))) for path in args.lint]
+    if args.sarif:
+        write_text(args.sarif, lint_report.lint_sarif(found, known, version=tool_version()))
+    if args.json:
+        hand_over(json.dumps(lint_report.lint_json(found, known), indent=1) + "\n")
+    else:
+        tell(lint_report.lint_text(found, known))
+    serious = any(known[fault.rule].level != "note" for _, faults in found for fault in faults)
+    return int(Exit.FINDINGS if serious else Exit.OK)
+
+
+def _content(path: Path) -> bytes:
+    """A file's content, or one byte more than the linter reads of it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}", "name files that exist") from error
 
 
 def display_named(words: str, data: Compatibility) -> Display:

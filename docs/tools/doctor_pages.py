@@ -1,10 +1,10 @@
-"""The reference page of the compatibility data, made from the data that the program reads."""
+"""The reference pages of the compatibility data and the linter's rules."""
 
 import datetime
 from collections.abc import Iterator
 
 from buildtool.doctor.compatibility import Answer, Compatibility, Target, cells
-from buildtool.doctor.shipped_data import compatibility
+from buildtool.doctor.shipped_data import compatibility, rules
 from probes.shared.quoting import markdown
 
 RUNS = {"yes": "runs", "partly": "in part", "no": "doesn't run"}
@@ -60,3 +60,24 @@ def sources(data: Compatibility, marks: dict[str, str]) -> Iterator[str]:
         when = f"read {source.date}" if source.read else source.date
         yield f"{number}. {markdown(source.what)}, <{source.where}>, {when}{marks[name]}"
     yield ""
+
+
+def rules_page() -> str:
+    """Every rule of the linter."""
+    lines = [
+        "# Rules of `weir doctor --lint`",
+        "",
+        "`weir doctor --lint FILE...` reads Dockerfiles (with BuildKit's own parser), compose files,",
+        "shell scripts (with tree-sitter's grammar of bash), devcontainers, Slurm and Apptainer files,",
+        "requirements and Python. It runs nothing. An id keeps its meaning. Faults that are more than",
+        "notes exit with 1.",
+        "",
+    ]
+    for level in ("error", "warning", "note"):
+        lines += [f"## {level.capitalize()}s", "", "| Rule | What | Why | Instead |", "|---|---|---|---|"]
+        for name, rule in rules().items():
+            if rule.level == level:
+                cells = (rule.title, rule.reason, rule.fix)
+                lines.append(f"| `{name}` | {' | '.join(markdown(text) for text in cells)} |")
+        lines.append("")
+    return "\n".join(lines)

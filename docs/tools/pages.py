@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from doctor_pages import compatibility_page
+from doctor_pages import compatibility_page, rules_page
 from parsers import Main, parser_of, programs, subparsers, summaries, verbs
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,7 @@ def reference() -> dict[str, str]:
         "reference/variants.md": schema_page("variants.yaml", ROOT / "images" / "variants.schema.json"),
         "reference/audit-report.md": schema_page("Audit report", schemas / "audit-report.schema.json"),
         "reference/compatibility.md": compatibility_page(),
+        "reference/lint-rules.md": rules_page(),
         "reference/probe-report.md": schema_page("Probe report", schemas / "probe-report.schema.json"),
     }
 

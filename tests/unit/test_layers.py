@@ -39,6 +39,10 @@ GATES = {
     },
     "triton": {"probes/placement/packing/kernels/"},
     "matplotlib": {"probes/report/page/"},
+    "dockerfile": {"buildtool/doctor/lint/dockerfiles.py"},
+    "packaging": {"buildtool/doctor/lint/pip.py"},
+    "tree_sitter": {"buildtool/doctor/lint/shellwords.py"},
+    "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
     "transformers": {"probes/placement/architectures.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
@@ -66,6 +70,8 @@ THOUGHT = {
     "buildtool/doctor/advise.py",
     "buildtool/doctor/compatibility.py",
     "buildtool/doctor/hostfacts.py",
+    "buildtool/doctor/lint/",
+    "buildtool/doctor/lint_report.py",
     "buildtool/engine/bakefile.py",
     "buildtool/engine/proof.py",
     "buildtool/engine/reference.py",

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -36,32 +36,46 @@ class _Result:
 def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
     """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
     results = list(_results(report, comparison))
-    kept = _fitting([_result(report, row) for row in results])
+    kept = fitting([_result(report, row) for row in results])
     rules = {row.rule: row for row in reversed(results[: len(kept)])}
     names = {name: n for n, name in enumerate(sorted(rules))}
     for row, result in zip(results, kept, strict=False):
         result["ruleIndex"] = names[row.rule]
+    root: Json = {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
+    return document(
+        Tool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
+        kept,
+        left_out=len(results) - len(kept),
+        bases={"IMAGE": root},
+    )
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What reports: its name, version and rules."""
+
+    name: str
+    version: str
+    rules: Sequence[Json]
+
+
+def document(
+    tool: Tool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
+) -> str:
+    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting`."""
     run: dict[str, Json] = {
-        "tool": {
-            "driver": {
-                "name": "gpu-weir audit",
-                "version": report.tool_version,
-                "rules": [_rule(rules[name]) for name in names],
-            }
-        },
-        "originalUriBaseIds": {
-            "IMAGE": {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
-        },
+        "tool": {"driver": {"name": tool.name, "version": tool.version, "rules": [*tool.rules]}},
+        "originalUriBaseIds": dict(bases),
         "columnKind": "unicodeCodePoints",
-        "results": [*kept],
+        "results": [*results],
     }
-    if len(kept) < len(results):
-        note = f"{len(results) - len(kept)} results were left out, because code scanning accepts no more"
+    if left_out:
+        note = f"{left_out} results were left out, because code scanning accepts no more"
         run["invocations"] = [
             {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
         ]
-    document: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(document) + "\n"
+    whole: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(whole) + "\n"
 
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
@@ -110,7 +124,8 @@ def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
         }
 
 
-def _fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """As many results, from the first on, as code scanning accepts."""
     left, kept = MAX_BYTES - _SPARE_BYTES, []
     for result in results[:MAX_RESULTS]:
         # twice: the result, and what its rule may repeat of it

@@ -5,6 +5,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -48,13 +49,18 @@ WANTED = [
 ]
 
 
-@pytest.fixture
-def raw() -> dict[str, Any]:
-    loaded = yaml.load(FILE.read_text(), Loader=yaml.BaseLoader)
+@cache
+def whole() -> dict[str, Any]:
+    loaded = yaml.load(FILE.read_text(encoding="utf-8"), Loader=yaml.CBaseLoader)
     for source in loaded["sources"].values():
         source.update({"read": True} if "read" in source else {})
     loaded["schema_version"] = 1
-    return dict(copy.deepcopy(loaded))
+    return dict(loaded)
+
+
+@pytest.fixture
+def raw() -> dict[str, Any]:
+    return copy.deepcopy(whole())
 
 
 def test_the_file_fits_its_schema(raw: dict[str, Any]) -> None:
