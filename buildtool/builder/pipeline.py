@@ -80,10 +80,11 @@ def locked_plan(
     lock = Lock.load(workplace.lock)
 
     def planned(variant: Variant) -> ImagePlan:
-        image = workplace.image(variant, lock.get(variant) or unresolved(variant))
+        resolved = lock.get(variant)
+        image = workplace.image(variant, resolved or unresolved(variant))
         found = [workplace.inspections.known(sha256) for sha256 in image.looked_into]
         known = [targets for targets in found if targets is not None]
-        if not known or len(known) < len(found):
+        if resolved is None or len(known) < len(found):
             return image
         return image.decided(frozenset().union(*known), asked=asked)[0]
 

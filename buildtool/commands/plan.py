@@ -1,4 +1,4 @@
-"""`buildtool plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
+"""`weir plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
 
 import argparse
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 from buildtool.builder import pipeline
 from buildtool.builder.choices import add_targets, wanted, workplace
 from buildtool.engine.bakefile import render_plan
-from buildtool.errors import Exit
+from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
+from buildtool.errors import Exit, ToolError
 from buildtool.shipped import IMAGES
-from probes.shared.output import hand_over
+from probes.shared.output import complain, hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
     asked, candidates, epoch = wanted(args, _silent)
     plan = pipeline.locked_plan(workplace(_silent), candidates, epoch=epoch, asked=asked)
-    hand_over(render_plan(plan.bake(zstd=True)) + "\n")
+    hand_over(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)
+
+
+def _keeps_zstd() -> bool:
+    """Whether the engine's image store keeps layers as zstd, as a build asks it; yes where none answers."""
+    try:
+        return Engine(timeout_s=ANSWER_TIMEOUT_S).info().containerd_store
+    except ToolError as error:
+        complain(f"{error.message}: this is the plan for one with containerd's image store")
+        return True
 
 
 def _silent(_line: str) -> None:

@@ -1,7 +1,9 @@
 """Registry bases and package indexes, on stand-ins: which source serves, what is pinned, what is refused."""
 
 import os
+import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,3 +232,20 @@ def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_again(shop: Shop) -
     assert done.returncode == Exit.DATA
     assert "torch-9.1.0+rocm9.9-py3-none-any.whl is corrupt" in done.stderr
     assert shop.build("--no-audit").returncode == Exit.OK
+
+
+def test_what_plan_prints_is_what_the_build_hands_to_bake(shop: Shop) -> None:
+    """A `docker` in the way keeps the bake file of the build; the inputs are locked by then."""
+    assert shop.build("--no-audit").returncode == Exit.OK
+    programs, handed = shop.folder / "programs", shop.folder / "handed.json"
+    programs.mkdir()
+    docker = shutil.which("docker")
+    keep = f'[ "$2" != bake ] || exec {docker} "$@" < <(tee {handed})\n'
+    (programs / "docker").write_text(f'#!/bin/bash\n{keep}exec {docker} "$@"\n')
+    (programs / "docker").chmod(0o755)
+    assert shop.build("--no-audit", PATH=f"{programs}:{os.environ['PATH']}").returncode == Exit.OK
+    plan = [sys.executable, "-m", "buildtool", "plan", "--catalog", str(shop.folder / "variants.yaml")]
+    printed = subprocess.run(plan, env=shop.environment(), capture_output=True, text=True, check=True)
+    assert printed.stdout == handed.read_text() + "\n"
+    assert "sha256:" in printed.stdout
+    assert "not-resolved-yet" not in printed.stdout

@@ -5,6 +5,8 @@ import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from buildtool.builder.wheels import WheelCache
 from buildtool.builder.workplace import Workplace
 from buildtool.cli import main
 from buildtool.engine.host import amd_targets
-from buildtool.errors import ConfigError, Exit
+from buildtool.errors import ConfigError, EngineUnavailable, Exit
 from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
 from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
@@ -302,7 +304,51 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
+    monkeypatch.setattr("buildtool.commands.plan.Engine", refused_engine)
     return Workplace(tmp_path, tmp_path / "lock.json", lambda _line: None)
+
+
+def refused_engine(timeout_s: float) -> Any:
+    raise EngineUnavailable("no Docker engine answers")
+
+
+def test_a_plan_is_for_the_engines_own_image_store(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A build writes zstd layers into containerd's store alone."""
+    for containerd in (True, False):
+        info = SimpleNamespace(containerd_store=containerd)
+        engine = SimpleNamespace(info=lambda info=info: info)
+        monkeypatch.setattr("buildtool.commands.plan.Engine", lambda timeout_s, engine=engine: engine)
+        assert main(["plan", "cpu"]) == Exit.OK
+        assert ("output" in json.loads(capsys.readouterr().out)["target"]["cpu"]) is containerd
+    monkeypatch.setattr("buildtool.commands.plan.Engine", refused_engine)
+    assert main(["plan", "cpu"]) == Exit.OK
+    told = capsys.readouterr()
+    assert "output" in json.loads(told.out)["target"]["cpu"]
+    assert told.err == "no Docker engine answers: this is the plan for one with containerd's image store\n"
+
+
+def test_a_locked_stack_with_nothing_to_cut_fails_in_the_plan_as_in_the_build(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch comes with a registry's image, so no input has GPU code that could be looked for."""
+    file = tmp_path / "v.yaml"
+    file.write_text(
+        "schema_version: 1\nsource_date_epoch: 1\nvariants:\n  one:\n    summary: s\n    dockerfile: slim\n"
+        '    python: "3.11"\n    base: [{registry: "a:1"}]\n    torch: [{name: t, build: rocm}]\n'
+        "    gpu_targets: [gfx906]\n    prune: true\n"
+    )
+    assert main(["plan", "--catalog", str(file)]) == Exit.OK, "nothing is known of its inputs yet"
+    [variant] = load(file).variants
+    base = PinnedBase("registry", "a:1", f"sha256:{'a' * 64}")
+    resolved = Resolved("one", spec_sha256(variant), "t", TorchBuild.ROCM, "3.11", base)
+    Lock.load(workplace.lock).put(resolved)
+    with pytest.raises(TargetMissing):
+        workplace.image(variant, resolved).decided(frozenset(), asked=False)
+    capsys.readouterr()
+    assert main(["plan", "--catalog", str(file)]) == Exit.USAGE
+    assert "there is no GPU code at all" in capsys.readouterr().err
 
 
 def lock_rocm(workplace: Workplace) -> None:
