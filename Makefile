@@ -2,24 +2,33 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PROBE ?= probe
-# named after what it was installed from: a change of branch or of times neither skips nor repeats the install
-READY := .venv/.ready-$(shell sha256sum pyproject.toml | cut -c 1-16)
+# the mark of a whole install, named after what it was made from: pyproject.toml, and PYTHON where somebody chose one
+CHOSEN := $(if $(filter-out file,$(origin PYTHON)),$(PYTHON))
+READY := .venv/.ready-$(shell { cat pyproject.toml; printf %s "$(CHOSEN)"; } | sha256sum | cut -c 1-16)
 DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
 TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_PY := .venv-torch/bin/python
 TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-$(READY):
-	$(PYTHON) -m venv .venv
-	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
-	@touch $@
+# $(call alone,FOLDER,COMMANDS): unless another make has done it meanwhile, and never two at a time; the mark comes last
+alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python || { $(2) && touch $@; }
+# $(call venv,FOLDER): from nothing where another Python made it; no mark outlives the begin of an install
+venv = rm -f $(1)/.ready-* $(1)/.docs-* && \
+  $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
+pip = $(1) -m pip install -q --disable-pip-version-check $(2)
+
+$(READY): $(if $(shell test -x $(PY) || echo no),no-python)
+	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev]'))
+
+no-python: # .venv isn't there, or the Python that made it is gone
 
 images: $(READY) ## build, prove and audit the images (VARIANTS="cpu rocm" GPU_TARGETS=gfx1100)
 	@$(PY) -m buildtool build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
@@ -32,16 +41,13 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
 
 $(DOCS_READY): $(READY)
-	$(PY) -m pip install -q --disable-pip-version-check -e '.[docs]'
-	@touch $@
+	$(call alone,.venv,$(call pip,$(PY),-e '.[docs]'))
 
 # the CPU build from where this machine's pip looks, else from the index of PyTorch itself
 $(TORCH_READY): $(READY)
-	$(PYTHON) -m venv .venv-torch
-	$(TORCH_PY) -m pip install -q --disable-pip-version-check '$(TORCH)' || \
-	  $(TORCH_PY) -m pip install -q --disable-pip-version-check '$(TORCH)' --index-url https://download.pytorch.org/whl/cpu
-	$(TORCH_PY) -m pip install -q --disable-pip-version-check -e '.[torch-tests]'
-	@touch $@
+	$(call alone,.venv-torch,$(call venv,.venv-torch) && \
+	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
+	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
 torch-tests: $(TORCH_READY) ## the tests that need torch, on the CPU and in Triton's interpreter
 	@$(TORCH_PY) -m pytest -q tests/torch
