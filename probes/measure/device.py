@@ -15,10 +15,11 @@ from probes.errors import OutOfMemory, ProbeError
 from probes.machine import numa
 from probes.machine.torchfacts import first_line
 from probes.measure import sampling
-from probes.measure.buffers import TorchMemory, TorchSpan, zero_copy
+from probes.measure.buffers import TorchMemory, TorchSpan
 from probes.measure.pattern import Pattern, signed
 from probes.measure.workbench import READS_AFTER, WRITTEN, Action, Clocked, Kind, Operation, Span
 from probes.placement import architectures
+from probes.placement.runtime.hostview import zero_copy
 from probes.placement.split import Shape, StackPlan
 from probes.placement.stack import LayerStack
 from probes.records.schema import Unknown

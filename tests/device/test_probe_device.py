@@ -13,7 +13,7 @@ from probes.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
 from probes.machine import snapshot  # noqa: E402
 from probes.machine.torchfacts import describe  # noqa: E402
 from probes.measure import pressure, scenarios, spill  # noqa: E402
-from probes.measure.buffers import zero_copy  # noqa: E402
+from probes.placement.runtime.hostview import zero_copy  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
 from probes.measure.pattern import Pattern  # noqa: E402
 from probes.measure.sampling import QUICK, Effort, sample  # noqa: E402

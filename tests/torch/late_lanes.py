@@ -25,21 +25,24 @@ class LateMark:
 
 class LateLane:
     def __init__(self, lanes):
-        self.lanes, self.items, self.done = lanes, [], 0
+        self.lanes, self.items, self.done, self.runs = lanes, [], 0, 0
 
     def _add(self, kind, what):
         self.items.append((kind, what))
         self.lanes.stir()
 
     def run(self, work):
-        self._add("run", work)
+        self.runs += 1
+        if not self.lanes.muted:
+            self._add("run", work)
 
     def record(self, mark):
-        mark.place = (self, len(self.items))
-        self._add("record", None)
+        if not self.lanes.muted:
+            mark.place = (self, len(self.items))
+            self._add("record", None)
 
     def wait(self, mark):
-        if mark.place is not None:
+        if mark.place is not None and not self.lanes.muted:
             self._add("wait", mark.place)
 
     def step(self):
@@ -65,6 +68,44 @@ class LateLane:
         self.drain_to(len(self.items) - 1)
 
 
+class Again:
+    """A recorded pass. As with a graph, recording does nothing; a replay must hand over what was recorded."""
+
+    def __init__(self, lanes, work):
+        self.lanes, self.work = lanes, work
+        self.learned = lanes.learned()
+        lanes.muted = True
+        try:
+            self.recorded, self.outputs = self._counted()
+        finally:
+            lanes.muted = False
+
+    def _counted(self):
+        lanes = (self.lanes.copy, self.lanes.unpack)
+        begun = [lane.runs for lane in lanes]
+        outputs = self.work()
+        return [lane.runs - begin for lane, begin in zip(lanes, begun, strict=True)], outputs
+
+    def _join(self, before, after):
+        """What a graph does at its beginning and its end."""
+        for lane in before:
+            mark = LateMark()
+            lane.record(mark)
+            for other in after:
+                other.wait(mark)
+
+    def replay(self):
+        now = self.lanes.learned(self.learned)
+        self._join([self.lanes.compute], [self.lanes.copy, self.lanes.unpack])
+        for buffer in self.lanes.engine.buffers:
+            buffer.forget()  # a graph waits for nothing that was done before it was recorded
+        runs, self.outputs = self._counted()
+        self._join([self.lanes.copy, self.lanes.unpack], [self.lanes.compute])
+        self.lanes.learned(now)
+        assert runs == self.recorded, "the pass isn't the one that was recorded"
+        self.lanes.replayed += 1
+
+
 class LateLanes:
     """The model computes on the host at once, so a call first does what it may rely on. Later, at a moment of
     the lanes' choice, its weights must be there still: that is when a device would read them."""
@@ -74,7 +115,17 @@ class LateLanes:
         self.random = random.Random(seed)
         self.copy, self.unpack, self.compute = (LateLane(self) for _ in range(3))
         self.laziness = self.random.choice([0.1, 0.3, 0.6, 0.9, 1.0])
-        self.checked = 0
+        self.checked = self.replayed = 0
+        self.muted = False
+        self.records = True
+
+    def learned(self, tables=None):
+        """What the engine knows of the order of blocks; with `tables`, that becomes it. A graph asks nobody."""
+        order = self.engine.order
+        before = dict(order._next), set(order._doubted)
+        if tables is not None:
+            order._next, order._doubted = dict(tables[0]), set(tables[1])
+        return before
 
     def mark(self):
         return LateMark()
@@ -88,6 +139,8 @@ class LateLanes:
                 break
 
     def reads(self, name, tensors):
+        if self.muted:
+            return
         self.compute.drain()
         snapshot = [tensor.clone() for tensor in tensors]
 
@@ -102,3 +155,14 @@ class LateLanes:
     def finish(self):
         for lane in (self.copy, self.unpack, self.compute):
             lane.drain()
+
+    def record(self, work, *, beside):
+        return Again(self, work)
+
+    def stopwatch(self):
+        return LateMark()
+
+    def seconds(self, begin, end):
+        assert begin.reached()
+        assert end.reached()
+        return 1e-3

@@ -12,6 +12,7 @@ from test_random_placements import run
 from probes.placement.runtime import engine, place
 
 SOURCE = Path(engine.__file__).read_text()
+WAITS = 6
 
 
 def waits():
@@ -19,7 +20,10 @@ def waits():
     return [
         node.lineno
         for node in ast.walk(ast.parse(SOURCE))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "wait"
+        and ast.unparse(node.func.value) in ("lane", "self.lanes.compute")
     ]
 
 
@@ -35,12 +39,13 @@ def without(line):
     return module.Engine
 
 
-def test_the_runtime_waits_in_five_places():
-    assert len(waits()) == 5
+def test_every_wait_is_tried():
+    assert len(waits()) == WAITS
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(WAITS))
 def test_without_a_wait_some_placement_is_wrong(number, monkeypatch):
     monkeypatch.setattr(place, "Engine", without(waits()[number]))
-    with pytest.raises((Stale, AssertionError)):
-        sum(run(seed) for seed in range(300))
+    # packed weights that are stale may not be unpackable at all
+    with pytest.raises((Stale, AssertionError, IndexError, RuntimeError)):
+        list(map(run, range(400)))

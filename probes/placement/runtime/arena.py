@@ -16,6 +16,7 @@ import torch
 
 from probes.errors import PlacementError
 from probes.machine import numa
+from probes.machine.torchfacts import first_line
 from probes.placement.packing.forms import aligned
 from probes.records.schema import Unknown
 from probes.shared.units import binary_bytes
@@ -77,7 +78,7 @@ class HostArena:
                 self._bytes.data_ptr(), -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE, _PORTABLE_MAPPED
             )
         except (RuntimeError, AttributeError, AssertionError) as error:
-            self.why_pageable = f"the memory can't be registered: {str(error).splitlines()[0]}"
+            self.why_pageable = f"the memory can't be registered: {first_line(error)}"
             return
         self.why_pageable = (
             f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""

@@ -13,6 +13,7 @@ unexpectedly is fetched at once.
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
-from probes.placement.runtime.blocks.lanes import Lanes
+from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
 from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Moving, Place, equip
-from probes.placement.runtime.blocks.order import Order, Walk
+from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.wires import Wire
+from probes.placement.runtime.measuring import Stopwatches
 
 FUSED_ROWS = 16  # of an input, up to which a product may be computed straight from packed weights
 
@@ -44,6 +46,7 @@ class Engine:
         self._work = work
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
         self._has_scratch = False
+        self.watches: Stopwatches | None = None  # while a pass is measured
 
     def add(self, stored: Stored, wire: Wire, slot: Buffer | None, scratch: Buffer | None) -> Moving:
         """Take a block over. Its parameters become lazy ones until it is called."""
@@ -128,7 +131,10 @@ class Engine:
         self._unpacks.due.discard(one.index)
         used = one.used()
         if used is not None and used.filled is not None:
-            self.lanes.compute.wait(used.filled)
+            if self.watches is None:
+                self.lanes.compute.wait(used.filled)
+            else:
+                self.watches.wait(self.lanes.compute, used.filled)
         places = one.products if one.fused and one.products is not None else one.places
         self.lanes.reads(
             one.name, [place.present.data for place in places if type(place.present) is not Lazy]
@@ -161,7 +167,10 @@ class Engine:
             lane.wait(slot.unpacked)
         slot.holds = None  # it holds neither block if what follows fails
         assert one.target is not None
-        one.wire.send(one.target, lane)
+        if self.watches is None:
+            one.wire.send(one.target, lane)
+        else:
+            self.watches.send(one.wire, one.target, lane)
         slot.filled = slot.marks[0]
         lane.record(slot.filled)
         slot.holds = one
@@ -175,7 +184,10 @@ class Engine:
         if scratch.computed is not None:
             lane.wait(scratch.computed)
         scratch.holds = None
-        lane.run(one.unpack)
+        if self.watches is None:
+            lane.run(one.unpack)
+        else:
+            self.watches.unpack(one.unpack, lane)
         scratch.filled = scratch.marks[0]
         lane.record(scratch.filled)
         scratch.holds = one
@@ -256,13 +268,65 @@ class Engine:
         self._work.unpack(item.packed(source), stored)
         return view
 
+    # What a recorded pass needs
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Every slot and scratch buffer."""
+        found = [buffer for one in self.moving for buffer in (one.slot, one.scratch) if buffer is not None]
+        return list(dict.fromkeys(found))
+
     def settle(self) -> None:
         """Wait until every lane is done; no mark has to be waited for afterwards."""
         self.lanes.finish()
-        for one in self.moving:
-            for buffer in (one.slot, one.scratch):
-                if buffer is not None:
-                    buffer.forget()
+        for buffer in self.buffers:
+            buffer.forget()
+
+    def state(self) -> "State":
+        """What the buffers hold, and how far the lanes are ahead."""
+        order = (self.order.before, self.order.last)
+        holds = tuple(buffer.holds for buffer in self.buffers)
+        return State(holds, order, self._copies.state(), self._unpacks.state())
+
+    def resume(self, state: "State", done: Mark | None) -> None:
+        """The buffers hold what they held then, once `done` is reached."""
+        for buffer, held in zip(self.buffers, state.holds, strict=True):
+            buffer.holds = held
+            buffer.filled = buffer.computed = buffer.unpacked = done
+        self.order.before, self.order.last = state.order
+        self._copies.resume(state.copies)
+        self._unpacks.resume(state.unpacks)
+        self.epoch += 1
+
+    def reach(self, state: "State") -> None:
+        """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
+        self.order.before, self.order.last = state.order
+        wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True) if held]
+        for held, buffer in wanted:
+            if buffer is held.scratch and buffer.holds is not held:
+                if held.slot is not None and held.slot.holds is not held:
+                    self._copy(held, held.slot)
+                self._unpack(held, buffer)
+        for held, buffer in wanted:
+            if buffer is held.slot and buffer.holds is not held:
+                self._copy(held, buffer)
+        self._copies.resume(state.copies)
+        self._unpacks.resume(state.unpacks)
+        for buffer, held in zip(self.buffers, state.holds, strict=True):
+            buffer.holds = held
+            for mark in (buffer.filled, buffer.unpacked, buffer.computed):
+                if mark is not None:
+                    self.lanes.compute.wait(mark)
+
+
+@dataclass(frozen=True)
+class State:
+    """What the buffers hold at the beginning or end of a pass."""
+
+    holds: tuple[Moving | None, ...]
+    order: tuple[int, int]
+    copies: WalkState
+    unpacks: WalkState
 
 
 def rows_of(args: Iterable[Any], kwargs: dict[str, Any]) -> int:

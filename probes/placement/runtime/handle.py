@@ -1,6 +1,7 @@
 """A placed model's handle: takes the placement away again, and reports what it takes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +10,12 @@ from torch import nn
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Guard
 from probes.placement.runtime.blocks.moving import Moving
+from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, refuse_training
+from probes.placement.runtime.measuring import Measured, PlacementReport, measure
 from probes.placement.runtime.settling import Settling
 from probes.placement.values import Plan
+from probes.records.schema import Unknown
 
 
 class Called(Guard):
@@ -34,16 +38,25 @@ class WholePass(Guard):
     """The forward of a placed model. Threads take turns."""
 
     def __init__(
-        self, forward: Callable[..., Any], engine: Engine, model: nn.Module, *, trainable: bool
+        self,
+        forward: Callable[..., Any],
+        engine: Engine,
+        model: nn.Module,
+        *,
+        trainable: bool,
+        recorder: Recorder | None,
     ) -> None:
         super().__init__(forward)
         self._engine, self._model, self._trainable = engine, model, trainable
+        self._recorder = recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
         with self._engine.lock:
             if torch.is_grad_enabled():
                 refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
+            if self._recorder is not None:
+                return self._recorder.call(self.forward, args, kwargs)
             return self.forward(*args, **kwargs)
 
 
@@ -55,21 +68,61 @@ class Handle:
     ) -> None:
         self.model = model
         self.plan = plan
-        self.engine = engine
+        self.recorder: Recorder | None = None
+        self._engine = engine
         self._homes = homes
         self._settling = settling
+        self._captures: list[Captured] = []
+        self._measured: Measured | Unknown = Unknown("no pass has been measured: call measure()")
+
+    def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
+        """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
+
+        `work(*example)` is called twice, then recorded and replayed: an example changes a KV cache three
+        times. What the capture returns has fixed addresses: clone it to keep it beyond the next call.
+        Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
+        """
+        self._settling.require_capturable("call it directly, or plan otherwise")
+        made = Captured(self._engine, work, example)
+        self._captures.append(made)
+        return made
+
+    def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
+        """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its lanes."""
+        with self._engine.lock:
+            self._measured = measure(self._engine, partial(work, *inputs), passes)
+        return self._measured
+
+    def report(self) -> PlacementReport:
+        """What was planned and taken, by tier; the planned and the measured time of a pass."""
+        return PlacementReport(
+            tiers=self._settling.taken(),
+            vram_asked=self._settling.vram_asked,
+            vram_taken=self._settling.vram.taken if self._settling.vram else 0,
+            pinned_asked=self._settling.host.asked if self._settling.host else 0,
+            pinned_taken=self._settling.host.pinned_bytes if self._settling.host else 0,
+            why_pageable=self._settling.host.why_pageable if self._settling.host else "",
+            planned=self.plan.time,
+            measured=self._measured,
+            surprises=self._engine.order.surprises,
+            graphs=self.recorder.count if self.recorder else 0,
+            not_captured=tuple(self.recorder.refused.values()) if self.recorder else (),
+        )
 
     def remove(self) -> None:
         """Give the model back: the same parameter objects with their values in host memory, and no hooks.
 
         Twice does no harm. Raises torch's error where the GPU can't give values back any more.
         """
-        with self.engine.lock, torch.inference_mode(False), torch.no_grad():
-            self.engine.settle()
+        with self._engine.lock, torch.inference_mode(False), torch.no_grad():
+            self._engine.settle()
             self._homes.unguard()
-            for one in self.engine.moving:
-                for place in one.places:
+            for recorder in (self.recorder, *(one.recorder for one in self._captures)):
+                if recorder is not None:
+                    recorder.clear()
+            for moving in self._engine.moving:
+                for place in moving.places:
                     place.give_back(self._homes.parameter(place.entry))
             self._homes.restore()
-            self.engine.moving.clear()
+            self._engine.moving.clear()
             self._settling.clear()

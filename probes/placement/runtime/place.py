@@ -12,6 +12,7 @@ from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import OnHost
 from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Called, Handle, WholePass
 from probes.placement.runtime.settling import ModuleSource, Settling, Source
@@ -19,20 +20,26 @@ from probes.placement.values import Plan, Tier
 
 
 def place(
-    model: nn.Module, plan: Plan, *, device: torch.device | str | None = None, pinned: bool = True
+    model: nn.Module,
+    plan: Plan,
+    *,
+    device: torch.device | str | None = None,
+    pinned: bool = True,
+    capture: bool = False,
 ) -> Handle:
     """Bring each block of `model` to the tier that `plan` gives it; calls of `model` work as before.
 
     The model's own host memory is released as its blocks go elsewhere. `device` is the current GPU by
     default, and the CPU where there is none: every block then computes there. Without `pinned` host memory
-    stays pageable, and copies are slower.
+    stays pageable, and copies are slower. With `capture` calls of the model become CUDA graphs when they come
+    for the third time with the same shapes; what such a call returns is overwritten by the next one.
 
     Raises PlacementError where the model isn't the planned one, can't be placed, or memory is refused. The
     model is then as before.
     """
     lanes = lanes_of(device)
     with torch.inference_mode(False), torch.no_grad():
-        return settle(model, plan, ModuleSource(), lanes, pinned=pinned)
+        return settle(model, plan, ModuleSource(), lanes, pinned=pinned, capture=capture)
 
 
 def lanes_of(device: torch.device | str | None) -> Lanes:
@@ -54,6 +61,7 @@ def settle(
     lanes: Lanes,
     *,
     pinned: bool = True,
+    capture: bool = False,
     work: Arithmetic | None = None,
 ) -> Handle:
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
@@ -65,7 +73,13 @@ def settle(
     try:
         settling.take_over(blocks, engine)
         homes.move_buffers(model, lanes.device, _on_host(blocks))
-        _guard(model, blocks, engine, homes)
+        if capture:
+            settling.require_capturable("place it without capture")
+            handle.recorder = Recorder(engine)
+        _guard(blocks, engine, homes)
+        trainable = any(entry.trains for block, _ in blocks for entry in block.entries)
+        make = partial(WholePass, engine=engine, model=model, trainable=trainable, recorder=handle.recorder)
+        homes.guard(model, make)
         engine.begin()
     except BaseException:
         handle.remove()
@@ -108,7 +122,7 @@ def _on_host(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
     return [module for top in tops for module in top.modules()]
 
 
-def _guard(model: nn.Module, blocks: Sequence[tuple[Block, Tier]], engine: Engine, homes: Homes) -> None:
+def _guard(blocks: Sequence[tuple[Block, Tier]], engine: Engine, homes: Homes) -> None:
     moving = {id(one.stored.block): one for one in engine.moving}
     for block, tier in blocks:
         for module in block.modules:
@@ -116,5 +130,3 @@ def _guard(model: nn.Module, blocks: Sequence[tuple[Block, Tier]], engine: Engin
                 homes.guard(module, partial(Called, engine=engine, one=moving[id(block)]))
             elif tier == "cpu":
                 homes.guard(module, partial(OnHost, device=engine.lanes.device))
-    trainable = any(entry.trains for block, _ in blocks for entry in block.entries)
-    homes.guard(model, partial(WholePass, engine=engine, model=model, trainable=trainable))

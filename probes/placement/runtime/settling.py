@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.forms import aligned
 from probes.placement.packing.packed import Packed, form, write_into
@@ -21,7 +22,9 @@ from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Buffer, ring
 from probes.placement.runtime.blocks.wires import Held, Wire
 from probes.placement.runtime.engine import Engine
-from probes.placement.values import Rings, Tier
+from probes.placement.runtime.hostview import zero_copy
+from probes.placement.runtime.measuring import TierUse, tier_use
+from probes.placement.values import TIERS, Rings, Tier
 from probes.shared.units import binary_bytes
 
 IN_HOST = ("streamed", "streamed_packed", "in_place")
@@ -123,10 +126,26 @@ class Settling:
             elif tier in IN_HOST:
                 one.memory = self.host.take(one.stored.n_bytes)
                 self._fill(one, one.memory)
-        if self.pinned and self.lanes.device.type == "cuda":
-            self.host.pin()
-        elif not self.pinned:
+        if not self.pinned:
             self.host.why_pageable = "pinning was switched off"
+        elif self.lanes.device.type == "cuda":
+            self.host.pin()
+        self._in_place()
+
+    def _in_place(self) -> None:
+        """Let the GPU see what it reads in place. Where it can't, those blocks stream instead."""
+        gpu = self.lanes.device.type == "cuda"
+        for one in self.settled:
+            if one.tier != "in_place" or not gpu:
+                continue
+            assert self.host
+            if self.host.why_pageable:
+                one.tier = "streamed"
+                continue
+            assert one.memory is not None
+            seen = zero_copy(one.memory)
+            for item in one.stored.items:
+                self.homes.adopt(item.entry, item.raw(seen), partial(item.raw, one.memory))
 
     def _keep_on_host(self, block: Block) -> None:
         """A model that is built has its values there already; one on meta gets memory for them."""
@@ -201,6 +220,40 @@ class Settling:
                 wire = Held(one.memory)
             engine.add(one.stored, wire, slot, scratch)
 
+    @property
+    def vram_asked(self) -> int:
+        """Bytes of what stays in VRAM, of the slots and of the scratch buffers, without alignment."""
+        stays = sum(item.n_bytes for one in self.settled if one.tier in IN_VRAM for item in one.stored.items)
+        slots, scratches = max(self.rings.slots, 1), max(self.rings.scratches, 1)
+        return stays + slots * self.slot_bytes + scratches * self.scratch_bytes
+
+    def require_capturable(self, hint: str) -> None:
+        """Raise PlacementError, with this hint, where a pass can't be recorded as a graph."""
+        why = self._uncapturable()
+        if why:
+            raise PlacementError(f"the model can't be captured: {why}", hint)
+
+    def _uncapturable(self) -> str:
+        """Why a pass can't be recorded as a graph; empty where it can."""
+        tiers = {one.tier for one in self.settled}
+        if self.lanes.device.type != "cuda":
+            return ""
+        if tiers & {"cpu", "disk"}:
+            return "some of its blocks compute on the host or are read from disk in each pass"
+        if self.host and self.host.used and self.host.why_pageable:
+            return f"its host memory isn't pinned ({self.host.why_pageable})"
+        return ""
+
+    def taken(self) -> tuple[TierUse, ...]:
+        """What each tier takes, in the order of `TIERS`."""
+        return tuple(
+            tier_use(
+                tier, [(one.block.n_bytes, one.stored.n_bytes) for one in self.settled if one.tier == tier]
+            )
+            for tier in TIERS
+            if any(one.tier == tier for one in self.settled)
+        )
+
     def clear(self) -> None:
         """Release the memory, as far as no tensor uses it, and the source."""
         self.source.close()
@@ -234,7 +287,7 @@ def _refusals(device: torch.device) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
         raise PlacementError(
-            f"the plan's VRAM was refused: {str(error).splitlines()[0]} "
+            f"the plan's VRAM was refused: {first_line(error)} "
             f"({binary_bytes(free)} of {binary_bytes(total)} are free)",
             "plan again with a smaller vram, or end other programs that use the GPU",
         ) from None

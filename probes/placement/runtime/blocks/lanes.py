@@ -5,10 +5,13 @@ that. `HostLanes` does everything at once, for machines without a GPU. Tests hav
 as long as the marks allow, to find an order that isn't enforced.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+
+from probes.errors import PlacementError
 
 Work = Callable[[], object]
 
@@ -36,10 +39,20 @@ class Lane(Protocol):
         """Do nothing that follows before the mark is reached."""
 
 
+class Graph(Protocol):
+    """Work of all lanes, recorded once."""
+
+    outputs: Any  # the same tensors after each replay
+
+    def replay(self) -> None:
+        """Append all of it to the compute lane."""
+
+
 class Lanes(Protocol):
     """The three lanes of a device. `compute` is where the model's own operations go."""
 
     device: torch.device
+    records: bool  # whether there are graphs
     compute: Lane
     copy: Lane
     unpack: Lane
@@ -53,6 +66,18 @@ class Lanes(Protocol):
     def finish(self) -> None:
         """Wait until every lane is done."""
 
+    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
+        """Record what `work` hands to the lanes, which are idle; none of it is done.
+
+        Graphs recorded `beside` another share its memory; they are never replayed at the same time.
+        """
+
+    def stopwatch(self) -> Any:
+        """A mark that knows when it was reached."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two of `stopwatch`, both reached."""
+
 
 class _NowMark:
     """Reached already."""
@@ -64,6 +89,12 @@ class _NowMark:
         """Nothing to wait for."""
 
 
+class _Clock(_NowMark):
+    """When it was recorded last, on the host's clock."""
+
+    at = 0.0
+
+
 class _Now:
     """A lane whose work is done when it is handed over."""
 
@@ -71,7 +102,8 @@ class _Now:
         work()
 
     def record(self, mark: Any) -> None:
-        """Reached already."""
+        if isinstance(mark, _Clock):
+            mark.at = time.perf_counter()
 
     def wait(self, mark: Any) -> None:
         """Reached already."""
@@ -82,6 +114,7 @@ class HostLanes:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.records = False
         self.compute: Lane = _Now()
         self.copy: Lane = self.compute
         self.unpack: Lane = self.compute
@@ -96,12 +129,24 @@ class HostLanes:
     def finish(self) -> None:
         """Nothing is under way."""
 
+    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Lanes
+        """Nothing would be gained by it. Raises PlacementError."""
+        raise PlacementError("there are no graphs without a GPU")
+
+    def stopwatch(self) -> _Clock:
+        """A reading of the host's clock."""
+        return _Clock()
+
+    def seconds(self, begin: _Clock, end: _Clock) -> float:
+        """By the host's clock."""
+        return end.at - begin.at
+
 
 class _Event:
     """A CUDA (or HIP) event."""
 
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event()
+    def __init__(self, *, timed: bool = False) -> None:
+        self.event = torch.cuda.Event(enable_timing=timed)
 
     def reached(self) -> bool:
         return bool(self.event.query())
@@ -146,9 +191,11 @@ class CudaLanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.records = True
         self.compute: Lane = _Current()
         self.copy: Lane = _Stream(device)
         self.unpack: Lane = _Stream(device)
+        self._recording = torch.cuda.Stream(device)
 
     def mark(self) -> Mark:
         """An event."""
@@ -160,3 +207,38 @@ class CudaLanes:
     def finish(self) -> None:
         """Wait for the whole device."""
         torch.cuda.synchronize(self.device)
+
+    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
+        """A CUDA graph: the streams of our own are forked from the caller's, and joined at its end."""
+        return _Recorded(self, work, beside, self._recording)
+
+    def stopwatch(self) -> _Event:
+        """An event with a time."""
+        return _Event(timed=True)
+
+    def seconds(self, begin: _Event, end: _Event) -> float:
+        """By the device's clock."""
+        return float(begin.event.elapsed_time(end.event)) / 1e3
+
+
+class _Recorded:
+    """A CUDA (or HIP) graph, in a pool of memory that it may share with others."""
+
+    def __init__(
+        self, lanes: CudaLanes, work: Callable[[], Any], beside: "_Recorded | None", stream: torch.cuda.Stream
+    ) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        pool = beside._graph.pool() if beside else None
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            fork = _Event()
+            lanes.compute.record(fork)
+            for lane in (lanes.copy, lanes.unpack):
+                lane.wait(fork)
+            self.outputs = work()
+            for lane in (lanes.copy, lanes.unpack):
+                joined = _Event()
+                lane.record(joined)
+                lanes.compute.wait(joined)
+
+    def replay(self) -> None:
+        self._graph.replay()

@@ -40,6 +40,9 @@ class Order:
         return expected == one
 
 
+WalkState = tuple[tuple[int, int], int, frozenset[int]]
+
+
 class Walk:
     """How far ahead of the calls one ring has got. `due` are blocks fetched ahead and not used yet."""
 
@@ -56,6 +59,15 @@ class Walk:
             self.due.clear()
         if not expected or self._lead < 0:
             self._at, self._lead = (self._order.before, self._order.last), 0
+
+    def state(self) -> "WalkState":
+        """Where it is, to `resume` there later."""
+        return self._at, self._lead, frozenset(self.due)
+
+    def resume(self, state: "WalkState") -> None:
+        """Be where it was."""
+        self._at, self._lead = state[:2]
+        self.due = set(state[2])
 
     def peek(self) -> int | None:
         """The next block; None when that isn't known."""

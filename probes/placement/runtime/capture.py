@@ -1,0 +1,187 @@
+"""Passes of a placed model as recorded graphs: copies, unpacking and products are begun by one call.
+
+Small layers are bound by Python otherwise. A pass is recorded when it comes for the third time with the same
+shapes: the first two are done as always, so that libraries have chosen their kernels, the order of blocks
+is known and buffers hold at a pass's beginning what they hold at its end. Each call is done exactly once.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
+from probes.placement.runtime.blocks.lanes import Graph
+from probes.placement.runtime.engine import Engine, State
+
+EAGER_FIRST: Final = 2  # calls with the same shapes before one is recorded
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+_DEPTH: Final = 6  # of objects in objects that are inspected
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One recorded pass: its inputs at fixed addresses, and the buffers before and after it."""
+
+    graph: Graph
+    inputs: list[torch.Tensor]
+    before: State
+    after: State
+    epoch: int = -1  # of the engine, right after the latest replay
+
+
+class Recorder:
+    """Records a function's calls, one graph for each combination of shapes, and replays them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._passes: dict[Hashable, _Pass] = {}
+        self._seen: Counter[Hashable] = Counter()
+        self._done = engine.lanes.mark()
+        self._recording = False
+        self.refused: dict[Hashable, str] = {}  # why some calls can't be recorded
+
+    @property
+    def count(self) -> int:
+        """How many graphs there are."""
+        return len(self._passes)
+
+    def call(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call. What a replayed call returns is overwritten by the next one of the same shapes.
+
+        A call that can't be recorded is done as always; `refused` says why.
+        """
+        if self._recording or not self._engine.lanes.records:  # a model that calls itself; no GPU
+            return work(*args, **kwargs)
+        key = (key_of(args), key_of(kwargs), torch.is_inference_mode_enabled(), _autocast())
+        found = self._passes.get(key)
+        if found is None:
+            self._seen[key] += 1
+            if self._seen[key] <= EAGER_FIRST or key in self.refused:
+                return work(*args, **kwargs)
+            try:
+                found = self._passes[key] = self._record(work, args, kwargs)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.refused[key] = first_line(error)
+                return work(*args, **kwargs)
+        return self._replay(found, [*direct(args), *direct(kwargs)])
+
+    def _record(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
+        engine = self._engine
+        engine.settle()
+        before = engine.state()
+        inputs: list[torch.Tensor] = []
+        fixed_args, fixed_kwargs = _fixed(args, inputs), _fixed(kwargs, inputs)
+        self._recording = True
+        beside = next((one.graph for one in self._passes.values()), None)
+        try:
+            graph = engine.lanes.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
+            after = engine.state()
+        finally:
+            self._recording = False
+            engine.resume(before, None)  # nothing has been done yet
+        return _Pass(graph, inputs, before, after)
+
+    def _replay(self, one: _Pass, given: list[torch.Tensor]) -> Any:
+        engine = self._engine
+        for fixed, tensor in zip(one.inputs, given, strict=True):
+            if fixed is not tensor:
+                fixed.copy_(tensor, non_blocking=True)
+        if one.epoch != engine.epoch:
+            engine.reach(one.before)
+        engine.lanes.compute.wait(self._done)
+        one.graph.replay()
+        engine.lanes.compute.record(self._done)
+        engine.resume(one.after, self._done)
+        one.epoch = engine.epoch if one.after.holds == one.before.holds else -1
+        return one.graph.outputs
+
+    def clear(self) -> None:
+        """Release all graphs and their memory."""
+        self._passes.clear()
+        self._seen.clear()
+
+
+def key_of(thing: Any, depth: int = 0) -> Hashable:
+    """What must be the same for a recorded call to be the same work.
+
+    Of tensors that are passed directly, or in lists, tuples and dicts: shape, strides, dtype, device. Of
+    tensors that an object keeps, such as a KV cache's: also the address. Numbers and texts by value, other
+    objects by identity and by what they keep.
+    """
+    if isinstance(thing, torch.Tensor):
+        address = thing.data_ptr() if depth else 0
+        return (tuple(thing.shape), tuple(thing.stride()), thing.dtype, thing.device, address)
+    if isinstance(thing, _PLAIN):
+        return (type(thing), thing)
+    if isinstance(thing, nn.Module) or depth > _DEPTH:
+        return id(thing)
+    inner = depth if type(thing) in (dict, list, tuple) or hasattr(thing, "_fields") else depth + 1
+    if isinstance(thing, dict):
+        return (type(thing), *((key_of(key, inner), key_of(value, inner)) for key, value in thing.items()))
+    if isinstance(thing, list | tuple):
+        return (type(thing), *(key_of(one, inner) for one in thing))
+    kept = getattr(thing, "__dict__", {})
+    return (id(thing), *((name, key_of(value, inner)) for name, value in kept.items()))
+
+
+def direct(thing: Any) -> Iterator[torch.Tensor]:
+    """The tensors that are passed directly, or in lists, tuples and dicts."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif type(thing) in (dict, list, tuple) or hasattr(thing, "_fields"):
+        for one in thing.values() if isinstance(thing, dict) else thing:
+            yield from direct(one)
+
+
+def _autocast() -> Hashable:
+    return tuple(
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")
+    )
+
+
+def _fixed(thing: Any, inputs: list[torch.Tensor]) -> Any:
+    """The same with copies of the tensors that are passed directly; they are added to `inputs`."""
+    if isinstance(thing, torch.Tensor):
+        inputs.append(thing.clone())
+        return inputs[-1]
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(_fixed(one, inputs) for one in thing))
+    if type(thing) in (list, tuple):
+        return type(thing)(_fixed(one, inputs) for one in thing)
+    if type(thing) is dict:
+        return {key: _fixed(value, inputs) for key, value in thing.items()}
+    return thing
+
+
+class Captured:
+    """A function that calls a placed model, for fixed shapes. Its next call overwrites what it returns."""
+
+    def __init__(self, engine: Engine, work: Callable[..., Any], example: tuple[Any, ...]) -> None:
+        self.recorder = Recorder(engine)
+        self._engine, self._work = engine, work
+        self._shapes = key_of(example)
+        for _ in range(EAGER_FIRST + 1):
+            self(*example)
+        if self.recorder.refused:
+            why = next(iter(self.recorder.refused.values()))
+            raise PlacementError(
+                f"the function can't be captured: {why}",
+                "it may not wait for the GPU, as .item() does; call it directly",
+            )
+
+    def __call__(self, *args: Any) -> Any:
+        """Replay with these inputs. Raises PlacementError for others than the example's shapes and dtypes."""
+        if key_of(args) != self._shapes:
+            raise PlacementError(
+                "this capture is for other shapes, dtypes or objects than those that it was called with",
+                "capture the function once for each of them",
+            )
+        with self._engine.lock:
+            return self.recorder.call(self._work, args, {})
