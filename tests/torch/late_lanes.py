@@ -120,7 +120,7 @@ class LateLanes:
         self.records = True
 
     def learned(self, tables=None):
-        """What the engine knows of the order of blocks; with `tables`, that becomes it. A graph asks nobody."""
+        """What the engine knows of the order of blocks; with `tables`, it knows that. A graph doesn't ask."""
         order = self.engine.order
         before = dict(order._next), set(order._doubted)
         if tables is not None:

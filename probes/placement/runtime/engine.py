@@ -312,8 +312,8 @@ class Engine:
                 self._copy(held, buffer)
         self._copies.resume(state.copies)
         self._unpacks.resume(state.unpacks)
-        for buffer, held in zip(self.buffers, state.holds, strict=True):
-            buffer.holds = held
+        for buffer, before in zip(self.buffers, state.holds, strict=True):
+            buffer.holds = before
             for mark in (buffer.filled, buffer.unpacked, buffer.computed):
                 if mark is not None:
                     self.lanes.compute.wait(mark)

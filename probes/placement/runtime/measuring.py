@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,9 +13,6 @@ from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.values import PassTime, Tier
 from probes.records.schema import Unknown
 from probes.shared.units import binary_bytes, duration, gb_per_s
-
-if TYPE_CHECKING:
-    from probes.placement.runtime.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,17 @@ class Stopwatches:
         return sum(self._lanes.seconds(begin, end) for begin, end in self._taken[what])
 
 
-def measure(engine: "Engine", work: Callable[[], object], passes: int) -> Measured:
+class Watched(Protocol):
+    """What runs the passes that are measured."""
+
+    @property
+    def lanes(self) -> Lanes:
+        """Its lanes."""
+
+    watches: Stopwatches | None
+
+
+def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
     """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on lanes."""
     work()
     walls = []
