@@ -8,7 +8,8 @@ from typing import Any
 
 from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.engine.bakefile import render_plan
-from buildtool.engine.client import Engine, endpoint_here
+from buildtool.engine.client import Engine
+from buildtool.engine.connection import endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
 from probes.shared.invocation import host_command

@@ -1,10 +1,9 @@
 """The Docker engine as buildtool sees it: look at images, run one, stream one. Builds are buildx's.
 
-The only module that imports the docker package.
+It and `connection` are the only modules that import the docker package.
 """
 
 import contextlib
-import os
 import posixpath
 import socket
 import time
@@ -21,14 +20,11 @@ import requests.exceptions
 from docker.models.containers import Container
 from docker.types import LogConfig
 
-from buildtool.engine.endpoint import Endpoint, current_endpoint, disk_of
-from buildtool.engine.reference import Reference, parse_pullable
+from buildtool.engine.connection import asked_for, connected, translated
+from buildtool.engine.reference import Reference
 from buildtool.errors import (
     BuildFailed,
-    ConfigError,
     DataError,
-    EngineForbidden,
-    EngineUnavailable,
     EnvironmentMissing,
     ProofFailed,
     SourceUnreachable,
@@ -36,10 +32,8 @@ from buildtool.errors import (
 from buildtool.files import scratch, sweep_partials
 from buildtool.shipped import state_directory
 from probes.shared.quoting import command
-from probes.shared.unknown import Unknown
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
-NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
 
 
 @dataclass(frozen=True)
@@ -90,13 +84,13 @@ class Engine:
     """A connection to the engine. The constructor connects; every method raises our errors."""
 
     def __init__(self, timeout_s: float = 600) -> None:
-        with _translated():
-            self._client = _client(timeout_s)
+        with translated():
+            self._client = connected(timeout_s)
             self._client.ping()
 
     def info(self) -> EngineInfo:
         """Version, storage driver and root directory. Raises EngineUnavailable."""
-        with _translated():
+        with translated():
             info: dict[str, Any] = self._client.info()
         status = dict(info.get("DriverStatus") or ())
         return EngineInfo(
@@ -113,7 +107,7 @@ class Engine:
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
         """The engine's own record of an image, or None when it has no such image. Raises ConfigError."""
-        with _asked_for(ref):
+        with asked_for(ref):
             try:
                 return dict(self._client.images.get(ref).attrs)
             except docker.errors.ImageNotFound:
@@ -125,8 +119,8 @@ class Engine:
         Asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable,
         ConfigError, and EngineUnavailable when it is the engine that doesn't answer.
         """
-        with _asked_for(ref):
-            client = _client(ANSWER_TIMEOUT_S)
+        with asked_for(ref):
+            client = connected(ANSWER_TIMEOUT_S)
         try:
             return str(client.images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
@@ -136,7 +130,7 @@ class Engine:
 
     def save(self, ref: str) -> Iterator[bytes]:
         """An image as the engine's archive (`docker save`), in chunks. Raises DataError and ConfigError."""
-        with _asked_for(ref):
+        with asked_for(ref):
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)
             except docker.errors.NotFound as error:  # in words of the image store's own
@@ -153,21 +147,21 @@ class Engine:
         record = self.inspect(ref)
         if record is None:
             raise _unknown(ref)
-        with _translated():
+        with translated():
             rows = self._client.api.images()
         listed = [int(row.get("Size") or 0) for row in rows if row.get("Id") == record["Id"]]
         return max(int(record.get("Size") or 0), *listed, 0)
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
-        with _translated():
+        with translated():
             settings = {"healthcheck": _NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
             with self._created(ref, ["true"], settings) as container:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
     def load(self, chunks: Iterator[bytes]) -> None:
         """Load an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
-        with _translated():
+        with translated():
             for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
                 if "errorDetail" in row:
                     reason = str(row["errorDetail"].get("message"))
@@ -186,7 +180,7 @@ class Engine:
         wanted = self.inspect(image)
         if wanted is None:
             raise _unknown(image)
-        with _translated():
+        with translated():
             done = self._client.api.tag(str(wanted["Id"]), name.repository, name.tag)
         record = self.inspect(str(name)) if done else None
         if record is None or record["Id"] != wanted["Id"]:
@@ -195,7 +189,7 @@ class Engine:
 
     def forget(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
-        with _asked_for(ref):
+        with asked_for(ref):
             try:
                 self._client.images.remove(ref)
             except docker.errors.ImageNotFound:
@@ -203,7 +197,7 @@ class Engine:
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds."""
-        with _translated():
+        with translated():
             rows = self._client.api.images(name=repository)
         return tuple(str(name) for row in rows for name in row.get("RepoTags") or ())
 
@@ -221,7 +215,7 @@ class Engine:
         `limits.log_bytes` of the command's output are kept. Raises ProofFailed when it takes too long,
         BuildFailed when the engine can't run it.
         """
-        with _translated():
+        with translated():
             settings = {
                 "environment": dict(env or {}),
                 "healthcheck": _NO_HEALTHCHECK,
@@ -244,7 +238,7 @@ class Engine:
         Its label names a directory that this process holds for as long: `files.scratch`.
         """
         folder = state_directory().resolve() / "containers"
-        with scratch(folder) as held, _translated():  # the package's errors are OSErrors, as scratch's are
+        with scratch(folder) as held, translated():  # the package's errors are OSErrors, as scratch's are
             self._sweep_containers(folder)
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:
@@ -313,105 +307,3 @@ def _said(container: Container, stream: str, limits: RunLimits) -> str:
 
 def _unknown(ref: str) -> DataError:
     return DataError(f"the engine has no image {ref}", "list the images: docker images")
-
-
-_NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn the docker package's and its transport's exceptions into ours."""
-
-    try:
-        yield
-    except docker.errors.APIError as error:
-        if any(sign in str(error.explanation) for sign in _NO_NAME):
-            raise ConfigError(
-                f"no image can have that name: {error.explanation}", "write NAME[:TAG], NAME in lower case"
-            ) from error
-        raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
-    except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
-        raise _unavailable(error, endpoint_here()) from error
-
-
-@contextmanager
-def _asked_for(ref: str) -> Iterator[None]:
-    """A request in whose address a name stands: the engine would take `x/../../images` for another request.
-
-    Raises ConfigError for what no image can be called; else translates as `_translated` does.
-    """
-    parse_pullable(ref)
-    with _translated():
-        yield
-
-
-def disk_here(info: EngineInfo) -> Path | Unknown:
-    """Where on this host the engine's images are, or why their disk can't be measured.
-
-    Raises EngineUnavailable.
-    """
-    root = Path(info.root_dir)
-    try:
-        is_seen = root.is_dir()
-    except OSError:  # below a directory that we may not search
-        is_seen = False
-    return disk_of(
-        endpoint_here(),
-        root,
-        engine_host=info.host,
-        this_host=socket.gethostname(),
-        is_seen=is_seen,
-    )
-
-
-def endpoint_here() -> Endpoint:
-    """The engine that this process's environment names. Raises EngineUnavailable."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user without a name and without $HOME, as in a container: no settings
-        home = Path("/nonexistent")
-    return current_endpoint(os.environ, home)
-
-
-def _client(timeout_s: float) -> docker.DockerClient:
-    """A connection to the engine that the Docker CLI uses; the package by itself may find another one."""
-    endpoint = endpoint_here()
-    tls: docker.tls.TLSConfig | bool = False
-    if found := endpoint.tls:
-        client = (str(found.client[0]), str(found.client[1])) if found.client else None
-        ca = str(found.ca) if found.ca else None
-        tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=found.verify)
-    try:
-        return docker.DockerClient(
-            base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
-        )
-    except ValueError as error:  # for a malformed address
-        raise docker.errors.DockerException(str(error)) from error
-
-
-def _unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
-    """The reason why an engine doesn't answer, and what to type. Pure."""
-    if any(isinstance(cause, PermissionError) for cause in _causes(error)):
-        return EngineForbidden(
-            f"permission denied on {endpoint.host}: an engine is there, and you may not use it",
-            "run this as root; or as root: `usermod -aG docker USER`, and log in again",
-        )
-    if endpoint.named_by:
-        return EngineUnavailable(
-            f"no Docker engine answers at {endpoint.host}, which {endpoint.named_by} names",
-            f"start the engine there, or use this host's own: {endpoint.way_back}",
-        )
-    return EngineUnavailable("no Docker engine answers", NEXT_STEP)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that led to it; urllib3 keeps some of them among the arguments."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [
-                e for e in (one.__cause__, one.__context__, *one.args) if isinstance(e, BaseException)
-            ]

@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from buildtool.command import CommandFailed, find, run
 from buildtool.engine.buildx import require_buildx
-from buildtool.engine.client import Engine, EngineInfo, disk_here, endpoint_here
+from buildtool.engine.client import Engine, EngineInfo
+from buildtool.engine.connection import endpoint_here
+from buildtool.engine.room import disk_here
 from buildtool.errors import EnvironmentMissing, ToolError
 from buildtool.files import free_bytes
 from buildtool.gpucode.target import target_of_override

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
 from buildtool.engine.apt import host_mirror
-from buildtool.engine.client import NEXT_STEP, Engine, endpoint_here
+from buildtool.engine.client import Engine
+from buildtool.engine.connection import NEXT_STEP, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch, write_text
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 
 from buildtool.command import CommandFailed, relay, run_loud
-from buildtool.engine.client import NEXT_STEP, Engine
+from buildtool.engine.client import Engine
+from buildtool.engine.connection import NEXT_STEP
 from buildtool.engine.reference import Reference
 from buildtool.errors import (
     BuildFailed,

@@ -1,9 +1,12 @@
 """Room on disks, checked before something large is written: in our folders, and where engines keep images."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from buildtool.engine.client import Engine, disk_here
+from buildtool.engine.client import Engine, EngineInfo
+from buildtool.engine.connection import endpoint_here
+from buildtool.engine.endpoint import disk_of
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes
 from probes.shared.units import decimal_bytes
@@ -28,3 +31,22 @@ def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, say: Call
         say(f"the engine's disk isn't checked: {place.reason}")
     else:
         require_room(place, n_bytes, purpose)
+
+
+def disk_here(info: EngineInfo) -> Path | Unknown:
+    """Where on this host the engine's images are, or why their disk can't be measured.
+
+    Raises EngineUnavailable.
+    """
+    root = Path(info.root_dir)
+    try:
+        is_seen = root.is_dir()
+    except OSError:  # below a directory that we may not search
+        is_seen = False
+    return disk_of(
+        endpoint_here(),
+        root,
+        engine_host=info.host,
+        this_host=socket.gethostname(),
+        is_seen=is_seen,
+    )

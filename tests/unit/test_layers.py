@@ -13,8 +13,8 @@ from architecture import MODULES, ROOT, imports, name_of, nodes
 
 # package -> the one set of modules that may import it ("dir/" means every module below)
 GATES = {
-    "docker": {"buildtool/engine/client.py"},
-    "requests": {"buildtool/engine/client.py"},
+    "docker": {"buildtool/engine/client.py", "buildtool/engine/connection.py"},
+    "requests": {"buildtool/engine/client.py", "buildtool/engine/connection.py"},
     "shtab": {"buildtool/commands/completion.py"},
     "yaml": {"buildtool/yamltext.py"},
     "jsonschema": {"buildtool/builder/catalog.py"},
@@ -115,6 +115,7 @@ ACTING = {
     "buildtool.engine.apt",
     "buildtool.engine.buildx",
     "buildtool.engine.client",
+    "buildtool.engine.connection",
     "buildtool.engine.host",
     "buildtool.engine.provision",
     "buildtool.engine.room",

@@ -12,7 +12,8 @@ from buildtool.builder.lockfile import Lock
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.wheels import WheelCache
 from buildtool.engine import proof
-from buildtool.engine.client import Engine, endpoint_here
+from buildtool.engine.client import Engine
+from buildtool.engine.connection import endpoint_here
 from buildtool.engine.endpoint import DEFAULT_HOST
 from buildtool.errors import ConfigError, DataError, EngineUnavailable, Exit
 from buildtool.gpucode.target import parse_targets
