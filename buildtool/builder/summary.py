@@ -6,7 +6,6 @@ from tabulate import tabulate
 
 from buildtool.audit.report.render import SummaryRow
 from buildtool.builder.plan import ImagePlan
-from buildtool.engine.host import Row
 from buildtool.engine.proof import Proof
 from buildtool.model import BuiltImage
 from probes.shared.quoting import terminal
@@ -40,12 +39,6 @@ def audited(rows: Sequence[SummaryRow]) -> str:
     ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
     return _drawn(cells, headers)
-
-
-def diagnosis(rows: Sequence[Row]) -> str:
-    """What the host has and what is missing."""
-    cells = [(row.thing, row.state.value, row.found, row.next_step) for row in rows]
-    return _drawn(cells, ("", "state", "found", "next step"))
 
 
 def _drawn(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from probes.report import residency
 from probes.report.answers import all_records, disturbed, pick
 from probes.report.quantities import figure, size, text
 from probes.report.ratio import CLEAR, NOTABLE, Ratio, shared_by_kind, speed_ratio
+from probes.report.render import plain_table
 from probes.shared.quoting import markdown, markdown_sentence
 
 Key = tuple[str, ...]
@@ -226,14 +227,9 @@ def render_markdown(found: Comparison) -> str:
 
 
 def _table(lines: Sequence[Line]) -> str:
-    rows = [["", "row", "size or case", "A", "B", "B is faster by", ""]]
-    rows += [[*map(markdown, (*line.key, line.a, line.b, *_speed(line.speed)))] for line in lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    rule = ["-" * max(3, width) for width in widths]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(max(3, width)) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in (rows[0], rule, *rows[1:])
-    )
+    headers = ("", "row", "size or case", "A", "B", "B is faster by", "")
+    rows = [[*map(markdown, (*line.key, line.a, line.b, *_speed(line.speed)))] for line in lines]
+    return plain_table(headers, rows, markdown=True)
 
 
 def _speed(speed: Ratio | Unknown) -> tuple[str, str]:

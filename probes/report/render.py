@@ -45,13 +45,14 @@ def table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
     try:
         from tabulate import tabulate
     except ImportError:
-        return _plain_table(headers, cells, markdown=markdown)
+        return plain_table(headers, cells, markdown=markdown)
     return tabulate(cells, headers, tablefmt="github" if markdown else "simple", disable_numparse=True)
 
 
-def _plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
+def plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
+    """The same without tabulate, from cells that are quoted already."""
     lines = [list(headers), *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(headers))]
     rule = ["-" * width for width in widths]
     edge, gap = ("| ", " | ") if markdown else ("", "  ")
     texts = (
