@@ -24,7 +24,8 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         return None
     if bias is not None and (bias.dtype, bias.device, bias.shape) != (x.dtype, x.device, (n,)):
         return None
-    tile = fused(x.numel() // k, packed.shape)
+    narrow = launching.has_narrow_wavefronts(packed.device)
+    tile = fused(x.numel() // k, packed.shape, narrow=narrow)
     if tile is None or (torch.is_grad_enabled() and x.requires_grad):
         return None
     y = x.new_empty((*x.shape[:-1], n))

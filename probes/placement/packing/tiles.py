@@ -1,6 +1,7 @@
 """Which way a product with packed weights is computed, by the number of input rows. Pure, without torch.
 
-The settings were measured on one H200 with 8192 x 8192 weights: docs/decisions/0025.
+The settings are the best of 212 that were timed on an H200, and on AMD GPUs those that compile without
+spilling registers (they were never run there): docs/decisions/0025-packed-weights.md.
 """
 
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from typing import Final
 
 from probes.placement.packing.grid import is_matrix
 
-MOST_ROWS: Final = 16  # from here on, unpacking first and the library's product are as fast
-_PROGRAMS: Final = 256  # about two for each multiprocessor of a large GPU
+MOST_ROWS: Final = 16  # input rows, of a fused product
+_PROGRAMS: Final = 512  # about four for each multiprocessor of a large GPU
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,18 @@ class Tile:
     stages: int
 
 
-def fused(input_rows: int, shape: tuple[int, ...]) -> Tile | None:
-    """The kernel and its tile for `input_rows` times a packed matrix of `shape` (n, k).
+def fused(input_rows: int, shape: tuple[int, ...], *, narrow: bool = False) -> Tile | None:
+    """The tile for `input_rows` times a packed matrix of `shape` (n, k).
 
-    None: unpack the matrix and use the library's product.
+    None: unpack the matrix and use the library's product. `narrow` is for AMD GPUs whose wavefronts have 32
+    threads, where a wide tile spills registers.
     """
     if not 1 <= input_rows <= MOST_ROWS or not is_matrix(shape):
         return None
-    n, k = shape
-    widest = 256 if input_rows == 1 else 128
-    columns = next((c for c in (256, 128, 64) if c <= widest and k // 2 % c == 0), None)
-    if columns is None:
-        return None
+    n, _ = shape
     if input_rows == 1:
-        return Tile(_rows(n, most=32, least=4), columns, warps=4, stages=4)
-    return Tile(_rows(n, most=64, least=16), columns, warps=4, stages=3)
+        return Tile(_rows(n, most=16, least=2), 128 if narrow else 256, warps=4, stages=3)
+    return Tile(_rows(n, most=32, least=16), 64 if narrow else 128, warps=4, stages=3)
 
 
 def _rows(n: int, *, most: int, least: int) -> int:

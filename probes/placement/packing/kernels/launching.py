@@ -8,7 +8,9 @@ from typing import Final
 
 import torch
 
-_AMD: Final = re.compile(r"gfx(908|90a|94.|95.|1[0-2]..)\b")  # the AMD GPUs that Triton compiles for
+_AMD: Final = re.compile(
+    r"gfx(908|90a|94.|95.|1[12]..)\b"
+)  # the AMD GPUs that Triton 3.9 compiles our kernels for
 _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
 _BLOCK: Final = 2048
@@ -42,7 +44,7 @@ def unpack_window(
     """Unpack 4-bit codes into contiguous `out`: bfloat16 (`b12`) or float32 (`f28`)."""
     from probes.placement.packing.kernels.decoding import unpack_b12, unpack_f28
 
-    block = min(4096, max(32, 1 << (width // 2 - 1).bit_length()))
+    block = min(2048, max(32, 1 << (width // 2 - 1).bit_length()))
     grid = (-(-rows // group_rows),)
     escapes = (parts["values"], parts["positions"], parts["starts"])
     with _on(out.device):
@@ -153,12 +155,21 @@ def multiply(
             BB=16,
             # the interpreter multiplies the words of bfloat16 as if they were integers
             FACTORS=tl.bfloat16 if x.is_cuda else tl.float32,
-            ESCAPES=4,
+            ESCAPES=1,
             BIAS=bias is not None,
             PTX=_has_ptx(x.device),
             STAGES=stages,
             num_warps=warps,
         )
+
+
+def has_narrow_wavefronts(device: torch.device) -> bool:
+    """Whether it is an AMD GPU whose wavefronts have 32 threads (RDNA) instead of 64."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is not None
+        and torch.cuda.get_device_properties(device).warp_size == 32
+    )
 
 
 def _has_ptx(device: torch.device) -> bool:
