@@ -13,11 +13,11 @@ from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
 from probes.placement.split import DTYPES, MODELS
-from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings, TorchFacts, read_report
+from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings, read_report
 from probes.report import render
 from probes.report.headline import headline, next_step
-from probes.run import catalog, session
-from probes.run.child import Told
+from probes.run import catalog, checkup, session
+from probes.run.child import Aside, Told
 from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode
 from probes.shared.entry import delivered, run_as_program
@@ -79,7 +79,7 @@ class ProgressPrinter(session.Listener):
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
-        text = "" if isinstance(record, TorchFacts) else render.record_line(record)
+        text = "" if isinstance(record, Aside) else render.record_line(record)
         if text:
             tell(f"  {text}")
         self._done.add((self._probe, self._round, BEGINNING))
@@ -108,6 +108,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs.add_parser("list", help="name the probes")
     here = verbs.add_parser("machine", help="show what this machine has, in one snapshot")
     here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
+    doctor = verbs.add_parser(
+        "doctor", help="show what is visible here, and try what torch promises for the card"
+    )
+    doctor.add_argument("--json", action="store_true", help="for programs")
     run = verbs.add_parser("run", help="run all probes, or those named", epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
     run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
@@ -164,6 +168,16 @@ def _machine(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
+def _doctor(args: argparse.Namespace) -> Exit:
+    found, checks = checkup.look()
+    if args.json:
+        shown = {"machine": encode(found), "checks": encode(checks)}
+        hand_over(json.dumps(shown, indent=1, allow_nan=False) + "\n")
+    else:
+        tell("\n".join(checkup.lines(found, checks)))
+    return checkup.exit_code(found, checks)
+
+
 def _run(args: argparse.Namespace) -> Exit:
     if args.resume:
         return _print_answer(args, *_resumed(args))
@@ -218,9 +232,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
-    return {"list": _list, "machine": _machine, "run": _run, "show": _show, **VERBS, **placing.VERBS}[
-        args.verb
-    ](args)
+    return {
+        "list": _list,
+        "machine": _machine,
+        "doctor": _doctor,
+        "run": _run,
+        "show": _show,
+        **VERBS,
+        **placing.VERBS,
+    }[args.verb](args)
 
 
 def entry() -> None:

@@ -7,12 +7,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.doctor import advise, gather, lint_report, shown
+from buildtool.doctor import advise, fix, gather, lint_report, proving, shown
 from buildtool.doctor.compatibility import Compatibility
-from buildtool.doctor.hostfacts import Display
+from buildtool.doctor.hostfacts import Display, Host
 from buildtool.doctor.lint.linter import MOST_BYTES, judged
 from buildtool.doctor.shipped_data import compatibility, rules
 from buildtool.engine import host as engine_host
+from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.files import write_text
 from probes.shared.codec import encode
@@ -36,6 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
     parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
+        "showing what changes; runs no other program",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with --fix: show it only")
+    parser.add_argument(
+        "--prove",
+        metavar="IMAGE",
+        help="try what the image's torch promises on this host's card: copies, products, a convolution",
+    )
+    parser.add_argument(
         "--lint",
         metavar="FILE",
         nargs="+",
@@ -52,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--sarif needs files", "name them: weir doctor --lint Dockerfile --sarif lint.sarif"
         )
+    if args.dry_run and not args.fix:
+        raise ConfigError("--dry-run is for --fix", "weir doctor --fix --dry-run")
     if args.lint:
         return _lint(args)
     if args.on and not args.card:
@@ -61,7 +76,11 @@ def run(args: argparse.Namespace) -> int:
     host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
     if args.card:
         host = advise.asked_host(host, display_named(args.card, data), args.on or host.platform)
+    if args.prove:
+        return _prove(args.prove, host)
     advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    if args.fix:
+        return _fix(host, advice, dry=args.dry_run)
     rows = engine_host.diagnose(engine)
     if args.json:
         hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
@@ -69,6 +88,34 @@ def run(args: argparse.Namespace) -> int:
         tell(shown.answer_text(host, advice, rows))
     missing = any(row.state is engine_host.State.MISSING for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
+
+
+def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
+    """Show what changes in this directory, then write it."""
+    if not Path("compose.yaml").is_file():
+        raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
+    before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
+    changed = fix.changes(host, advice, before)
+    tell(fix.shown(changed, written=not dry))
+    for change in () if dry else changed:
+        write_text(Path(change.path), change.after)
+    return int(Exit.OK)
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"can't read {path}: {error}", "correct or remove it") from error
+
+
+def _prove(image: str, host: Host) -> int:
+    """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
+    passed = proving.passed_on(host)
+    result = Engine().run(image, proving.COMMAND, devices=passed)
+    checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
+    tell("\n".join(proving.lines(image, passed, checks)))
+    return int(Exit.OK if all(check.holds for check in checks) else Exit.BUILD)
 
 
 def _lint(args: argparse.Namespace) -> int:

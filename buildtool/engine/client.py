@@ -18,7 +18,7 @@ import docker.errors
 import docker.tls
 import requests.exceptions
 from docker.models.containers import Container
-from docker.types import LogConfig
+from docker.types import DeviceRequest, LogConfig
 
 from buildtool.engine.connection import asked_for, connected, translated
 from buildtool.engine.reference import Reference
@@ -58,6 +58,16 @@ class RunResult:
     exit_code: int
     stdout: str
     stderr: str
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a container gets of the host's GPUs."""
+
+    paths: tuple[str, ...] = ()  # device files
+    groups: tuple[str, ...] = ()  # by number
+    cdi: tuple[str, ...] = ()  # nvidia.com/gpu=all
+    nvidia: bool = False  # every card of NVIDIA's runtime
 
 
 @dataclass(frozen=True)
@@ -208,8 +218,11 @@ class Engine:
         *,
         env: Mapping[str, str] | None = None,
         limits: RunLimits = RUN_LIMITS,
+        devices: "Devices | None" = None,
     ) -> RunResult:
         """Run a command in a fresh, unprivileged, offline container within limits, and remove it.
+
+        `devices` are those of the host that it gets; none otherwise.
 
         The image's own entry point and health check don't run, and all but /tmp is read-only. The last
         `limits.log_bytes` of the command's output are kept. Raises ProofFailed when it takes too long,
@@ -224,6 +237,7 @@ class Engine:
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges"],
                 **_limited(limits),
+                **_passed_on(devices),
             }
             with self._created(ref, command, settings) as container:
                 container.start()
@@ -269,6 +283,19 @@ class Engine:
         record = self.inspect(ref) or {"Config": None}
         declared = {posixpath.normpath(path) for path in (record["Config"] or {}).get("Volumes") or ()}
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
+
+
+def _passed_on(devices: Devices | None) -> dict[str, Any]:
+    """The host's devices as settings of a container."""
+    if not devices:
+        return {}
+    requests = [DeviceRequest(driver="cdi", device_ids=list(devices.cdi))] if devices.cdi else []
+    requests += [DeviceRequest(count=-1, capabilities=[["gpu"]])] if devices.nvidia else []
+    return {
+        "devices": [f"{path}:{path}" for path in devices.paths],
+        "group_add": list(devices.groups),
+        "device_requests": requests,
+    }
 
 
 def _limited(limits: RunLimits) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Finds what torch is and which GPUs it can really compute on. The other gate to torch is `device`."""
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,6 +10,7 @@ import torch
 from probes.machine.nvml import open_nvml
 from probes.machine.prunemanifest import foreign_card
 from probes.machine.sysfs import read_link
+from probes.records.facts import Check
 from probes.records.schema import Api, Gpu, Link, TorchFacts, Unknown
 
 LOAD_WORDS, LOAD_COPIES = 2**20, 64  # half a GiB in all: from 10 ms to 100 ms on any link
@@ -99,3 +102,70 @@ def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+# ---- claims about the card, tried ----------------------------------------------------------------------
+
+DEVICE = "cuda"
+SIDE = 256  # of the matrices: large enough for a library's own kernels, small enough for any card
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.5}  # of sums of SIDE products of normal numbers
+
+
+def checks() -> Iterator[Check]:
+    """What torch and its libraries promise for the first card, tried one by one; the results are compared
+    with the CPU's. A library without kernels for the card may end the process: the last check shows where.
+    """
+    yield _tried("kernels for the card", _kernels)
+    yield _tried("a copy there and back", _copy)
+    for dtype in TOLERANCE:
+        name = str(dtype).removeprefix("torch.")
+        yield _tried(f"a matrix product, {name}", partial(_product, dtype))
+    yield _tried("a convolution", _convolution)
+
+
+def _tried(name: str, claim: Callable[[], tuple[bool, str]]) -> Check:
+    try:
+        holds, said = claim()
+    except (RuntimeError, OSError) as error:
+        return Check(name, holds=False, said=first_line(error))
+    return Check(name, holds, said)
+
+
+def _kernels() -> tuple[bool, str]:
+    """Whether the build lists the card's target. PTX, which serves later cards, is listed as compute_NN."""
+    target = _gpu(0).target
+    listed = torch.cuda.get_arch_list()
+    return any(serves(name, target) for name in listed), f"{target} in {' '.join(listed)}"
+
+
+def serves(name: str, target: str) -> bool:
+    """Whether code for `name` runs on a card: CUDA promises it within a major version, AMD doesn't."""
+    kind, _, number = name.partition("_")
+    wanted = target.removeprefix("sm_")
+    if not target.startswith("sm_") or not (number.isdecimal() and wanted.isdecimal()):
+        return name.partition(":")[0] == target
+    if kind == "compute":
+        return int(number) <= int(wanted)
+    return int(number) // 10 == int(wanted) // 10 and int(number) <= int(wanted)
+
+
+def _copy() -> tuple[bool, str]:
+    content = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
+    back = content.to(DEVICE).to("cpu")
+    return bool(torch.equal(content, back)), "1 MiB of random bytes"
+
+
+def _product(dtype: torch.dtype) -> tuple[bool, str]:
+    left, right = (torch.randn(SIDE, SIDE, dtype=torch.float32) for _ in range(2))
+    found = (left.to(DEVICE, dtype) @ right.to(DEVICE, dtype)).to("cpu", torch.float32)
+    error = float((found - left @ right).abs().max())
+    return error <= TOLERANCE[
+        dtype
+    ], f"largest error {error:.2g} against the CPU, {TOLERANCE[dtype]:g} accepted"
+
+
+def _convolution() -> tuple[bool, str]:
+    images, weights = torch.randn(1, 3, 32, 32), torch.randn(4, 3, 3, 3)
+    found = torch.conv2d(images.to(DEVICE), weights.to(DEVICE)).to("cpu")
+    error = float((found - torch.conv2d(images, weights)).abs().max())
+    return error <= 1e-2, f"largest error {error:.2g} against the CPU, 0.01 accepted"

@@ -54,6 +54,16 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A claim about torch and its card that was tried, and what came of it."""
+
+    tag: ClassVar[str] = "check"
+    name: str
+    holds: bool
+    said: str
+
+
+@dataclass(frozen=True)
 class Card:
     """One display or compute card by the kernel's files, independent of torch. Bytes."""
 

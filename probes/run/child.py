@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from probes.errors import DeviceUnusable, ProbeError
@@ -22,6 +23,7 @@ from probes.machine import numa
 from probes.machine.snapshot import pci_id_of_first_gpu
 from probes.measure.noise import judge
 from probes.measure.watch import Watch
+from probes.records.facts import Check
 from probes.records.schema import (
     Done,
     Failed,
@@ -37,9 +39,11 @@ from probes.run.catalog import PROBES, Context
 from probes.shared.codec import decode, encode, load
 
 DESCRIBE = "describe"  # not a probe: reports TorchFacts
+CHECK = "check"  # nor this: tries claims about the card
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-Told = Record | TorchFacts
+Aside = TorchFacts | Check  # no records of a report
+Told = Record | Aside
 Message = Told | Done | Failed
 
 
@@ -63,8 +67,10 @@ class Line:
 def messages(job: Job) -> Iterator[Message]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
-        if job.machine is None:
-            yield _describe()
+        if job.probe == CHECK:
+            yield from _torchfacts().checks()
+        elif job.machine is None:
+            yield _torchfacts().describe()
         else:
             yield from _probe(job, job.machine)
         yield Done()
@@ -72,14 +78,14 @@ def messages(job: Job) -> Iterator[Message]:
         yield Failed(error.message, error.hint, int(error.exit_code), wedged=False)
 
 
-def _describe() -> TorchFacts:
+def _torchfacts() -> ModuleType:
     try:
         from probes.machine import torchfacts
     except (ImportError, OSError) as error:  # OSError: a library that torch links against is missing
         raise DeviceUnusable(
             f"torch can't be imported: {error}", "run the probes in an image that holds torch"
         ) from error
-    return torchfacts.describe()
+    return torchfacts
 
 
 def _probe(job: Job, machine: Machine) -> Iterator[Record]:

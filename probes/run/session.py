@@ -32,7 +32,7 @@ from probes.records.schema import (
 )
 from probes.run import journal, supervisor
 from probes.run.catalog import Probe, limit_s, plan, schedule, select, waive
-from probes.run.child import DESCRIBE, Job, Told
+from probes.run.child import DESCRIBE, Aside, Job, Told
 from probes.run.journal import Journal, Past
 from probes.run.lock import gpu_lock
 from probes.run.remaining import Planned
@@ -276,7 +276,7 @@ def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record]
     kept = [record for record in past if isinstance(record, Case)]
 
     def heard(record: Told) -> None:
-        if not isinstance(record, TorchFacts):
+        if not isinstance(record, Aside):
             going.book.add(probe.name, record, turn)
         going.listener.record(record)
 
@@ -291,7 +291,7 @@ def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record]
         heard=heard,
         spare=going.crew.pop() if going.crew else None,
     )
-    records = tuple(record for record in ended.records if not isinstance(record, TorchFacts))
+    records = tuple(record for record in ended.records if not isinstance(record, Aside))
     return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records), turn)
 
 

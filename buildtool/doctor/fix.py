@@ -1,0 +1,138 @@
+"""What `weir doctor --fix` writes for this host: settings in `.env`, and an overlay for compose. Pure.
+
+Groups are numbers, because an image has other names for them or none.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buildtool.doctor.advise import Advice, best_of
+from buildtool.doctor.hostfacts import EngineFacts, Host
+from probes.shared.unknown import Unknown
+
+ENV, OVERLAY = ".env", "compose.here.yaml"
+OVERRIDE_COMPOSE = (2, 24, 4)  # the first compose that knows `!override`
+AMD_KIND, NVIDIA_KIND = "amd.com/gpu", "nvidia.com/gpu"
+_SETTING = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=")
+_HEAD = "# Written by `weir doctor --fix` for this host; `docker compose config` shows what comes of it.\n"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file as it shall be. `before` is None for a new one."""
+
+    path: str
+    before: str | None
+    after: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything differs."""
+        return self.before != self.after
+
+    def lines(self) -> list[str]:
+        """The lines that go and those that come, marked."""
+        old, new = (self.before or "").splitlines(), self.after.splitlines()
+        gone = [f"- {line}" for line in old if line not in new]
+        return gone + [f"+ {line}" for line in new if line not in old]
+
+
+def changes(host: Host, advice: Advice, before: dict[str, str | None]) -> list[Change]:
+    """What has to be written for this host; `before` is the content of the files now, by name."""
+    overlay = overlay_text(host)
+    values = settings(host, advice)
+    if overlay:
+        values["COMPOSE_FILE"] = f"compose.yaml:{OVERLAY}"
+    found = [Change(OVERLAY, before.get(OVERLAY), overlay)] if overlay else []
+    if values:
+        found.append(Change(ENV, before.get(ENV), env_text(before.get(ENV) or "", values)))
+    return [change for change in found if change.is_needed]
+
+
+def settings(host: Host, advice: Advice) -> dict[str, str]:
+    """Variables for compose.yaml's services, of this host's device files and cards."""
+    render, kfd = host.node("/dev/dri/renderD"), host.node("/dev/kfd")
+    if not render or not kfd:
+        return {}
+    found = {"RENDER_NODE": render.path, "RENDER_GID": str(render.group), "VIDEO_GID": str(kfd.group)}
+    best = best_of([route for card in advice.cards for route in card.routes if route.usable])
+    return found | ({"HSA_OVERRIDE_GFX_VERSION": best.override} if best and best.override else {})
+
+
+def env_text(existing: str, values: dict[str, str]) -> str:
+    """The settings in an `.env` file: lines of other settings stay as they are, ours are replaced."""
+    left = dict(values)
+    kept = []
+    for line in existing.splitlines():
+        named = _SETTING.match(line)
+        name = named[1] if named else ""
+        if name not in values:
+            kept.append(line)
+        elif name in left:
+            kept.append(f"{name}={left.pop(name)}")
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in left.items())]) + "\n"
+
+
+def overlay_text(host: Host) -> str:
+    """The overlay; empty where compose.yaml with the settings does, or compose is too old for one."""
+    engine = host.engine
+    if isinstance(engine, Unknown) or isinstance(engine.compose, Unknown):
+        return ""
+    if _numbers(engine.compose) < OVERRIDE_COMPOSE:
+        return ""
+    services = [*_amd_services(host, engine), *_nvidia_services(host, engine)]
+    return _HEAD + "services:\n" + "\n".join(services) + "\n" if services else ""
+
+
+def _amd_services(host: Host, engine: EngineFacts) -> list[str]:
+    render = [node for node in host.nodes if node.path.startswith("/dev/dri/renderD")]
+    kfd = host.node("/dev/kfd")
+    if not kfd or not render:
+        return []
+    by_cdi = AMD_KIND in host.cdi_kinds and bool(engine.cdi_directories)
+    if not by_cdi and len(render) < 2:
+        return []  # compose.yaml passes one node, which .env names
+    devices = [f"{AMD_KIND}=all"] if by_cdi else [kfd.path, *(node.path for node in render)]
+    groups = dict.fromkeys(str(node.group) for node in (kfd, *render))
+    return [
+        f"  {name}:\n    devices: !override {_flow(devices)}\n    group_add: !override {_flow(list(groups))}"
+        for name in ("api-rocm", "probe-rocm")
+    ]
+
+
+def _nvidia_services(host: Host, engine: EngineFacts) -> list[str]:
+    """CDI where NVIDIA's runtime isn't registered: compose.yaml asks the runtime's driver."""
+    seen = host.node("/dev/nvidiactl") and NVIDIA_KIND in host.cdi_kinds and engine.cdi_directories
+    if not seen or "nvidia" in engine.runtimes:
+        return []
+    device = _flow([f"{NVIDIA_KIND}=all"])
+    return [
+        f"  {name}:\n    deploy: !reset null\n    devices: {device}" for name in ("api-cuda", "probe-cuda")
+    ]
+
+
+def _flow(texts: Sequence[str]) -> str:
+    """A list of texts in YAML's flow style."""
+    return (
+        "["
+        + ", ".join(
+            '"' + text.replace("$", "$$").replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts
+        )
+        + "]"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def shown(changed: Sequence[Change], *, written: bool) -> str:
+    """What is to change, before it does; and what to type then."""
+    if not changed:
+        return "nothing to change: the settings are this host's already"
+    lines = []
+    for change in changed:
+        lines += [f"{change.path}{'' if change.before is not None else ' (new)'}:"]
+        lines += [f"  {line}" for line in change.lines()]
+    return "\n".join([*lines, "writing them" if written else "nothing was written (--dry-run)"])

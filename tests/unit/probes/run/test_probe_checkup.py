@@ -1,0 +1,32 @@
+"""The doctor inside a container: checks that hold, that fail, and that end their process."""
+
+import pytest
+
+from probes.errors import Exit
+from probes.records.facts import Check
+from probes.records.schema import Done, Failed
+from probes.run.checkup import checks
+from probes.run.child import CHECK, Job
+from probes.run.supervisor import Ended
+
+GOOD = Check("a copy", holds=True, said="1 MiB")
+
+
+def test_a_check_that_ends_its_process_is_a_failed_check() -> None:
+    def run(job: Job) -> Ended:
+        assert job.probe == CHECK
+        return Ended(Failed("killed by SIGABRT", "", int(Exit.BROKEN), wedged=False), (GOOD,), 1.0)
+
+    found = checks(run)
+    assert found[0] == GOOD
+    assert (found[1].holds, found[1].said) == (False, "it ended after `a copy`: killed by SIGABRT")
+
+
+def test_checks_that_were_made_are_kept() -> None:
+    assert checks(lambda _: Ended(Done(), (GOOD, GOOD), 1.0)) == (GOOD, GOOD)
+
+
+@pytest.mark.parametrize("records", [()])
+def test_a_process_that_never_began_is_named(records: tuple[Check, ...]) -> None:
+    ended = Ended(Failed("no torch", "", int(Exit.DEVICE), wedged=False), records, 1.0)
+    assert "after its start: no torch" in checks(lambda _: ended)[0].said
