@@ -5,28 +5,24 @@ time for each operation that torch launches. Unpacking and multiplying share the
 as they did when measured (docs/prototypes/placement.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
+from probes.placement.packing.estimate import estimate
+from probes.placement.packing.forms import aligned
+from probes.placement.packing.tiles import MOST_ROWS
 from probes.placement.planner.constants import Constants
 from probes.placement.values import Objective, Tier
 
-# Bits of a packed number over those of an unpacked one, Gaussian weights (docs/prototypes/placement.md).
-PACKED_SHARE: Final[Mapping[str, float]] = MappingProxyType(
-    {"bfloat16": 12.06 / 16, "float16": 14.2 / 16, "float32": 28.05 / 32}
-)
-FEWEST_PACKED: Final = 4_096  # numbers of a tensor; smaller ones stay as they are
-FUSED_ROWS: Final = 16  # input rows up to which a product straight from packed weights is used
 FUSED_DTYPES: Final = ("bfloat16", "float16")
 MANY_ROWS_FUSED: Final = (
     0.73  # of the fused product's rate at batch 1, for 2 to 16 rows: 27.3 us against 37.2
 )
 REREAD_ROWS: Final = 270  # input rows for which a kernel reads a weight once more: h200-full.json, zero_copy
 SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
-ALIGNMENT: Final = 512  # bytes, of each tensor in an arena
+UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident must save in sum
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
 
 
@@ -64,12 +60,16 @@ class Option:
 
     @property
     def lanes(self) -> tuple[float, ...]:
-        """Seconds of what runs one after the other in call order, of the link, of the disk, and of Python."""
+        """Seconds of what runs one after the other in call order, of the link, of the disk, and of Python.
+
+        The last lane isn't one: it makes a resident block the choice where it costs no time.
+        """
         return (
             self.compute_s + self.unpack_s + self.cpu_s,
             self.copy_s + self.shared_s,
             self.disk_s,
             self.launch_s + self.cpu_s,
+            0.0 if self.tier == "resident" else UPKEEP * self.compute_s,
         )
 
     @property
@@ -78,20 +78,9 @@ class Option:
         return (self.vram_bytes, self.pinned_bytes + self.pageable_bytes, self.pinned_bytes)
 
 
-def aligned(n_bytes: int) -> int:
-    """Bytes that one tensor takes in an arena."""
-    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def packable(tensor: TensorDescription) -> bool:
-    """Whether packing is tried on a tensor."""
-    return len(tensor.shape) >= 2 and tensor.dtype in PACKED_SHARE and tensor.numbers >= FEWEST_PACKED
-
-
 def packed_bytes(tensor: TensorDescription) -> int:
-    """Bytes of a tensor in a packed block."""
-    share = PACKED_SHARE[tensor.dtype] if packable(tensor) else 1.0
-    return aligned(int(tensor.n_bytes * share) + 1)
+    """Bytes of a tensor in a packed block: as it is where packing saves nothing."""
+    return aligned(estimate(tensor.dtype, tensor.numbers))
 
 
 def unpacked_bytes(block: BlockDescription) -> int:
@@ -209,17 +198,16 @@ class _Block:
     def _when_packed(self) -> Iterator[Option]:
         machine, fetches = self._machine, self._block.fetches
         moving = self._launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        scratch = int(self._bytes * self._widening)  # also of fused blocks, for passes of many rows
         if self._fused():
             rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
             compute = self._compute(rate, share=self._packed / self._bytes)
-            unpack, scratch = 0.0, 0
+            unpack = 0.0
         else:
             compute = self._compute(
                 machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
             )
-            written = self._bytes * self._widening
-            unpack = fetches * (self._packed + written) / machine.unpack_rate
-            scratch = int(written)
+            unpack = fetches * (self._packed + scratch) / machine.unpack_rate
         yield Option(
             "packed",
             compute_s=compute,
@@ -254,11 +242,11 @@ class _Block:
 
     def _fused(self) -> bool:
         """Whether products are computed straight from the packed weights."""
-        dtypes = {tensor.dtype for tensor in self._block.tensors if packable(tensor)}
+        dtypes = {tensor.dtype for tensor in self._block.tensors if tensor.use == "product"}
         return (
             self._work.objective == "fast"
             and self._machine.fused_rate > 0
-            and self._work.rows <= FUSED_ROWS
+            and self._work.rows <= MOST_ROWS
             and dtypes <= set(FUSED_DTYPES)
         )
 

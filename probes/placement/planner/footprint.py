@@ -9,7 +9,7 @@ from probes.placement.planner.constants import Constants
 from probes.placement.values import Workload
 
 SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this
-LOOSE_SEGMENTS: Final = 3  # of small blocks, of activations, of what libraries keep
+LOOSE_SEGMENTS: Final = 4  # for the arena's end, small blocks, activations, what libraries keep
 
 
 @dataclass(frozen=True)
@@ -50,5 +50,5 @@ def _live_bytes(block: BlockDescription) -> int:
 
 
 def rounded(n_bytes: int) -> int:
-    """Bytes of an arena as the allocator takes them."""
+    """Bytes of the arena of weights and rings, one allocation, as torch's allocator takes it."""
     return -(-n_bytes // SEGMENT) * SEGMENT

@@ -8,7 +8,7 @@ from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes, decoded_dtype
-from probes.placement.planner.footprint import Surroundings, rounded, surroundings
+from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.search import Found, Kind, Limits, kinds, ring_bytes, search
 from probes.placement.values import (
     BlockPlan,
@@ -176,8 +176,7 @@ class _Task:
             if option.tier != "cpu"
         )
         weights = sum(o.vram_bytes for o in on_gpu) - cache
-        exact = weights + rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
-        taken = rounded(weights) + ring_bytes(rings)
+        arena = weights + ring_bytes(rings)
         return VramUse(
             weights=weights,
             slots=rings.slots * rings.slot_bytes,
@@ -186,7 +185,7 @@ class _Task:
             kv_cache=cache,
             workspace=self.around.workspace,
             context=self.around.context,
-            rounding=taken - exact + self.around.loose_rounding,
+            rounding=rounded(arena) - arena + self.around.loose_rounding - SEGMENT,
         )
 
     def _time(self, found: Found) -> PassTime:

@@ -12,12 +12,12 @@ from typing import Final
 from probes.placement.models.description import BlockDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
-from probes.placement.planner.footprint import rounded
 from probes.placement.planner.integers import Choice, Counts, Group, Program, solve
 from probes.placement.planner.timeline import Timeline, simulate
-from probes.placement.values import Rings
+from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
+LANES: Final = 5  # of an option
 SMALL: Final = 0.02  # of the largest block: no ring is made for smaller ones
 MOST_SLOTS: Final = 4
 WORTH_A_SLOT: Final = 0.01  # of the time that one more slot must save
@@ -60,12 +60,17 @@ def kinds(blocks: Sequence[BlockDescription], machine: Constants, work: Pass) ->
 
 def search(found: Sequence[Kind], limits: Limits) -> Found | None:
     """The best choice within the limits, using the disk only if the host is too small; None if none fits."""
-    memory_only = [replace(kind, options=_without_disk(kind.options)) for kind in found]
-    return _best(memory_only, limits) or _best(found, limits)
+    return _quickest(_without(found, "disk"), limits) or _quickest(found, limits)
 
 
-def _without_disk(options_: tuple[Option, ...]) -> tuple[Option, ...]:
-    return tuple(option for option in options_ if option.tier != "disk")
+def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
+    """The best by simulation: with a few slots, copies stand still while the CPU computes for long."""
+    tried = [_best(found, limits), _best(_without(found, "cpu"), limits)]
+    return min((one for one in tried if one), key=lambda one: one.timeline.seconds, default=None)
+
+
+def _without(found: Sequence[Kind], tier: Tier) -> list[Kind]:
+    return [replace(kind, options=tuple(o for o in kind.options if o.tier != tier)) for kind in found]
 
 
 def _best(found: Sequence[Kind], limits: Limits) -> Found | None:
@@ -113,7 +118,7 @@ def _fitting(found: Sequence[Option], slot: int, scratch: int) -> list[Option]:
 
 def ring_bytes(rings: Rings) -> int:
     """Bytes of VRAM that the rings take."""
-    return rings.slots * rounded(rings.slot_bytes) + rings.scratches * rounded(rings.scratch_bytes)
+    return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
 
 
 def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
@@ -123,7 +128,7 @@ def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
     )
     staging = 2 * rings.slot_bytes if any(o.tier == "disk" for kind in found for o in kind.options) else 0
     room = (limits.vram - ring_bytes(rings), limits.host - staging, limits.pinned - staging)
-    return Program(groups, (0.0, 0.0, 0.0, 0.0), tuple(float(n) for n in room))
+    return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 
 
 def _sizes(found: Sequence[Kind]) -> Iterator[tuple[int, int]]:
