@@ -1,7 +1,6 @@
 """The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -9,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from probes.errors import Exit, ReportError
 from probes.shared import files
-from probes.shared.codec import encode
-from probes.shared.output import hand_over, tell
+from probes.shared.output import hand_over, say, tell
 from probes.shared.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -66,6 +64,7 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
+    plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
 
 
 def _size(text: str) -> int:
@@ -84,6 +83,8 @@ def _count(text: str) -> int:
 def _plan(args: argparse.Namespace) -> Exit:
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.planning import make
+    from probes.placement.showing.picture import draw
+    from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import lines
     from probes.placement.values import Workload
 
@@ -96,13 +97,15 @@ def _plan(args: argparse.Namespace) -> Exit:
         objective=args.objective,
         captured=args.captured,
     )
-    document = json.dumps(encode(made.plan), indent=1, allow_nan=False) + "\n"
-    if args.json == Path("-"):
-        hand_over(document)
-        return Exit.OK
-    tell(lines(made.plan))
-    if args.json:
-        _write(args.json, document)
+    printed = args.json == Path("-")
+    if printed:
+        hand_over(to_json(made.plan))
+    else:
+        tell(lines(made.plan))
+    if args.json and not printed:
+        _write(args.json, to_json(made.plan))
+    if args.picture:
+        _write(args.picture, draw(made.plan, made.found.timeline))
     return Exit.OK
 
 
@@ -113,7 +116,7 @@ def _write(path: Path, text: str) -> None:
         raise ReportError(
             f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
         ) from error
-    tell(f"wrote {path}")
+    say(f"wrote {path}")
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"plan": _plan})

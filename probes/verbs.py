@@ -32,7 +32,8 @@ def add_verbs(verbs: "Verbs") -> None:
     two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
     metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE")
-    verbs.add_parser("schema", help="print the JSON Schema of reports")
+    schema = verbs.add_parser("schema", help="print the JSON Schema of reports or of plans")
+    schema.add_argument("of", nargs="?", choices=("report", "plan"), default="report", help="(%(default)s)")
 
 
 def _html(args: argparse.Namespace) -> Exit:
@@ -75,10 +76,11 @@ def _prometheus(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
-def _schema(_args: argparse.Namespace) -> Exit:
+def _schema(args: argparse.Namespace) -> Exit:
+    from probes.placement.showing.planfile import plan_schema
     from probes.records.json_schema import report_schema
 
-    hand_over(report_schema())
+    hand_over(plan_schema() if args.of == "plan" else report_schema())
     return Exit.OK
 
 

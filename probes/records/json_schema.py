@@ -1,4 +1,4 @@
-"""The JSON Schema of a probe report, derived from the classes that write and read it. Pure.
+"""The JSON Schema of a file, derived from the classes that write and read it. Pure.
 
 Keys that the schema lacks are allowed, as the reader ignores them; keys with a default may be missing.
 """
@@ -8,6 +8,7 @@ import inspect
 import json
 import types
 import typing
+from collections.abc import Mapping, Sequence
 
 from probes.records.schema import READABLE, ProbeReport
 from probes.shared.codec import kept_fields
@@ -19,16 +20,29 @@ TAG = "is"  # the key under which a class of a union writes its name
 
 
 def report_schema() -> str:
-    """The schema as its file holds it."""
+    """The schema of a probe report, as its file holds it."""
+    return document(
+        ProbeReport,
+        title="Weir probe report",
+        description="What a machine's memory placement costs: settings, machine and every raw sample. "
+        'Derived figures are not stored. A figure that may be {"is": "unknown", "reason": ...} is never 0.',
+        versions={"schema_version": READABLE},
+    )
+
+
+def document(
+    shape: type, *, title: str, description: str, versions: Mapping[str, Sequence[int | str]]
+) -> str:
+    """The schema of a class's files. `versions` has the values that a key of it may have."""
     defs: dict[str, Json] = {}
-    root = _of_hint(ProbeReport, defs)
-    version = typing.cast("dict[str, dict[str, Json]]", defs["ProbeReport"])["properties"]
-    version["schema_version"] = {"enum": list(READABLE)}
+    root = _of_hint(shape, defs)
+    properties = typing.cast("dict[str, dict[str, Json]]", defs[shape.__name__])["properties"]
+    for key, values in versions.items():
+        properties[key] = {"enum": list(values)}
     schema: dict[str, Json] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Weir probe report",
-        "description": "What a machine's memory placement costs: settings, machine and every raw sample. "
-        'Derived figures are not stored. A figure that may be {"is": "unknown", "reason": ...} is never 0.',
+        "title": title,
+        "description": description,
         **typing.cast("dict[str, Json]", root),
         "$defs": dict(sorted(defs.items())),
     }

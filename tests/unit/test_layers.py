@@ -96,7 +96,7 @@ THOUGHT = {
     "probes/placement/packing/grid.py",
     "probes/placement/models/stored.py",
     "probes/placement/planner/",
-    "probes/placement/showing/",
+    "probes/placement/showing/text.py",
     "probes/placement/split.py",
     "probes/records/",
     "probes/report/",

@@ -22,10 +22,9 @@ _TABLE: Final = re.compile(r"(^|[._])(embed\w*|wte|wpe|word_embeddings|\w+_embed
 _FIRST: Final = re.compile(
     r"embed|wte|wpe|^shared|conv_in|patch|stem|time_|x_embedder|context_embedder", re.IGNORECASE
 )
+_NORM: Final = re.compile(r"(^|\.)(final_\w*norm\w*|ln_f|norm|norm_out|conv_norm_out)$", re.IGNORECASE)
 _LAST: Final = re.compile(
-    r"lm_head|embed_out|^head|classifier|pooler|conv_out|proj_out|norm_out|project_out"
-    r"|(^|\.)(final_\w*norm\w*|ln_f|norm)$|conv_norm_out",
-    re.IGNORECASE,
+    r"lm_head|embed_out|^head|classifier|pooler|conv_out|proj_out|project_out", re.IGNORECASE
 )
 _DIGITS: Final = re.compile(r"(\d+)")
 
@@ -57,10 +56,11 @@ def _use(tensor: StoredTensor) -> Use:
 
 
 def _order(block: str) -> tuple[int, tuple[tuple[int, int | str], ...]]:
-    """Tables first, heads last, and in between by the numbers in the names."""
-    place = 0 if _FIRST.search(block) else 2 if _LAST.search(block) else 1
-    if _DIGITS.search(block) and place == 2:
-        place = 1
+    """Tables first, the last norm and heads last, and in between by the numbers in the names."""
+    numbered = bool(_DIGITS.search(block))
+    place = 0 if _FIRST.search(block) else 1 if numbered else 3 if _LAST.search(block) else 1
+    if place == 1 and not numbered and _NORM.search(block):
+        place = 2
     parts = tuple((0, int(p)) if p.isdecimal() else (1, p) for p in _DIGITS.split(block[:200]) if p)
     return place, parts
 

@@ -9,7 +9,8 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes, decoded_dtype
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
-from probes.placement.planner.search import Found, Kind, Limits, kinds, ring_bytes, search
+from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
+from probes.placement.planner.search import Found, Kind, fits, kinds, search
 from probes.placement.values import (
     BlockPlan,
     Bound,
@@ -122,7 +123,7 @@ class _Task:
         return said, "; or ".join(ways)
 
     def _fits(self, limits: Limits) -> bool:
-        return limits.vram >= 0 and search(self.kinds, limits) is not None
+        return limits.vram >= 0 and fits(self.kinds, limits)
 
     def _smallest_vram(self, least: int) -> str:
         """`least` bytes for weights, rings and cache as a budget, or as a card."""
@@ -156,7 +157,8 @@ class _Task:
             rings=found.rings,
             vram=self._vram(found),
             host=HostUse(
-                pinned=sum(o.pinned_bytes for o in found.chosen) + _staging(found),
+                pinned=sum(o.pinned_bytes for o in found.chosen)
+                + staging_bytes(found.chosen, found.rings.slot_bytes),
                 pageable=sum(o.pageable_bytes for o in found.chosen),
                 disk=sum(o.disk_bytes for o in found.chosen),
             ),
@@ -238,11 +240,6 @@ def _least(works: Callable[[int], bool], high: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)
     return high
-
-
-def _staging(found: Found) -> int:
-    """Bytes of pinned memory through which weights come from the disk."""
-    return 2 * found.rings.slot_bytes if any(o.tier == "disk" for o in found.chosen) else 0
 
 
 def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPlan:

@@ -13,28 +13,30 @@ from probes.placement.models.description import BlockDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
 from probes.placement.planner.integers import Choice, Counts, Group, Program, solve
-from probes.placement.planner.timeline import Timeline, simulate
+from probes.placement.planner.polish import MOST_STEPS, Limits, Placed, placed, polished, ring_bytes
+from probes.placement.planner.timeline import Timeline
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
+ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
+WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
 SMALL: Final = 0.02  # of the largest block: no ring is made for smaller ones
-MOST_SLOTS: Final = 4
-WORTH_A_SLOT: Final = 0.01  # of the time that one more slot must save
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes that weights, rings, keys and values may take, and host memory, of it pinned."""
-
-    vram: int
-    host: int
-    pinned: int
+WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
+# Tiers without which a search is made too; the plan is the one that the simulation finds quickest.
+LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
+    (),
+    ("cpu",),
+    ("packed", "streamed_packed"),
+    ("in_place",),
+    ("streamed", "streamed_packed"),
+    ("cpu", "packed", "streamed_packed", "in_place"),
+)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The option of each block, in call order, and the rings they need."""
+    """The option of each block, in call order, with the rings they need and the pass that follows."""
 
     chosen: tuple[Option, ...]
     rings: Rings
@@ -59,36 +61,82 @@ def kinds(blocks: Sequence[BlockDescription], machine: Constants, work: Pass) ->
 
 
 def search(found: Sequence[Kind], limits: Limits) -> Found | None:
-    """The best choice within the limits, using the disk only if the host is too small; None if none fits."""
-    return _quickest(_without(found, "disk"), limits) or _quickest(found, limits)
+    """The quickest placement within the limits that is found; None where nothing fits.
+
+    Reading from the disk in each pass has to be worth it: something else is the plan unless it takes longer.
+    """
+    memory_only = _quickest(_without(found, ("disk",)), limits)
+    if (
+        memory_only
+        and sum(o.pinned_bytes + o.pageable_bytes for o in memory_only.chosen) < ROOMY * limits.host
+    ):
+        return memory_only
+    with_disk = _quickest(found, limits)
+    if memory_only is None or with_disk is None:
+        return memory_only or with_disk
+    worth = with_disk.timeline.seconds < memory_only.timeline.seconds * (1 - WORTH_A_DISK)
+    return with_disk if worth else memory_only
 
 
 def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
-    """The best by simulation: with a few slots, copies stand still while the CPU computes for long."""
-    tried = [_best(found, limits), _best(_without(found, "cpu"), limits)]
-    return min((one for one in tried if one), key=lambda one: one.timeline.seconds, default=None)
+    """The best by simulation among the best counts with all tiers, and without some, each improved.
+
+    The integer program takes lanes for independent. With a few slots they aren't: copies stand still while
+    one block is computed or unpacked for long.
+    """
+    starts = [one for tiers in LEFT_OUT if (one := _best(_without(found, tiers), limits))]
+    if not starts:
+        return None
+    best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
+    if best.timeline.seconds > min(counts.cost for _, counts in starts) * (1 + WORTH_POLISHING):
+        different = {one.chosen: one for one, _ in starts}.values()
+        choices, steps = _choices(found), MOST_STEPS // len(different)
+        best = min(
+            (polished(one, choices, limits, steps=steps) for one in different),
+            key=lambda one: one.timeline.seconds,
+        )
+    return Found(best.chosen, best.rings, best.timeline, gap)
 
 
-def _without(found: Sequence[Kind], tier: Tier) -> list[Kind]:
-    return [replace(kind, options=tuple(o for o in kind.options if o.tier != tier)) for kind in found]
+def _choices(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
+    """The options of each block, in call order."""
+    by_place = {place: kind.options for kind in found for place in kind.places}
+    return [by_place[place] for place in sorted(by_place)]
 
 
-def _best(found: Sequence[Kind], limits: Limits) -> Found | None:
-    best: tuple[Counts, Sequence[Kind], Rings] | None = None
+def fits(found: Sequence[Kind], limits: Limits) -> bool:
+    """Whether anything fits within the limits, however slow."""
+    for slot, scratch in _sizes(found):
+        allowed = [replace(kind, options=tuple(_fitting(kind.options, slot, scratch))) for kind in found]
+        program = _program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
+        timeless = tuple(
+            replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
+            for group in program.groups
+        )
+        if solve(Program(timeless, (1.0,), program.limits)):
+            return True
+    return False
+
+
+def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
+    return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in found]
+
+
+def _best(found: Sequence[Kind], limits: Limits) -> tuple[Placed, Counts] | None:
+    best: tuple[Counts, Sequence[Kind]] | None = None
     for slot, scratch in _sizes(found):
         tried = _with_rings(found, limits, slot, scratch, better_than=best[0].cost if best else math.inf)
         best = tried or best
     if best is None:
         return None
-    counts, allowed, rings = best
-    chosen = _spread(allowed, counts)
-    left = limits.vram - ring_bytes(rings) - sum(option.vram_bytes for option in chosen)
-    return _with_more_slots(Found(chosen, rings, simulate(chosen, rings), counts.gap), left)
+    counts, allowed = best
+    made = placed(_spread(allowed, counts), limits)
+    return None if made is None else (made, counts)
 
 
 def _with_rings(
     found: Sequence[Kind], limits: Limits, slot: int, scratch: int, *, better_than: float
-) -> tuple[Counts, Sequence[Kind], Rings] | None:
+) -> tuple[Counts, Sequence[Kind]] | None:
     """The best counts with rings of these sizes, which shrink to what those counts use."""
     best = None
     while True:
@@ -99,7 +147,7 @@ def _with_rings(
         counts = solve(_program(allowed, rings, limits), better_than=better_than)
         if counts is None:
             return best
-        best, better_than = (counts, allowed, rings), counts.cost * (1 + 1e-9)
+        best, better_than = (counts, allowed), counts.cost * (1 + 1e-9)
         used = [
             option
             for kind, numbers in zip(allowed, counts.counts, strict=True)
@@ -114,11 +162,6 @@ def _with_rings(
 
 def _fitting(found: Sequence[Option], slot: int, scratch: int) -> list[Option]:
     return [option for option in found if option.slot_bytes <= slot and option.scratch_bytes <= scratch]
-
-
-def ring_bytes(rings: Rings) -> int:
-    """Bytes of VRAM that the rings take."""
-    return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
 
 
 def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
@@ -171,24 +214,3 @@ def _spread(found: Sequence[Kind], counts: Counts) -> tuple[Option, ...]:
             given[pick] += 1
             chosen[place] = kind.options[pick]
     return tuple(chosen[place] for place in sorted(chosen))
-
-
-def _with_more_slots(found: Found, left: int) -> Found:
-    """More slots and a second scratch, where there is room and the pass gets shorter by it."""
-    for _ in range(MOST_SLOTS):
-        rings = found.rings
-        grown = [
-            replace(rings, slots=rings.slots + 1) if rings.slots and rings.slots < MOST_SLOTS else None,
-            replace(rings, scratches=2) if rings.scratches == 1 else None,
-        ]
-        tried = [
-            replace(found, rings=one, timeline=simulate(found.chosen, one))
-            for one in grown
-            if one and ring_bytes(one) - ring_bytes(rings) <= left
-        ]
-        best = min(tried, key=lambda one: one.timeline.seconds, default=found)
-        if best.timeline.seconds > found.timeline.seconds * (1 - WORTH_A_SLOT):
-            return found
-        left -= ring_bytes(best.rings) - ring_bytes(rings)
-        found = best
-    return found

@@ -84,7 +84,10 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     if option.compute_s:
         begin = max(lanes.device, lanes.python, ready)
         lanes.device = begin + option.compute_s
-        lanes.copy += option.shared_s  # the link serves both
+        if option.shared_s:  # the link serves copies too
+            start = max(begin, lanes.copy)
+            lanes.copy = start + option.shared_s
+            lanes.spans.append(Span(index, "copy", start, lanes.copy))
         lanes.spans.append(Span(index, "compute", begin, lanes.device))
     if option.unpack_s:
         lanes.scratches[(lanes.unpacked - 1) % len(lanes.scratches)] = lanes.device

@@ -1,0 +1,115 @@
+"""Improves a placement block by block, judged by the simulation. Pure.
+
+The integer program counts blocks and takes lanes for independent. What it can't see is the order: which
+blocks wait for a slot, and what a last copy leaves uncovered. One or two blocks are moved to another tier, or
+two exchange theirs, as long as the simulated pass gets shorter.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from probes.placement.planner.costs import Option
+from probes.placement.planner.timeline import Timeline, simulate
+from probes.placement.values import Rings
+
+MOST_STEPS: Final = 24_000  # simulated blocks in all, about a tenth of a second
+FEW_BLOCKS: Final = 8  # of which two are moved at once
+GAIN: Final = 1e-4  # of the time that a move must save
+SLOT_COUNTS: Final = (2, 3, 4)
+SCRATCH_COUNTS: Final = (1, 2)
+
+Chosen = tuple[Option, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that weights, rings, keys and values may take, and host memory, of it pinned."""
+
+    vram: int
+    host: int
+    pinned: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Options in call order, with the rings they need, and the pass that follows."""
+
+    chosen: Chosen
+    rings: Rings
+    timeline: Timeline
+
+
+def ring_bytes(rings: Rings) -> int:
+    """Bytes of VRAM that the rings take."""
+    return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
+
+
+def staging_bytes(chosen: Sequence[Option], slot: int) -> int:
+    """Bytes of pinned memory through which weights come from the disk."""
+    return 2 * slot if any(option.tier == "disk" for option in chosen) else 0
+
+
+def placed(chosen: Chosen, limits: Limits) -> Placed | None:
+    """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
+    slot = max(option.slot_bytes for option in chosen)
+    scratch = max(option.scratch_bytes for option in chosen)
+    pinned = staging_bytes(chosen, slot) + sum(option.pinned_bytes for option in chosen)
+    if pinned > limits.pinned or pinned + sum(option.pageable_bytes for option in chosen) > limits.host:
+        return None
+    left = limits.vram - sum(option.vram_bytes for option in chosen)
+    best = None
+    for slots, scratches in itertools.product(
+        SLOT_COUNTS if slot else (0,), SCRATCH_COUNTS if scratch else (0,)
+    ):
+        rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1))
+        if ring_bytes(rings) > left:
+            continue
+        timeline = simulate(chosen, rings)
+        if best is None or timeline.seconds < best.timeline.seconds * (1 - GAIN):
+            best = Placed(chosen, rings, timeline)
+    return best
+
+
+def polished(
+    start: Placed, choices: Sequence[Sequence[Option]], limits: Limits, *, steps: int = MOST_STEPS
+) -> Placed:
+    """The placement after every move that shortens the pass; `choices` are the options of each block."""
+    best, left = start, steps
+    moving = True
+    while moving:
+        moving = False
+        for chosen in _near(best.chosen, choices):
+            left -= len(chosen) * len(SLOT_COUNTS) * len(SCRATCH_COUNTS)
+            if left < 0:
+                return best
+            tried = placed(chosen, limits)
+            if tried and tried.timeline.seconds < best.timeline.seconds * (1 - GAIN):
+                best, moving = tried, True
+                break
+    return best
+
+
+def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:
+    """Placements that differ in one block, in an exchange of two, and in two blocks of a few."""
+    single = [
+        (place, option) for place, found in enumerate(choices) for option in found if option != chosen[place]
+    ]
+    for place, option in single:
+        yield (*chosen[:place], option, *chosen[place + 1 :])
+    for first, second in itertools.combinations(range(len(chosen)), 2):
+        one = _of_tier(choices[first], chosen[second].tier)
+        other = _of_tier(choices[second], chosen[first].tier)
+        if chosen[first].tier != chosen[second].tier and one and other:
+            yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
+    if len(chosen) <= FEW_BLOCKS:
+        for (first, one), (second, other) in itertools.combinations(single, 2):
+            if first != second:
+                changed = list(chosen)
+                changed[first], changed[second] = one, other
+                yield tuple(changed)
+
+
+def _of_tier(found: Sequence[Option], tier: str) -> Option | None:
+    return next((option for option in found if option.tier == tier), None)

@@ -1,0 +1,45 @@
+"""A plan as a file: JSON, its schema, and its way back."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from probes.errors import ReportError
+from probes.placement.values import PLAN_SCHEMA, Plan
+from probes.records.json_schema import document
+from probes.shared import files
+from probes.shared.codec import Misfit, decode, encode
+
+MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as a file holds it."""
+    return json.dumps(encode(plan), indent=1, allow_nan=False) + "\n"
+
+
+def plan_schema() -> str:
+    """The JSON Schema of plans."""
+    return document(
+        Plan,
+        title="Weir placement plan",
+        description="Where each block of a model goes on a machine, what that takes and how long a pass "
+        "should last. All figures are predicted; `constants` says from what.",
+        versions={"schema": (PLAN_SCHEMA,)},
+    )
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file. Raises ReportError, naming the file and the place that doesn't fit."""
+    again = "make it again: plan MODEL --vram SIZE --json FILE"
+    try:
+        value = json.loads(files.read_text(path, most_bytes=MOST_BYTES))
+        if not isinstance(value, dict) or value.get("schema") != PLAN_SCHEMA:
+            raise ReportError(f"{path} is not a plan of the schema {PLAN_SCHEMA}", again)
+        return decode(Plan, value, "plan")
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
+    except Misfit as error:
+        raise ReportError(f"{path} is not a plan: {error}", again) from error
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} is not JSON: {str(error)[:120]}", again) from error

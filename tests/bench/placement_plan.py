@@ -1,0 +1,127 @@
+"""Bars of the planner: how long a plan takes, and how far it is from the best of all placements.
+
+`bars(board)` is called by bench_placement.py. Everything here is computed on a laptop: no torch, no GPU.
+"""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+from board import Board
+
+from probes.errors import PlanImpossible
+from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
+from probes.placement.models.reading import describe
+from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.footprint import surroundings
+from probes.placement.planner.planning import make
+from probes.placement.planner.profiles import names, profile
+from probes.placement.planner.timeline import simulate
+from probes.placement.values import Objective, Rings, Workload
+
+GIB, MIB = 2**30, 2**20
+CASES = 240
+MOST_BLOCKS = 5
+WITHIN = 0.02
+LARGEST = "llama-3.1-70b"
+
+
+def small_model(rng: random.Random) -> ModelDescription:
+    """Three to five blocks of one to three sizes, a table among them now and then."""
+    widths = [rng.choice((512, 1024, 2048, 3072, 4096)) for _ in range(rng.randint(1, 3))]
+    dtype = rng.choice(("bfloat16", "float16", "float32"))
+    blocks = []
+    for index in range(rng.randint(3, MOST_BLOCKS)):
+        width = rng.choice(widths)
+        use = "lookup" if rng.random() < 0.15 else "product"
+        tensor = TensorDescription(f"{index}.weight", (4 * width, width), dtype, use)  # type: ignore[arg-type]
+        blocks.append(
+            BlockDescription(f"{index}", (tensor,), operations=rng.randint(1, 8), live_numbers=5 * width)
+        )
+    return ModelDescription("drawn", tuple(blocks), "drawn")
+
+
+def every_placement(
+    model: ModelDescription, machine: str, work: Pass, *, vram: int, host: int, workload: Workload
+) -> Iterator[tuple[float, tuple[Option, ...]]]:
+    """The simulated time of each placement that fits, with two slots and one scratch as large as it needs."""
+    constants = profile(machine)
+    left = surroundings(model.blocks, constants, workload).left(vram, constants)
+    pinned = int(constants.pinned_share * host)
+    for chosen in itertools.product(*(options(block, constants, work) for block in model.blocks)):
+        slot = max(option.slot_bytes for option in chosen)
+        scratch = max(option.scratch_bytes for option in chosen)
+        rings = Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch)
+        staging = 2 * slot if any(option.tier == "disk" for option in chosen) else 0
+        on_host = staging + sum(option.pinned_bytes for option in chosen)
+        if sum(option.vram_bytes for option in chosen) + 2 * slot + scratch > left or on_host > pinned:
+            continue
+        if on_host + sum(option.pageable_bytes for option in chosen) <= host:
+            yield simulate(chosen, rings).seconds, chosen
+
+
+def against_every_placement(cases: int = CASES, seed: int = 1) -> list[float]:
+    """How much longer each plan takes than the best placement of all, relative; both simulated.
+
+    Cases in which nothing fits must be refused by the planner as well, and count as 0.
+    """
+    rng = random.Random(seed)
+    return [one_case(rng) for _ in range(cases)]
+
+
+def one_case(rng: random.Random) -> float:
+    """One small model on one machine under one budget."""
+    model, machine = small_model(rng), rng.choice(names())
+    objective: Objective = rng.choice(("exact", "fast"))
+    batch = rng.choice((1, 1, 8, 64, 512))
+    total = model.weight_bytes
+    vram = int(total * rng.uniform(0.2, 1.3)) + 64 * MIB
+    host = int(total * rng.uniform(0.3, 3.0)) if rng.random() < 0.3 else 8 * total
+    workload = Workload(batch=batch)
+    work = Pass(batch, batch, 1, objective)
+    every = every_placement(model, machine, work, vram=vram, host=host, workload=workload)
+    best = min((seconds for seconds, _ in every), default=None)
+    try:
+        made = make(
+            model, profile(machine), vram=vram, host=host, workload=workload, objective=objective
+        ).plan.time.middle_s
+    except PlanImpossible:
+        assert best is None, "the planner refused what a placement fits"
+        return 0.0
+    assert best is not None, "the planner placed what no placement fits"
+    return made / best - 1
+
+
+def seconds_of_largest() -> float:
+    """The longest time from a config of 70 billion weights to a plan, of every machine and objective."""
+    taken = []
+    for machine, objective in itertools.product(names(), ("exact", "fast")):
+        begun = time.perf_counter()
+        make(
+            describe(LARGEST),
+            profile(machine),
+            vram=profile(machine).vram_bytes,
+            host=None,
+            workload=Workload(1, 1, 4096),
+            objective=objective,  # type: ignore[arg-type]
+        )
+        taken.append(time.perf_counter() - begun)
+    return max(taken)
+
+
+def bars(board: Board) -> None:
+    """The planner's bars."""
+    board.bar("plan for a 70B config, slowest of 24", seconds_of_largest(), 1.0, "s")
+    over = against_every_placement()
+    board.bar(
+        f"plans within 2 % of the best of all placements, of {len(over)} small cases",
+        sum(one <= WITHIN for one in over) / len(over),
+        1.0,
+        "share",
+        at_least=True,
+        median_over=statistics.median(over),
+        worst_over=max(over),
+        exactly_best=sum(one <= 1e-9 for one in over),
+    )
