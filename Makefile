@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-service bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,9 @@ bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is l
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py
+
+bench-service: images ## the service in the CPU image: batching, overhead, overload, hostile callers, 100 stops
+	@$(PY) tests/bench/bench_service.py
 
 mutants: $(READY) ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
 	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)

@@ -190,7 +190,7 @@ def start_s(image: str) -> float:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
-            if " ready weights=" in line:
+            if "ready weights=" in line:
                 return time.monotonic() - begun
         raise RuntimeError(f"{image} didn't become ready:\n{''.join(said[-5:])}")
     finally:

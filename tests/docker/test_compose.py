@@ -188,10 +188,27 @@ def test_overload_is_shed_and_health_answers_all_the_while(client: Client) -> No
         answers = [each.result() for each in pending]
     statuses = [status for status, _, _ in answers]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= 16  # as many as may be in flight
-    assert all(headers["retry-after"] == "1" for status, headers, _ in answers if status == 429)
+    assert statuses.count(200) >= 16  # as many of 512 tokens as may be queued
+    waits = [int(headers["retry-after"]) for status, headers, _ in answers if status == 429]
+    assert all(1 <= wait <= 120 for wait in waits)  # what 8192 tokens take here, not a constant
     assert {status for status, _ in health} == {200}
     assert max(seconds for _, seconds in health) < 2  # on two busy cores; alone it is milliseconds
+
+
+def test_metrics_show_what_the_container_computed(client: Client) -> None:
+    client.predict("Profits rose.")
+    status, headers, body = client.ask("GET", "/metrics")
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert re.search(rb"^weir_tokens_total [1-9]", body, re.MULTILINE)
+    assert b"weir_ready 1.0" in body
+
+
+def test_embeddings_and_the_page_are_served_from_the_container(client: Client) -> None:
+    status, _, body = client.ask("POST", "/v1/embeddings", b'{"model": "finbert", "input": "Profits rose."}')
+    (found,) = json.loads(body)["data"]
+    assert (status, len(found["embedding"])) == (200, 768)
+    assert sum(x * x for x in found["embedding"]) == pytest.approx(1, abs=1e-4)
+    assert b"Ask the model" in client.ask("GET", "/")[2]
 
 
 def test_slow_and_half_open_callers_lock_nobody_out(client: Client) -> None:
@@ -329,7 +346,7 @@ def test_a_mounted_model_with_its_vocabulary_answers(compose_env: Path, project:
     write_model(tmp_path, SHAPES)
     done = ask_inside(tmp_path, project)
     assert done.returncode == 0, done.stderr
-    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"model"')))
     assert (answer["weights"], answer["tokenizer"]) == ("mounted", "wordpiece")
     (prediction,) = answer["predictions"]
     assert prediction["tokens"] == 6  # [CLS] profit ##s rose . [SEP]

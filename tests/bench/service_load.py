@@ -1,0 +1,171 @@
+"""Callers for bench_service.py: kept-alive HTTP connections in one event loop, closed-loop or at a rate."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+Body = Callable[[int], bytes]  # the n-th request
+
+
+@dataclass
+class Result:
+    """What the callers got: seconds of each answer by status, and what `each` kept of the 200s."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    overhead: list[float] = field(default_factory=list)  # seconds of a 200 in which nothing was computed
+    took_s: float = 0.0
+
+    def note(self, status: int, seconds: float, answer: bytes) -> None:
+        self.seconds.setdefault(status, []).append(seconds)
+        if status == 200 and b"timing_s" in answer:
+            self.overhead.append(seconds - json.loads(answer)["timing_s"]["inference"])
+
+    @property
+    def ok(self) -> list[float]:
+        return self.seconds.get(200, [])
+
+    @property
+    def rate(self) -> float:
+        return len(self.ok) / self.took_s
+
+    def counts(self) -> dict[int, int]:
+        return {status: len(each) for status, each in sorted(self.seconds.items())}
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The nearest-rank quantile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def token_ids(lengths: Iterator[int] | int) -> Body:
+    """Requests of one row, with so many tokens each; an iterator gives a length a request."""
+    rng = random.Random(7)
+
+    def body(_number: int) -> bytes:
+        length = lengths if isinstance(lengths, int) else next(lengths)
+        ids = [101, *(rng.randrange(1000, 30000) for _ in range(length - 2)), 102]
+        return json.dumps({"token_ids": [ids]}).encode()
+
+    return body
+
+
+def mixed() -> Iterator[int]:
+    """Lengths from 8 to 128, the same in every run."""
+    rng = random.Random(11)
+    while True:
+        yield rng.randint(8, 128)
+
+
+class Caller:
+    """One connection, opened again when the other side has closed it."""
+
+    def __init__(self, port: int, *, keep: bool = True) -> None:
+        self._port = port
+        self._keep = keep
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """The status and the body; 0 where the connection broke."""
+        fresh = self._streams is None
+        try:
+            return await self._ask(method, path, body)
+        except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
+            self.close()
+            if fresh:
+                return 0, b""
+        try:  # the other side had closed an idle connection
+            return await self._ask(method, path, body)
+        except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
+            self.close()
+            return 0, b""
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(
+            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length" in head else 0
+        answer = await reader.readexactly(length)
+        if not self._keep or b"connection: close" in head:
+            self.close()
+        return int(head.split(b" ")[1]), answer
+
+    def close(self) -> None:
+        if self._streams:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def closed_loop(
+    port: int, n_callers: int, seconds: float, body: Body, *, keep: bool = True, warm_s: float = 1.0
+) -> Result:
+    """Callers who each ask again as soon as they are answered; the first `warm_s` seconds don't count."""
+    result = Result()
+    numbers = count()
+    begins = time.perf_counter() + warm_s
+    ends = begins + seconds
+
+    async def one() -> None:
+        caller = Caller(port, keep=keep)
+        while (started := time.perf_counter()) < ends:
+            status, answer = await caller.ask("POST", "/predict", body(next(numbers)))
+            done = time.perf_counter()
+            if begins <= done <= ends:
+                result.note(status, done - started, answer)
+            if status == 429:
+                await asyncio.sleep(0.05)
+        caller.close()
+
+    await asyncio.gather(*(one() for _ in range(n_callers)))
+    result.took_s = seconds
+    return result
+
+
+async def at_rate(port: int, rate: float, seconds: float, body: Body, *, n_callers: int) -> Result:
+    """Requests that come at random times, `rate` a second, whether or not earlier ones were answered.
+
+    Latency counts from when a request was due, so that a late caller's wait isn't left out.
+    """
+    result = Result()
+    due: asyncio.Queue[float | None] = asyncio.Queue()
+    rng = random.Random(5)
+    numbers = count()
+
+    async def one() -> None:
+        caller = Caller(port)
+        while (at := await due.get()) is not None:
+            status, answer = await caller.ask("POST", "/predict", body(next(numbers)))
+            result.note(status, time.perf_counter() - at, answer)
+        caller.close()
+
+    callers = [asyncio.create_task(one()) for _ in range(n_callers)]
+    started = at = time.perf_counter()
+    while at < started + seconds:
+        at += rng.expovariate(rate)
+        if (wait := at - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        due.put_nowait(at)
+    for _ in callers:
+        due.put_nowait(None)
+    await asyncio.gather(*callers)
+    result.took_s = seconds
+    return result
+
+
+async def beside(work: Awaitable[Result], port: int, *, every_s: float = 0.5) -> tuple[Result, set[int]]:
+    """`work`, and the statuses of the readiness that was asked all the while."""
+    seen: set[int] = set()
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        caller = Caller(port, keep=False)
+        seen.add((await caller.ask("GET", "/v2/health/ready"))[0])
+        await asyncio.wait({task}, timeout=every_s)
+    return task.result(), seen
