@@ -40,6 +40,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where weights are placed: by a plan for `machine`, within `vram_budget` bytes (None: what is free)."""
+
+    machine: str  # a profile's name of `weir plan`, or the path of a probe report
+    vram_budget: int | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that decides how the service starts."""
 
@@ -54,6 +62,7 @@ class Settings:
     dtype: Dtype = "float32"  # of the weights on the device
     compile: bool = False  # by torch.compile
     model_control: bool = False  # whether callers may load and unload models
+    placement: Placement | None = None  # None: all weights are on the device
 
 
 # profile key -> smallest and largest value; each is a field of Limits, or `threads`
@@ -75,7 +84,9 @@ NUMBERS = {
     "threads": (1, 1024),
 }
 FLAGS = ("compile", "model_control")  # profile keys that are true or false; each is a field of Settings
-PROFILE_KEYS = ("device", "dtype", *FLAGS, *NUMBERS)
+PLACEMENT_KEYS = ("placement", "machine", "vram_budget")
+PROFILE_KEYS = ("device", "dtype", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
+_UNITS = {"MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
 
 def profile_path(env: Mapping[str, str]) -> Path:
@@ -134,7 +145,39 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         dtype=dtype,
         compile=flags.get("compile", False),
         model_control=flags.get("model_control", False),
+        placement=_placement(source, profile),
     )
+
+
+def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:
+    wanted = profile.get("placement", "none")
+    if wanted not in ("none", "auto"):
+        raise SettingsError(f"{source}: placement is {wanted!r}", "write none or auto")
+    machine, budget = profile.get("machine"), profile.get("vram_budget")
+    if wanted == "none":
+        if machine is not None or budget is not None:
+            raise SettingsError(
+                f"{source}: machine and vram_budget need a placement", "write placement: auto"
+            )
+        return None
+    if not isinstance(machine, str) or not machine:
+        raise SettingsError(
+            f"{source}: machine is {machine!r}", "write a profile's name or a probe report: machine: wx4100"
+        )
+    if profile.get("compile") is True:
+        raise SettingsError(f"{source}: a placed model can't be compiled", "write compile: false")
+    return Placement(machine, None if budget is None else _bytes(source, "vram_budget", budget))
+
+
+def _bytes(source: Path, key: str, value: object) -> int:
+    number, _, unit = str(value).partition(" ")
+    try:
+        found = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        found = 0
+    if found <= 0:
+        raise SettingsError(f"{source}: {key} is {value!r}", f"write a size in {', '.join(_UNITS)}: 2 GB")
+    return found
 
 
 def _flag(source: Path, key: str, value: object) -> bool:

@@ -127,6 +127,7 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
                 writer.write(b"GET / HTTP/1.1\r\nHost:")
                 await _until(reader, stop)
                 writer.close()
+            await asyncio.sleep(1)
 
     async def dribbling() -> None:
         while not stop.is_set():
@@ -139,6 +140,7 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
                     writer.write(b"{")
                     await _until(reader, stop, 1.0)
                 writer.close()
+            await asyncio.sleep(1)
 
     await asyncio.gather(
         *(half_open() for _ in range(n_half_open)), *(dribbling() for _ in range(n_dribbling))
@@ -148,10 +150,10 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
 async def _until(reader: asyncio.StreamReader, stop: asyncio.Event, seconds: float = 60.0) -> None:
     """Wait until the other side closes or says something, the time is over, or `stop`."""
     waits = {asyncio.ensure_future(reader.read(1)), asyncio.ensure_future(stop.wait())}
-    _, left = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for each in left:
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
         each.cancel()
-    await asyncio.sleep(0.05)
+    await asyncio.gather(*waits, return_exceptions=True)
 
 
 async def answered(port: int, stop: asyncio.Event) -> list[int]:

@@ -10,10 +10,20 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
 
-from service.errors import DeviceFault, ModelUnreadable, RequestError
+from service.errors import (
+    DeviceFault,
+    DeviceMissing,
+    ModelUnreadable,
+    RequestError,
+    ServiceError,
+    SettingsError,
+)
 from service.model import bert, inference
+from service.model import placed as placing
+from service.model.architecture import BertShape
 from service.model.classifier import Encoded
-from service.settings import Limits, Settings
+from service.model.device import Device
+from service.settings import Limits, Placement, Settings
 
 torch.set_num_threads(1)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "profit", "##s", "rose", "fell", ".", "and"]
@@ -53,6 +63,11 @@ def settings(folder: Path, **more: object) -> Settings:
 @pytest.fixture(scope="module")
 def made(saved: tuple[Path, object]) -> inference.TorchClassifier:
     return inference.load(settings(saved[0]), "tiny", saved[0])
+
+
+def with_outputs(made: inference.TorchClassifier, **changes: object) -> inference.TorchClassifier:
+    assert isinstance(made.outputs, inference.Resident)
+    return replace(made, outputs=replace(made.outputs, **changes))  # type: ignore[arg-type]
 
 
 ROWS = (
@@ -125,7 +140,7 @@ def test_a_batch_that_needs_too_much_memory_is_halved_and_only_a_row_too_many_is
             raise torch.cuda.OutOfMemoryError("no memory")
         return bert.hidden_states(weights, shape, ids, *more)  # type: ignore[arg-type]
 
-    poor = replace(made, hidden_states=scarce)
+    poor = with_outputs(made, hidden_states=scarce)
     torch.testing.assert_close(torch.tensor(poor.classify(ROWS)), torch.tensor(made.classify(ROWS)))
     assert passes == [3, 1, 2, 1, 1]
     room = 0
@@ -138,20 +153,21 @@ def test_a_canary_that_answers_otherwise_than_at_the_start_is_a_fault(
     made: inference.TorchClassifier,
 ) -> None:
     made.prove()
-    broken = dict(made.weights)
+    assert isinstance(made.outputs, inference.Resident)
+    broken = dict(made.outputs.weights)
     broken["classifier.bias"] = broken["classifier.bias"] + torch.tensor([5.0, 0.0, 0.0])
     with pytest.raises(DeviceFault, match="now has"):
-        replace(made, weights=broken).prove()
+        with_outputs(made, weights=broken).prove()
     broken["classifier.bias"] = torch.full((3,), float("nan"))
     with pytest.raises(DeviceFault):
-        replace(made, weights=broken).prove()
+        with_outputs(made, weights=broken).prove()
 
 
 def test_what_a_gpu_raises_is_a_fault_of_the_device(made: inference.TorchClassifier) -> None:
     def broken(*_args: object) -> torch.Tensor:
         raise RuntimeError("HIP error: unspecified launch failure\nadvice of three lines")
 
-    gpu = replace(made, hidden_states=broken, device=replace(made.device, torch_name="meta"))
+    gpu = replace(with_outputs(made, hidden_states=broken), device=replace(made.device, torch_name="meta"))
     with pytest.raises(DeviceFault, match=r"^HIP error: unspecified launch failure$"):
         gpu.classify(ROWS)
 
@@ -172,3 +188,61 @@ def test_gtt_is_the_sum_of_the_cards_and_absent_without_one(tmp_path: Path) -> N
         folder.mkdir(parents=True)
         (folder / "mem_info_gtt_used").write_text(text)
     assert inference.gtt_bytes(tmp_path) == {"device_gtt_used": 12288}
+
+
+# ---- placed weights ----------------------------------------------------------------------------------
+
+
+def test_a_placed_model_answers_as_one_that_is_not(
+    saved: tuple[Path, object], made: inference.TorchClassifier
+) -> None:
+    """On the CPU, where every block computes: the plan is that of the 4 GB card."""
+    wanted = Placement("wx4100", 400_000_000)
+    placed = inference.load(settings(saved[0], placement=wanted), "tiny", saved[0])
+    assert placed.info.accuracy == pytest.approx(0, abs=1e-6)
+    assert "blocks: 4 resident" in placed.info.device_description
+    torch.testing.assert_close(torch.tensor(placed.classify(ROWS)), torch.tensor(made.classify(ROWS)))
+    torch.testing.assert_close(torch.tensor(placed.embed(ROWS)), torch.tensor(made.embed(ROWS)))
+    placed.prove()
+
+
+def test_a_model_larger_than_its_budget_streams_and_answers_alike() -> None:
+    shape = BertShape(num_hidden_layers=6, hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    weights = bert.random_weights(shape, 1)
+    plain = inference.Resident(weights, shape)
+    ids, mask = (
+        torch.tensor([[101, 2054, 102], [101, 102, 0]]),
+        torch.tensor([[True] * 3, [True, True, False]]),
+    )
+    with torch.inference_mode():
+        expected = [plain(ids, mask, None, task) for task in ("classify", "embed")]
+    cpu = Device("cpu", "cpu", "cpu")
+    model, made = placing.placed(weights, shape, smallest(weights, shape), cpu, max_batch_tokens=64)
+    assert {block.tier for block in made.blocks} - {"resident"}
+    with torch.inference_mode():
+        found = [model(ids, mask, None, task) for task in ("classify", "embed")]
+    torch.testing.assert_close(found, expected)
+    assert "of " in placing.described(made)
+
+
+def smallest(weights: bert.Weights, shape: BertShape) -> Placement:
+    """A budget in which not all of the weights fit, and just enough for the rest."""
+    whole = Placement("wx4100", 4_000_000_000)
+    _, made = placing.placed(weights, shape, whole, Device("cpu", "cpu", "cpu"), max_batch_tokens=64)
+    return Placement("wx4100", made.vram.total - made.vram.context - made.vram.weights // 4)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [
+        (Placement("wx4100", 1000), DeviceMissing, "can't be placed in 1000 B of VRAM"),
+        (Placement("wx41", 10**9), SettingsError, "wx41"),
+        (Placement("wx4100"), SettingsError, "needs a vram_budget on the CPU"),
+    ],
+)
+def test_a_placement_that_can_not_be_says_why(
+    saved: tuple[Path, object], wanted: Placement, error: type[ServiceError], said: str
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        inference.load(settings(saved[0], placement=wanted), "tiny", saved[0])
+    assert caught.value.hint

@@ -50,10 +50,10 @@ def hidden_states(
     types: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last layer's output [rows, tokens, hidden]; arguments as in `forward`."""
-    hidden = _embed(weights, shape, ids, types)
+    hidden = embed(weights, shape, ids, types)
     attended = mask[:, None, None, :]  # over heads and queries
     for number in range(shape.num_hidden_layers):
-        hidden = _layer(weights, shape, f"bert.encoder.layer.{number}", hidden, attended)
+        hidden = layer(weights, shape, f"bert.encoder.layer.{number}", hidden, attended)
     return hidden
 
 
@@ -79,7 +79,8 @@ def _norm(weights: Weights, shape: BertShape, name: str, x: torch.Tensor) -> tor
     )
 
 
-def _embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
+def embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
+    """The first hidden states [rows, tokens, hidden] of ids."""
     prefix = "bert.embeddings"
     words = nn.embedding(ids, weights[f"{prefix}.word_embeddings.weight"])
     positions = weights[f"{prefix}.position_embeddings.weight"][: ids.shape[1]]
@@ -88,9 +89,10 @@ def _embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.T
     return _norm(weights, shape, f"{prefix}.LayerNorm", words + positions + segment)
 
 
-def _layer(
+def layer(
     weights: Weights, shape: BertShape, prefix: str, x: torch.Tensor, attended: torch.Tensor
 ) -> torch.Tensor:
+    """One layer's output [rows, tokens, hidden]; `attended` [rows, 1, 1, tokens] is False on padding."""
     mixed = _attend(weights, shape, f"{prefix}.attention.self", x, attended)
     x = _residual(weights, shape, f"{prefix}.attention.output", mixed, x)
     wide = nn.gelu(_linear(weights, f"{prefix}.intermediate.dense", x))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -66,16 +67,43 @@ def _node_state(path: Path) -> str:
     return "open" if os.access(path, os.R_OK | os.W_OK) else "denied"
 
 
+Task = Literal["classify", "embed"]
+
+
+class Outputs(Protocol):
+    """A model's pass over ids [rows, tokens], mask [rows, tokens] and types [rows, tokens] or None."""
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
+    ) -> torch.Tensor:
+        """Logits [rows, labels], or embeddings [rows, hidden]."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """All weights in one memory. `hidden_states`: bert's, perhaps compiled."""
+
+    weights: bert.Weights
+    shape: BertShape
+    hidden_states: Callable[..., torch.Tensor] = bert.hidden_states
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
+    ) -> torch.Tensor:
+        """See `Outputs`."""
+        hidden = self.hidden_states(self.weights, self.shape, ids, mask, types)
+        return bert.embedded(hidden, mask) if task == "embed" else bert.classified(self.weights, hidden)
+
+
 @dataclass(frozen=True, eq=False)
 class TorchClassifier:
     """A model on its device. Satisfies `classifier.Classifier`."""
 
     info: ModelInfo
-    shape: BertShape
-    weights: bert.Weights
+    outputs: Outputs
     tokenizer: Tokenizer
     device: Device
-    hidden_states: Callable[..., torch.Tensor] = bert.hidden_states
     expected: Probabilities = ()  # of the first canary
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
@@ -84,11 +112,11 @@ class TorchClassifier:
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         """See `Classifier.classify`."""
-        return self._guarded(self._probabilities, batch)
+        return self._guarded("classify", batch)
 
     def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
         """See `Classifier.embed`."""
-        return self._guarded(self._embeddings, batch)
+        return self._guarded("embed", batch)
 
     def prove(self) -> None:
         """See `Classifier.prove`."""
@@ -111,13 +139,11 @@ class TorchClassifier:
             found["pinned"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
         return found | gtt_bytes(_DRM)
 
-    def _guarded(
-        self, compute: Callable[[Sequence[Encoded]], torch.Tensor], batch: Sequence[Encoded]
-    ) -> tuple[Vector, ...]:
+    def _guarded(self, task: Task, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
         """One pass; where memory is short, two of half the size, so that only a row too many is refused."""
         try:
             with torch.inference_mode():
-                return tuple(map(tuple, compute(batch).tolist()))  # waits for the device
+                return tuple(map(tuple, self._pass(task, batch).tolist()))  # waits for the device
         except torch.cuda.OutOfMemoryError as error:
             if len(batch) == 1:
                 raise RequestError(
@@ -129,16 +155,9 @@ class TorchClassifier:
             raise DeviceFault(first_line(error)) from error
         torch.cuda.empty_cache()
         half = len(batch) // 2
-        return self._guarded(compute, batch[:half]) + self._guarded(compute, batch[half:])
+        return self._guarded(task, batch[:half]) + self._guarded(task, batch[half:])
 
-    def _probabilities(self, batch: Sequence[Encoded]) -> torch.Tensor:
-        hidden, _ = self._hidden(batch)
-        return torch.softmax(bert.classified(self.weights, hidden).float(), dim=-1)
-
-    def _embeddings(self, batch: Sequence[Encoded]) -> torch.Tensor:
-        return bert.embedded(*self._hidden(batch))
-
-    def _hidden(self, batch: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pass(self, task: Task, batch: Sequence[Encoded]) -> torch.Tensor:
         longest = max(len(row.ids) for row in batch)
         place = self.device.torch_name
         padded = [[*row.ids, *[_PAD] * (longest - len(row.ids))] for row in batch]
@@ -149,7 +168,8 @@ class TorchClassifier:
         if any(row.types for row in batch):
             kinds = [[*row.types, *[0] * (longest - len(row.types))] for row in batch]
             types = torch.tensor(kinds, dtype=torch.int64, device=place)
-        return self.hidden_states(self.weights, self.shape, ids, mask, types), mask
+        found = self.outputs(ids, mask, types, task)
+        return torch.softmax(found.float(), dim=-1) if task == "classify" else found
 
 
 def gtt_bytes(drm: Path) -> dict[str, int]:
@@ -194,7 +214,7 @@ def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
         info.weights_source,
         info.parameters,
         info.tokenizer,
-        device.description,
+        info.device_description,
         torch.get_num_threads(),
         loaded - started,
         time.perf_counter() - loaded,
@@ -245,7 +265,7 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
         max_tokens=max_tokens,
         hidden_size=shape.hidden_size,
     )
-    return TorchClassifier(info, shape, weights, tokenizer, cpu)
+    return TorchClassifier(info, Resident(weights, shape), tokenizer, cpu)
 
 
 def _mounted(shape: BertShape, directory: Path) -> bert.Weights:
@@ -263,26 +283,36 @@ def _mounted(shape: BertShape, directory: Path) -> bert.Weights:
 
 def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> TorchClassifier:
     """The same model on the device and in the type that were asked for, proven and compared. See `load`."""
-    dtype = _DTYPES[settings.dtype]
-    as_is = device.torch_name == "cpu" and dtype == torch.float32 and not settings.compile
+    as_is = device.torch_name == "cpu" and settings.dtype == "float32" and not settings.compile
+    as_is = as_is and settings.placement is None
     rows = plain.encode(CANARIES)
     reference = [] if as_is else _proven(plain, rows)
-    compiled = torch.compile(bert.hidden_states, dynamic=True) if settings.compile else bert.hidden_states
-    placed = replace(
-        plain,
-        weights=_placed(plain.weights, device, dtype),
-        device=device,
-        hidden_states=compiled,
-    )
-    found = _proven(placed, rows, compiled=settings.compile)
+    outputs, description = _outputs(plain, settings, device)
+    found = _proven(replace(plain, outputs=outputs, device=device), rows, compiled=settings.compile)
     info = replace(
         plain.info,
         device=device.label,
-        device_description=device.description,
+        device_description=description,
         dtype=settings.dtype,
         accuracy=None if as_is else largest_difference(found, reference),
     )
-    return replace(placed, info=info, expected=found[0])
+    return replace(plain, info=info, outputs=outputs, device=device, expected=found[0])
+
+
+def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
+    """The model's pass with its weights where they belong, and a sentence about where that is."""
+    assert isinstance(plain.outputs, Resident)
+    weights, shape, dtype = plain.outputs.weights, plain.outputs.shape, _DTYPES[settings.dtype]
+    if settings.placement is None:
+        run = torch.compile(bert.hidden_states, dynamic=True) if settings.compile else bert.hidden_states
+        return Resident(_placed(weights, device, dtype), shape, run), device.description
+    from service.model.placed import described, placed  # the planner and its tables, only where asked for
+
+    there = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    model, made = placed(
+        there, shape, settings.placement, device, max_batch_tokens=settings.limits.max_batch_tokens
+    )
+    return model, f"{device.description}; {described(made)}"
 
 
 def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:

@@ -7,7 +7,7 @@ from service import settings as subject
 from service.cli import main
 from service.errors import SettingsError
 from service.profile import read_profile
-from service.settings import Limits, build_settings, parse_listen, profile_path, quota_cpus
+from service.settings import Limits, Placement, build_settings, parse_listen, profile_path, quota_cpus
 
 SOURCE = Path("profiles/application-x.yaml")
 SHIPPED = Path(subject.__file__).parents[1] / "profiles"
@@ -54,6 +54,16 @@ def test_a_profiles_numbers_replace_the_limits() -> None:
     assert (settings.limits.max_texts, settings.threads) == (4, 2)
 
 
+PLACED = {"device": "rocm", "placement": "auto", "machine": "wx4100"}
+
+
+def test_a_profile_places_the_weights_within_a_budget() -> None:
+    assert build_settings({}, {"device": "cpu"}, SOURCE).placement is None
+    assert build_settings({}, PLACED, SOURCE).placement == Placement("wx4100")
+    sized = build_settings({}, PLACED | {"vram_budget": "1.5 GiB"}, SOURCE).placement
+    assert sized == Placement("wx4100", 3 << 29)
+
+
 def test_a_profile_chooses_precision_and_control() -> None:
     profile = {"device": "cpu", "dtype": "bfloat16", "compile": True, "model_control": True}
     settings = build_settings({}, profile, SOURCE)
@@ -70,6 +80,14 @@ def test_a_profile_chooses_precision_and_control() -> None:
         ({}, {"device": "cpu", "max_texts": True}, "max_texts is True"),
         ({}, {"device": "cpu", "max_texts": 0}, "max_texts is 0"),
         ({}, {"device": "cpu", "max_tokens": 513}, "max_tokens is 513"),
+        ({}, {"device": "cpu", "placement": "some"}, "placement is 'some'"),
+        ({}, {"device": "cpu", "placement": "auto"}, "machine is None"),
+        ({}, {"device": "cpu", "vram_budget": "2 GB"}, "need a placement"),
+        ({}, {"device": "cpu", "placement": "auto", "machine": "x", "compile": True}, "can't be compiled"),
+        ({}, PLACED | {"vram_budget": "2 TB"}, "vram_budget is '2 TB'"),
+        ({}, PLACED | {"vram_budget": 2}, "vram_budget is 2"),
+        ({}, PLACED | {"vram_budget": "-1 GB"}, "vram_budget is '-1 GB'"),
+        ({}, PLACED | {"vram_budget": "nan GB"}, "vram_budget is 'nan GB'"),
         ({}, {"device": "cpu", "dtype": "float64"}, "dtype is 'float64'"),
         ({}, {"device": "cpu", "dtype": True}, "dtype is True"),
         ({}, {"device": "cpu", "compile": "yes"}, "compile is 'yes'"),

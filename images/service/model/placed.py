@@ -1,0 +1,125 @@
+"""A BERT whose weights are placed by a plan: some stay in VRAM, others stream to it or compute on the host.
+
+Planning and placing are those of `probes.placement`, which every image holds beside the service.
+"""
+
+from collections import Counter
+from typing import Literal
+
+import torch
+from torch import nn
+
+from probes.errors import PlanImpossible, ProbeError
+from probes.placement import Plan, place, plan
+from service.errors import DeviceMissing, SettingsError
+from service.model import bert
+from service.model.architecture import BertShape
+from service.model.device import Device
+from service.settings import Placement
+
+MAX_WIDTH = 512  # tokens of the longest row
+
+
+class _Part(nn.Module):  # type: ignore[misc]  # torch is not read here
+    """Weights that are used in one call."""
+
+    def __init__(self, weights: bert.Weights, shape: BertShape, *prefixes: str) -> None:
+        super().__init__()
+        self._shape = shape
+        self._keys = {name: name.replace(".", "__") for name in weights if name.startswith(prefixes)}
+        for name, key in self._keys.items():
+            self.register_parameter(key, nn.Parameter(weights[name], requires_grad=False))
+
+    def weights(self) -> bert.Weights:
+        """The weights by their names, where they are now."""
+        return {name: getattr(self, key) for name, key in self._keys.items()}
+
+
+class _Embeddings(_Part):
+    def forward(self, ids: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [rows, tokens, hidden] of ids."""
+        return bert.embed(self.weights(), self._shape, ids, types)
+
+
+class _Layer(_Part):
+    def __init__(self, weights: bert.Weights, shape: BertShape, prefix: str) -> None:
+        super().__init__(weights, shape, f"{prefix}.")
+        self._prefix = prefix
+
+    def forward(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The next hidden states."""
+        return bert.layer(self.weights(), self._shape, self._prefix, hidden, attended)
+
+
+class _Head(_Part):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, labels]."""
+        return bert.classified(self.weights(), hidden)
+
+
+class PlaceableBert(nn.Module):  # type: ignore[misc]
+    """BERT as modules that can be placed one by one. Computes what `bert` computes."""
+
+    def __init__(self, weights: bert.Weights, shape: BertShape) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(weights, shape, "bert.embeddings.")
+        numbers = range(shape.num_hidden_layers)
+        self.layers = nn.ModuleList(_Layer(weights, shape, f"bert.encoder.layer.{n}") for n in numbers)
+        self.head = _Head(weights, shape, "bert.pooler.", "classifier.")
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor | None,
+        task: Literal["classify", "embed"],
+    ) -> torch.Tensor:
+        """Logits [rows, labels], or embeddings [rows, hidden]."""
+        hidden = self.embeddings(ids, types)
+        attended = mask[:, None, None, :]
+        for each in self.layers:
+            hidden = each(hidden, attended)
+        found: torch.Tensor = bert.embedded(hidden, mask) if task == "embed" else self.head(hidden)
+        return found
+
+
+def placed(
+    weights: bert.Weights, shape: BertShape, wanted: Placement, device: Device, *, max_batch_tokens: int
+) -> tuple[PlaceableBert, Plan]:
+    """The model, placed on the device within the budget, and the plan. `weights` are on the CPU.
+
+    Raises SettingsError for a machine that isn't known, DeviceMissing where the budget is too small.
+    """
+    model = PlaceableBert(weights, shape)
+    budget = wanted.vram_budget if wanted.vram_budget is not None else _free(device)
+    try:
+        made = plan(
+            model,
+            vram=budget,
+            machine=wanted.machine,
+            batch=max(1, max_batch_tokens // MAX_WIDTH),
+            tokens=min(MAX_WIDTH, max_batch_tokens),
+        )
+        place(model, made, device=device.torch_name)
+    except PlanImpossible as error:
+        raise DeviceMissing(error.message, "write a larger vram_budget into the profile") from error
+    except ProbeError as error:
+        raise SettingsError(f"placement: {error.message}", error.hint) from error
+    return model, made
+
+
+def _free(device: Device) -> int:
+    if device.torch_name == "cpu":
+        raise SettingsError("placement: auto needs a vram_budget on the CPU", "write vram_budget: 2 GB")
+    return int(torch.cuda.mem_get_info(device.torch_name)[0])
+
+
+def described(made: Plan) -> str:
+    """What a plan does, in a few words."""
+    tiers = Counter(block.tier for block in made.blocks)
+    counts = ", ".join(f"{count} {tier}" for tier, count in tiers.items())
+    taken, driver = made.vram.total - made.vram.context, made.vram.context
+    return (
+        f"blocks: {counts}; predicted {taken / 1e9:.2f} of {made.vram_budget / 1e9:.2f} GB VRAM, "
+        f"and {driver / 1e9:.2f} GB of the driver's"
+    )
