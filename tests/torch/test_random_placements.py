@@ -8,6 +8,7 @@ from late_lanes import LateLanes
 from random_models import TIERS, Model, plan_of
 
 from probes.placement.models.modules import find_blocks
+from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
@@ -38,7 +39,14 @@ def run(seed, passes=3):
     rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
     lanes = LateLanes(seed)
     with torch.no_grad():
-        handle = settle(model, plan_of(model, tiers, rings), ModuleSource(), lanes, capture=r.random() < 0.3)
+        handle = settle(
+            model,
+            plan_of(model, tiers, rings),
+            ModuleSource(),
+            lanes,
+            capture=r.random() < 0.3,
+            work=Arithmetic(reads=lanes.reads),
+        )
     lanes.engine = handle._engine
     with torch.inference_mode() if r.random() < 0.5 else torch.no_grad():
         for _ in range(r.choice([1, 1, 5])):  # captured passes come with the third

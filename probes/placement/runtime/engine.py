@@ -23,7 +23,7 @@ from probes.errors import PlacementError
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
-from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Moving, Place, equip
+from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange, Moving, equip
 from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.measuring import Stopwatches
@@ -45,7 +45,7 @@ class Engine:
         self._fused = False
         self._work = work
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
-        self._has_scratch = False
+        self._has_slots = self._has_scratch = False
         self.watches: Stopwatches | None = None  # while a pass is measured
 
     def add(self, stored: Stored, wire: Wire, slot: Buffer | None, scratch: Buffer | None) -> Moving:
@@ -54,9 +54,8 @@ class Engine:
         one.trainable = any(item.entry.trains for item in stored.items)
         lazies = {id(item.entry): self._lazy(one, item) for item in stored.items}
         equip(one, self.lanes, self._work, fast=self._fast, lazies=lazies)
-        for place in one.places:
-            place.clear()
         self.moving.append(one)
+        self._has_slots |= slot is not None
         self._has_scratch |= scratch is not None
         return one
 
@@ -103,8 +102,8 @@ class Engine:
         try:
             one.depth -= 1
             if not one.depth:
-                for place in one.places:
-                    place.clear()
+                assert one.inside is not None
+                one.inside.clear()
                 used = None if one.apart else one.used()
                 one.apart = False
                 if used is not None:
@@ -124,7 +123,8 @@ class Engine:
         one.fused = self._fused and one.products is not None
         if self._in_use_by_another(one):
             one.apart = True
-            _put(one.places, self._values(one))
+            one.inside = self._apart(one)
+            one.inside.bring()
             return
         self._fetch(one)
         self._copies.due.discard(one.index)
@@ -135,11 +135,11 @@ class Engine:
                 self.lanes.compute.wait(used.filled)
             else:
                 self.watches.wait(self.lanes.compute, used.filled)
-        places = one.products if one.fused and one.products is not None else one.places
-        self.lanes.reads(
-            one.name, [place.present.data for place in places if type(place.present) is not Lazy]
-        )
-        _put(places)
+        one.inside = one.products if one.fused and one.products is not None else one.unpacked
+        if self._work.reads is not None:
+            values = [place.present for place in one.inside.places]
+            self._work.reads(one.name, [value.data for value in values if type(value) is not Lazy])
+        one.inside.bring()
 
     def _in_use_by_another(self, one: Moving) -> bool:
         buffers = (one.slot,) if one.fused else (one.slot, one.scratch)
@@ -200,14 +200,19 @@ class Engine:
         """Begin what comes next, as far as buffers are free."""
         if self._has_scratch:
             self._unpack_ahead()
-        if self._copy_ahead() and self._has_scratch:
+        if self._has_slots and self._copy_ahead() and self._has_scratch:
             self._unpack_ahead()
+
+    def _next(self, walk: Walk) -> int | None:
+        """The block to begin next; None when enough is begun, or it isn't known."""
+        enough = len(walk.due) >= self._ahead or walk.lead >= len(self.moving)
+        return None if enough else walk.peek()
 
     def _copy_ahead(self) -> bool:
         """Whether a copy was begun."""
         walk, begun = self._copies, False
         for _ in self.moving:
-            index = walk.peek() if len(walk.due) < self._ahead else None
+            index = self._next(walk)
             if index is None:
                 break
             one = self.moving[index]
@@ -228,7 +233,7 @@ class Engine:
     def _unpack_ahead(self) -> None:
         walk = self._unpacks
         for _ in self.moving:
-            index = walk.peek() if len(walk.due) < self._ahead else None
+            index = self._next(walk)
             if index is None:
                 return
             one = self.moving[index]
@@ -245,10 +250,15 @@ class Engine:
 
     # Reads outside calls
 
-    def _values(self, one: Moving) -> list[torch.Tensor]:
-        """A block's tensors in memory of their own, on the device."""
+    def _apart(self, one: Moving) -> Exchange:
+        """A block's parameters with values in memory of their own, on the device."""
         source = one.wire.whole().to(self.lanes.device)
-        return [self._read(item, source) for item in one.stored.items]
+        made = {
+            id(item.entry): nn.Parameter(self._read(item, source), requires_grad=False)
+            for item in one.stored.items
+        }
+        places = one.unpacked.places
+        return Exchange(places, [made[id(place.entry)] for place in places])
 
     def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
         """One tensor in memory of its own."""
@@ -353,22 +363,3 @@ def _busy(buffer: Buffer, one: Moving, due: set[int]) -> bool:
     """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
     held = buffer.holds
     return held is not None and held is not one and (held.depth > 0 or held.index in due)
-
-
-def _put(places: list[Place], values: list[torch.Tensor] | None = None) -> None:
-    """Put a block's parameters where its modules keep them: all of them, or none."""
-    made: dict[int, nn.Parameter] = {}
-    if values is not None:
-        entries = list({id(place.entry): None for place in places})
-        made = {
-            key: nn.Parameter(value, requires_grad=False) for key, value in zip(entries, values, strict=True)
-        }
-    done: list[Place] = []
-    try:
-        for place in places:
-            place.bring(made.get(id(place.entry), place.present))
-            done.append(place)
-    except BaseException:
-        for place in done:
-            place.clear()
-        raise

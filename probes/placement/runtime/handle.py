@@ -121,7 +121,7 @@ class Handle:
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
-                for place in moving.places:
+                for place in moving.unpacked.places:
                     place.give_back(self._homes.parameter(place.entry))
             self._homes.restore()
             self._engine.moving.clear()

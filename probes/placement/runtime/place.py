@@ -39,7 +39,7 @@ def place(
     """
     lanes = lanes_of(device)
     with torch.inference_mode(False), torch.no_grad():
-        return settle(model, plan, ModuleSource(), lanes, pinned=pinned, capture=capture)
+        return settle(model, plan, ModuleSource(lanes.device), lanes, pinned=pinned, capture=capture)
 
 
 def lanes_of(device: torch.device | str | None) -> Lanes:

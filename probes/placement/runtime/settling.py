@@ -1,7 +1,7 @@
 """Brings every block to its tier: what `place` and `load` share."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -49,7 +49,10 @@ class Source(Protocol):
 
 
 class ModuleSource:
-    """A model that is already built."""
+    """A model that is already built. Its tensors are packed on `device` where they fit there."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """The parameter's own."""
@@ -64,7 +67,7 @@ class ModuleSource:
 
     def packed(self, entry: Entry) -> Packed | None:
         """Packed now."""
-        return pack(as_stored(entry, self._values(entry)).cpu())
+        return packed_on(self._device, as_stored(entry, self._values(entry)))
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """A module that is built has no file."""
@@ -75,6 +78,15 @@ class ModuleSource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def packed_on(device: torch.device, stored: torch.Tensor) -> Packed | None:
+    """The tensor packed on a GPU, which is quicker, or on the host where that has too little memory."""
+    if device.type == "cuda":
+        with suppress(torch.OutOfMemoryError):
+            packed = pack(stored.to(device))
+            return packed.to("cpu") if packed else None
+    return pack(stored.cpu())
 
 
 @dataclass(eq=False)

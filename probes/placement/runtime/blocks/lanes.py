@@ -6,7 +6,7 @@ as long as the marks allow, to find an order that isn't enforced.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -59,9 +59,6 @@ class Lanes(Protocol):
 
     def mark(self) -> Mark:
         """A mark that nothing has recorded yet."""
-
-    def reads(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """The compute lane is about to read these tensors. For tests; does nothing elsewhere."""
 
     def finish(self) -> None:
         """Wait until every lane is done."""
@@ -122,9 +119,6 @@ class HostLanes:
     def mark(self) -> Mark:
         """A mark that is always reached."""
         return _NowMark()
-
-    def reads(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Nothing to check."""
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -200,9 +194,6 @@ class CudaLanes:
     def mark(self) -> Mark:
         """An event."""
         return _Event()
-
-    def reads(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Nothing to check."""
 
     def finish(self) -> None:
         """Wait for the whole device."""

@@ -21,7 +21,9 @@ from probes.placement.runtime.blocks.wires import Wire
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What is done with packed tensors. Tests exchange it."""
+    """What is done with packed tensors. Tests exchange it, and watch what is about to be read."""
+
+    reads: Callable[[str, Sequence[torch.Tensor]], None] | None = None
 
     unpack: Callable[[Packed, torch.Tensor], Any] = unpack
     linear: Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None] = linear
@@ -64,18 +66,13 @@ class Place:
     present: nn.Parameter
     absent: nn.Parameter
 
-    def bring(self, parameter: nn.Parameter) -> None:
-        """Put the values there. Raises PlacementError where something else has been put there meanwhile."""
+    def require_absent(self) -> None:
+        """Raise PlacementError where something else has been put there."""
         if not self._has(self.absent):
             raise PlacementError(
                 f"{self.entry.name} was exchanged after the model had been placed",
                 "call remove() of the handle, change the model, and place it again",
             )
-        self.holder[self.key] = parameter
-
-    def clear(self) -> None:
-        """Take the values away."""
-        self.holder[self.key] = self.absent
 
     def give_back(self, parameter: nn.Parameter) -> None:
         """Put the model's own parameter there, unless something else has been put there meanwhile."""
@@ -89,6 +86,40 @@ class Place:
             return False
 
 
+class Exchange:
+    """Puts a block's parameters where its modules keep them, and away again: all of them, or none."""
+
+    def __init__(self, places: Sequence[Place], values: Sequence[nn.Parameter] | None = None) -> None:
+        self.places = tuple(places)
+        present = values or [place.present for place in places]
+        # each call of a block pays for what is done here: plain tuples
+        self._all = tuple(
+            (place.holder, place.key, place.absent, there)
+            for place, there in zip(places, present, strict=True)
+        )
+
+    def bring(self) -> None:
+        """Before a call. Raises PlacementError where a parameter was exchanged after the model was placed."""
+        try:
+            for holder, key, absent, _ in self._all:
+                if holder[key] is not absent:
+                    self._complain()
+        except (KeyError, IndexError):
+            self._complain()
+        for holder, key, _, present in self._all:
+            holder[key] = present
+
+    def clear(self) -> None:
+        """After a call. What has been put there meanwhile stays: the next call complains."""
+        for holder, key, absent, present in self._all:
+            if (holder.get(key) if type(holder) is dict else holder[key]) is present:
+                holder[key] = absent
+
+    def _complain(self) -> None:
+        for place in self.places:
+            place.require_absent()
+
+
 @dataclass(eq=False)
 class Moving:
     """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
@@ -99,10 +130,9 @@ class Moving:
     slot: Buffer | None
     scratch: Buffer | None  # None: nothing is packed
     target: torch.Tensor | None = None  # its bytes of the slot
-    places: list[Place] = field(default_factory=list)
-    products: list[Place] | None = (
-        None  # for calls that multiply with packed weights; None where that's impossible
-    )
+    unpacked: Exchange = field(default_factory=lambda: Exchange(()))
+    products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
+    inside: Exchange | None = None  # what its modules have during its present call
     unpack: Callable[[], Any] = int  # into its scratch buffer
     depth: int = 0  # calls of it under way
     fused: bool = False  # its present call multiplies with packed weights
@@ -134,13 +164,16 @@ def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: di
             steps.append(_step(item, source, whole.bytes(one.scratch.memory), work))
         present.append(nn.Parameter(view, requires_grad=False))
     one.unpack = partial(_each, steps)
-    one.places = [
+    places = [
         Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
         for item, parameter in zip(one.stored.items, present, strict=True)
         for holder, key in _holders(item.entry)
     ]
+    one.unpacked = Exchange(places)
+    for place in places:
+        place.holder[place.key] = place.absent
     if fast and _multiplies(one):
-        one.products = _products(one, source, lanes, work)
+        one.products = Exchange(_products(one, source, lanes, work))
 
 
 def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
@@ -172,7 +205,7 @@ def _multiplies(one: Moving) -> bool:
 
 def _products(one: Moving, source: torch.Tensor, lanes: Lanes, work: Arithmetic) -> list[Place]:
     found: dict[int, nn.Parameter] = {}
-    absent = {id(place.entry): place.absent for place in one.places}
+    absent = {id(place.entry): place.absent for place in one.unpacked.places}
     for item in one.stored.items:
         if item.form is None:
             found[id(item.entry)] = nn.Parameter(item.raw(source), requires_grad=False)
@@ -185,7 +218,7 @@ def _products(one: Moving, source: torch.Tensor, lanes: Lanes, work: Arithmetic)
             dtype=item.entry.dtype,
             device=lanes.device,
         )
-    return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.places]
+    return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places]
 
 
 def _product(

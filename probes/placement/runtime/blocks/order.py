@@ -49,24 +49,24 @@ class Walk:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._at = (order.before, order.last)
-        self._lead = 0
+        self.lead = 0  # calls
         self.due: set[int] = set()
 
     def follow(self, *, expected: bool) -> None:
         """A block has been called: the walk is never behind it, and begins there after a surprise."""
-        self._lead -= 1
+        self.lead -= 1
         if not expected:
             self.due.clear()
-        if not expected or self._lead < 0:
-            self._at, self._lead = (self._order.before, self._order.last), 0
+        if not expected or self.lead < 0:
+            self._at, self.lead = (self._order.before, self._order.last), 0
 
     def state(self) -> "WalkState":
         """Where it is, to `resume` there later."""
-        return self._at, self._lead, frozenset(self.due)
+        return self._at, self.lead, frozenset(self.due)
 
     def resume(self, state: "WalkState") -> None:
         """Be where it was."""
-        self._at, self._lead = state[:2]
+        self._at, self.lead = state[:2]
         self.due = set(state[2])
 
     def peek(self) -> int | None:
@@ -76,4 +76,4 @@ class Walk:
     def step(self, one: int) -> None:
         """Go on to the block that `peek` gave."""
         self._at = (self._at[1], one)
-        self._lead += 1
+        self.lead += 1

@@ -1,0 +1,431 @@
+"""Placed models: what users do with a module gives the same as before, or is refused with a clear message."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from random_models import TIERS, plan_of
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.models.modules import find_blocks
+from probes.placement.runtime.place import place
+from probes.placement.values import Rings
+
+torch.set_num_threads(1)
+MOVING = ("packed", "streamed_packed", "streamed")
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.relu(self.linear(x)) + x
+
+
+class Model(nn.Module):
+    def __init__(self, width=64, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def placed(model, tier, **options):
+    blocks = [block.name for block in find_blocks(model) if block.called]
+    tiers = {name: tier if tier != "all" else TIERS[i % len(TIERS)] for i, name in enumerate(blocks)}
+    return place(model.eval(), plan_of(model, tiers, Rings(2, scratches=2)), **options)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", [*TIERS, "all"])
+def test_remove_gives_back_the_same_parameters_buffers_and_forwards(model, x, tier):
+    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    strides = [p.stride() for p in model.parameters()]
+    want = model(x)
+    handle = placed(model, tier)
+    assert torch.equal(model(x), want)
+    handle.remove()
+    handle.remove()
+    after = model.state_dict(keep_vars=True)
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        assert tensor is before[name][0]
+        expected = (
+            before[name][1] + 2 if "calls" in name else before[name][1]
+        )  # buffers keep what passes wrote
+        assert torch.equal(tensor, expected)
+    assert [p.stride() for p in model.parameters()] == strides
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@torch.no_grad()
+def test_state_dict_of_a_placed_model_has_the_right_values(model):
+    want = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    placed(model, "all")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, want[name])
+        assert type(tensor) is torch.Tensor
+
+
+@pytest.mark.parametrize("tier", [*MOVING, "cpu", "resident"])
+@pytest.mark.parametrize("copying", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+def test_a_copy_of_a_placed_model_is_refused(model, tier, copying):
+    placed(model, tier)
+    with pytest.raises(PlacementError, match="can't be copied"):
+        copying(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.load_state_dict(model.state_dict()),
+        lambda model: model.half(),
+        lambda model: model.layers[0].linear.weight.zero_(),
+        lambda model: nn.init.ones_(model.layers[0].linear.weight),
+        lambda model: model.layers[0].linear.weight.data_ptr(),
+        lambda model: model.requires_grad_(True),
+        lambda model: setattr(model.layers[0].linear.weight, "data", torch.zeros(64, 64)),
+        lambda model: model.layers[0].linear.weight.__setitem__(0, 1.0),
+        lambda model: torch.add(torch.ones(64, 64), 1, out=model.layers[0].linear.weight),
+    ],
+)
+@torch.no_grad()
+def test_a_change_of_weights_that_would_be_lost_is_refused(model, change):
+    placed(model, "streamed")
+    with pytest.raises(
+        (PlacementError, RuntimeError), match=r"remove\(\) of the handle|of a placed model are only read"
+    ):
+        change(model)
+
+
+def test_training_is_refused_in_training_mode(model, x):
+    placed(model, "streamed")
+    with pytest.raises(PlacementError, match="can't be trained"):
+        model.train()(x)
+    with torch.no_grad():
+        model(x)  # dropout for uncertainty needs no gradients
+
+
+def test_training_is_refused_for_inputs_that_want_gradients(model, x):
+    placed(model, "resident")
+    with pytest.raises(PlacementError, match="can't be trained"):
+        model(x.requires_grad_())
+
+
+def test_a_block_that_is_called_on_its_own_refuses_training_too(model, x):
+    placed(model, "streamed")
+    with pytest.raises(PlacementError, match=r"layers\.1 was called with gradients enabled"):
+        model.layers[1](x.requires_grad_())
+
+
+def test_without_no_grad_a_model_in_evaluation_mode_runs_and_builds_no_graph(model, x):
+    with torch.no_grad():
+        want = model(x)
+    placed(model, "all")
+    got = model(x)
+    assert torch.equal(got, want)
+    assert not got.requires_grad
+
+
+@torch.no_grad()
+def test_a_parameter_exchanged_after_placing_is_noticed_and_left_to_its_owner(model, x):
+    handle = placed(model, "streamed")
+    mine = model.layers[2].linear.weight = nn.Parameter(torch.ones(64, 64))
+    with pytest.raises(PlacementError, match=r"layers\.2\.linear\.weight was exchanged"):
+        model(x)
+    handle.remove()
+    assert model.layers[2].linear.weight is mine
+
+
+def test_a_plan_for_another_model_is_refused(model):
+    plan = plan_of(model, {})
+    with pytest.raises(PlacementError, match=r"only the model has layers\.4"):
+        place(Model(layers=5), plan)
+    with pytest.raises(PlacementError, match=r"only the plan has layers\.3"):
+        place(Model(layers=3), plan)
+    with pytest.raises(PlacementError, match=r"layers\.0 has .* bytes, .* were planned"):
+        place(Model(width=32), plan)
+
+
+@torch.no_grad()
+def test_an_exception_in_a_block_leaves_the_model_usable(model, x):
+    want = model(x)
+    handle = placed(model, "all")
+    for width in (65, 64, 3, 64):
+        if width == 64:
+            assert torch.equal(model(x), want)
+        else:
+            with pytest.raises(RuntimeError):
+                model(torch.randn(2, width))
+    model.layers[1].linear.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    del model.layers[1].linear.forward
+    assert torch.equal(model(x), want)
+    handle.remove()
+    assert torch.equal(model(x), want)
+
+
+def test_a_failure_while_placing_gives_the_model_back(model, x, monkeypatch):
+    with torch.no_grad():
+        want = model(x)
+    monkeypatch.setattr(
+        "probes.placement.runtime.settling.DeviceArena",
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("tried to allocate 1 GiB")),
+    )
+    before = list(model.parameters())
+    with pytest.raises(PlacementError, match="VRAM was refused"):
+        placed(model, "all")
+    assert all(a is b and a.requires_grad for a, b in zip(model.parameters(), before, strict=True))
+    with torch.no_grad():
+        assert torch.equal(model(x), want)
+
+
+def test_placing_twice_is_refused(model):
+    placed(model, "streamed")
+    with pytest.raises(PlacementError, match="placed already"):
+        placed(model, "streamed")
+
+
+def test_tensor_subclasses_are_refused():
+    class Quantised(torch.Tensor):
+        pass
+
+    model = Model()
+    model.layers[0].linear.weight = nn.Parameter(torch.zeros(64, 64).as_subclass(Quantised))
+    with pytest.raises(PlacementError, match="tensor subclasses, such as those of quantised models"):
+        find_blocks(model)
+
+
+def test_a_parameter_without_a_shape_is_refused():
+    with pytest.raises(PlacementError, match="no shape yet"):
+        find_blocks(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4)))
+
+
+@torch.no_grad()
+def test_threads_take_turns_with_a_placed_model(model):
+    inputs = [torch.randn(2, 64) for _ in range(24)]
+    want = [model(x) for x in inputs]
+    placed(model, "all")
+    got = [None] * len(inputs)
+
+    def work(first):
+        with torch.no_grad():
+            for i in range(first, len(inputs), 4):
+                got[i] = model(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@torch.no_grad()
+def test_a_block_called_by_another_thread_within_a_pass_is_refused(model, x):
+    placed(model, "streamed")
+    errors = []
+
+    def other():
+        try:
+            with torch.no_grad():
+                model.layers[2](x)
+        except PlacementError as error:
+            errors.append(error)
+
+    def within(x):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return x
+
+    model.layers[1].linear.forward = within
+    model(x)
+    assert "another thread" in str(errors[0])
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x):
+        x = self.encoder(x)
+        return self.attention(x, x, x)[0]
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 32, 3),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, groups=2),
+            nn.ConvTranspose2d(32, 4, 2),
+        ).to(memory_format=torch.channels_last)
+        self.scale = nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))
+
+    def forward(self, x):
+        return self.scale(self.net(x).mean((2, 3)))
+
+
+class Mixture(nn.Module):
+    """Experts that are chosen by their input, in another order each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(64, 6)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(6)
+        )
+
+    def forward(self, x):
+        best = self.gate(x).topk(2, -1).indices
+        return torch.stack(
+            [sum(self.experts[i](row) for i in chosen) for row, chosen in zip(x, best.tolist(), strict=True)]
+        )
+
+
+class Transposed(nn.Module):
+    """Weights that share a storage: one is the other, transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 96, bias=False), nn.Linear(96, 64, bias=False)
+        self.down.weight = nn.Parameter(self.up.weight.detach().t())
+        self.again = nn.Linear(64, 48)
+        self.again.weight = nn.Parameter(self.up.weight.detach()[:48])  # and a part of it
+
+    def forward(self, x):
+        return self.again(self.down(torch.tanh(self.up(x))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", [*MOVING, "cpu", "all"])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (Recurrent, (2, 5, 16)),
+        (Attending, (2, 7, 64)),
+        (Convolutions, (2, 3, 12, 12)),
+        (Mixture, (5, 64)),
+        (Transposed, (3, 64)),
+        (lambda: nn.Linear(64, 64), (2, 64)),
+    ],
+)
+def test_modules_of_many_kinds_compute_the_same_bits(make, shape, tier):
+    torch.manual_seed(1)
+    model = make().eval()
+    inputs = [torch.randn(shape) for _ in range(3)]
+    want = [model(x) for x in inputs]
+    handle = placed(model, tier)
+    assert all(torch.equal(model(x), y) for x, y in zip(inputs, want, strict=True))
+    handle.remove()
+    assert all(torch.equal(model(x), y) for x, y in zip(inputs, want, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["all", "packed"])
+def test_autocast_computes_the_same(model, x, tier):
+    with torch.autocast("cpu", torch.bfloat16):
+        want = model(x)
+    placed(model, tier)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize("tier", ["all", *MOVING])
+def test_under_inference_mode_and_after_it_the_outputs_are_the_same(model, x, tier):
+    with torch.no_grad():
+        want = model(x)
+    with torch.inference_mode():
+        handle = placed(model, tier)
+        assert torch.equal(model(x), want)
+    with torch.no_grad():
+        assert torch.equal(model(x), want)
+    with torch.inference_mode():
+        handle.remove()
+    assert not any(p.is_inference() for p in model.parameters())
+    model.train()(x).sum().backward()  # trainable again
+    assert model.layers[0].linear.weight.grad is not None
+
+
+@torch.no_grad()
+def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(model, x):
+    want = model(x)
+    many = torch.randn(100, 64)
+    want_many = model(many)
+    names = [block.name for block in find_blocks(model)]
+    used = []
+
+    def linear(x, packed, bias):
+        from probes.placement.packing.tensors import unpack
+
+        used.append(x.shape[0])
+        return nn.functional.linear(x, unpack(packed), bias)
+
+    from probes.placement.runtime.blocks.lanes import HostLanes
+    from probes.placement.runtime.blocks.moving import Arithmetic
+    from probes.placement.runtime.place import settle
+    from probes.placement.runtime.settling import ModuleSource
+
+    tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
+    plan = plan_of(model, tiers, objective="fast")
+    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear))
+    for _ in range(2):
+        assert torch.allclose(model(x), want)
+        assert torch.equal(model(many), want_many)
+    assert used == [2] * 8
+    handle.remove()
+    assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
+def test_a_report_says_what_is_taken_and_where_the_time_goes(model, x):
+    handle = placed(model, "all")
+    assert "unknown: no pass has been measured" in handle.report().gap()[0]
+    measured = handle.measure(model, x)
+    report = handle.report()
+    assert len(measured.wall_s) == 5
+    assert measured.middle_s > 0
+    assert {use.tier for use in report.tiers} == set(TIERS[:4])
+    assert report.vram_asked <= report.vram_taken <= 1.02 * report.vram_asked + 4096
+    assert sum(use.weight_bytes for use in report.tiers) == sum(p.nbytes for p in model.parameters())
+    assert "a pass takes" in str(report)
+    handle.remove()
