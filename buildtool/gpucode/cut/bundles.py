@@ -73,9 +73,10 @@ def cut_bundles(
         kept = kept_entries(place.bundle, wanted)
         if strict and len(kept) == len(place.bundle.entries):
             _refuse_foreign(kept, wanted, index)
+        staying = frozenset(kept)
         for entry in place.bundle.entries:
             if not entry.is_host:
-                tally.count(str(entry.target), entry.n_bytes, kept=entry in kept)
+                tally.count(str(entry.target), entry.n_bytes, kept=entry in staying)
         aligned = align_up(address + position, PAGE_BYTES) - address
         new = _rebuild(source, place, kept, compress)
         changed |= new != [Copy(place.start, place.stored_bytes)]
@@ -100,10 +101,9 @@ def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:
 
     All of it when nothing would be left for a card: the bundle never served the targets.
     """
-    serving = [entry for entry in old.entries if not entry.is_host and serves_any(entry.target, wanted)]
-    if not any(entry.n_bytes for entry in serving):
+    kept = [entry for entry in old.entries if entry.is_host or serves_any(entry.target, wanted)]
+    if not any(entry.n_bytes for entry in kept if not entry.is_host):
         return list(old.entries)
-    kept = [entry for entry in old.entries if entry.is_host or entry in serving]
     return sorted(kept, key=lambda entry: (not entry.is_host, entry.offset))
 
 

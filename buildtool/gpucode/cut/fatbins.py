@@ -27,8 +27,9 @@ def cut_fatbins(
     position = 0
     for fatbin in fatbins:
         kept = kept_entries(fatbin, targets)
+        staying = frozenset(kept)
         for entry in fatbin.entries:
-            tally.count(str(entry.code), entry.unpacked_bytes, kept=entry in kept)
+            tally.count(str(entry.code), entry.unpacked_bytes, kept=entry in staying)
         aligned = align_up(address + position, ALIGN_BYTES) - address
         new = _rebuild(source, fatbin, kept)
         pieces += [Zeros(aligned - position), *new]

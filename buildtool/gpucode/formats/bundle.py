@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from buildtool.gpucode.errors import BadBundle, BadTarget
@@ -34,7 +35,7 @@ class Entry:
         """True for the (empty) host entry that every HIP bundle starts with."""
         return self.id.startswith("host-")
 
-    @property
+    @cached_property
     def target(self) -> TargetId:
         """What the code runs on. Raises BadBundle for a host entry or an id that names no target."""
         match = _ID.fullmatch(self.id)

@@ -6,6 +6,7 @@ from test_library_prune import pruned, targets_in
 
 from buildtool.gpucode.cut.library import plan_prune
 from buildtool.gpucode.errors import PruneRefused, TargetMissing
+from buildtool.gpucode.formats.nvfatbin import NvEntry
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 
@@ -74,3 +75,22 @@ def test_targets_of_one_vendor_leave_the_other_vendors_code() -> None:
         with pytest.raises(TargetMissing, match=f"no code for {foreign}, but code for"):
             plan_prune(source, parse_targets(foreign))
     assert targets_in(pruned(hip, "gfx906,sm_90")) == {"gfx906"}
+
+
+@pytest.mark.parametrize("count", [300, 600])
+def test_a_fat_binary_of_very_many_entries_is_cut_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Planned in a second per million entries, not in hours: no entry is compared with all others."""
+    compared = 0
+    equal = NvEntry.__eq__
+
+    def counted(one: NvEntry, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    many = cuda([nv_fatbin([*[(CUBIN, 90, 8)] * count, (CUBIN, 75, 9000)])])
+    monkeypatch.setattr(NvEntry, "__eq__", counted)
+    assert plan_prune(Source.of_bytes(many), parse_targets("sm_90")).changed
+    assert compared <= 2 * count
