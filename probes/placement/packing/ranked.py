@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from probes.placement.packing.layouts import Layout
-from probes.placement.packing.window import CHUNK
+from probes.placement.packing.window import chunk
 
 CODES: Final = 7
 _BLOCK: Final = 2048
@@ -44,7 +44,7 @@ def encode(layout: Layout, words: torch.Tensor, table: tuple[int, ...]) -> dict[
     code_of[torch.tensor(table, device=words.device)] = torch.arange(
         1, CODES + 1, dtype=torch.uint8, device=words.device
     )
-    for span in _chunks(n, block):
+    for span in _chunks(n, block, words.device):
         piece = words[span]
         field = (piece >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
         code = code_of.index_select(0, field.to(torch.int32))
@@ -69,7 +69,7 @@ def decoded(
     device = parts["rest"].device
     # filled on the device: a copy from the host can't be captured in a graph
     exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])
-    for span in _chunks(n, block):
+    for span in _chunks(n, block, device):
         more = _get(parts["more"], span, bits=low_bits + 1, block=block)
         code = _get(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
         field = exponent_of.index_select(0, code.to(torch.int32))
@@ -90,8 +90,8 @@ def _side(parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block
     return exponents.index_select(0, rank.view(-1).clamp(max=exponents.numel() - 1)).to(torch.int16)
 
 
-def _chunks(n: int, block: int) -> Iterator[slice]:
-    step = CHUNK // max(block, 1) * block if block else 1
+def _chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
+    step = max(1, chunk(device) // max(block, 1)) * max(block, 1)
     for first in range(0, n, step):
         yield slice(first, min(first + step, n))
 

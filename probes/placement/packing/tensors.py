@@ -136,7 +136,7 @@ def _exponent_counts(layout: Layout, words: torch.Tensor) -> torch.Tensor:
     """How often each exponent occurs."""
     bins = 1 << layout.exponent_bits
     counts = torch.zeros(bins, dtype=torch.int64, device=words.device)
-    for piece in words.split(window.CHUNK):
+    for piece in words.split(window.chunk(words.device)):
         field = (piece >> layout.mantissa_bits) & (bins - 1)
         counts += torch.bincount(field.to(torch.int32), minlength=bins)
     return counts

@@ -17,7 +17,9 @@ import torch
 from probes.placement.packing.grid import Grid
 from probes.placement.packing.layouts import Layout
 
-CHUNK: Final = 1 << 22  # weights handled at once: bounds the memory that temporaries take
+# Weights handled at once: a bound for temporaries, which stay in the caches of a CPU's cores.
+CHUNK: Final = 1 << 22
+CPU_CHUNK: Final = 1 << 20
 _WINDOW: Final = 15
 _HIGHEST_BASE: Final = 127  # 2**base is a factor of the products and must be a float32
 _POSITION_BITS: Final = 16
@@ -39,7 +41,7 @@ def encode(layout: Layout, words: torch.Tensor, cut: Grid, base: int) -> dict[st
     planes = [torch.empty(n, dtype=torch.uint8, device=words.device) for _ in range(_planes(layout))]
     codes = torch.empty((cut.rows, half), dtype=torch.uint8, device=words.device)
     found = []
-    for first, last in row_chunks(cut):
+    for first, last in row_chunks(cut, words.device):
         span = slice(first * cut.width, last * cut.width)
         code, escape = _codes(layout, words[span], base)
         rest = (words[span] >> layout.exponent_bits) & (1 << layout.mantissa_bits)
@@ -59,7 +61,7 @@ def decoded(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Pieces of the words in order, each with the index that it begins at; escapes are still zero."""
     codes = parts["codes"].view(cut.rows, 1, cut.width // 2)
-    for first, last in row_chunks(cut):
+    for first, last in row_chunks(cut, codes.device):
         byte = codes[first:last]
         code = torch.cat((byte & 15, byte >> 4), 1).view(-1).to(layout.word)
         words = ((code + base) * (code > 0)) << layout.mantissa_bits
@@ -80,11 +82,16 @@ def escape_indices(parts: dict[str, torch.Tensor], cut: Grid) -> torch.Tensor:
     return group * (cut.group_rows * cut.width) + positions
 
 
-def row_chunks(cut: Grid) -> Iterator[tuple[int, int]]:
+def row_chunks(cut: Grid, device: torch.device) -> Iterator[tuple[int, int]]:
     """Ranges of rows that are handled at once."""
-    step = max(1, CHUNK // max(cut.width, 1))
+    step = max(1, chunk(device) // max(cut.width, 1))
     for first in range(0, cut.rows, step):
         yield first, min(first + step, cut.rows)
+
+
+def chunk(device: torch.device) -> int:
+    """How many weights are handled at once."""
+    return CPU_CHUNK if device.type == "cpu" else CHUNK
 
 
 def _planes(layout: Layout) -> int:

@@ -283,8 +283,7 @@ def test_large_tensors_are_handled_in_pieces(monkeypatch, dtype, dense):
     tensor = gaussian(64, 1024, dtype=dtype)
     tensor[::7, ::5] = 1e-4
     whole = pack(tensor, dense=dense)
-    monkeypatch.setattr(window, "CHUNK", 5000)
-    monkeypatch.setattr(ranked, "CHUNK", 5000)
+    monkeypatch.setattr(window, "CPU_CHUNK", 5000)
     pieces = pack(tensor, dense=dense)
     assert form(pieces) == form(whole)
     assert all(torch.equal(pieces.parts[name], part) for name, part in whole.parts.items())
