@@ -31,7 +31,7 @@ class Limits:
     max_queue_tokens: int = 8192  # of the texts of all requests in flight; further requests get 429
     max_batch_tokens: int = 1024  # computed together, padding included
     max_wait_ms: int = 5  # that the device idles at most, for callers who come together to share a batch
-    max_connections: int = 256  # open at once; each may hold a body of max_body_bytes in memory
+    max_connections: int = 512  # open at once; each may hold a body of max_body_bytes in memory
     header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head
     body_timeout_s: int = 10  # from the end of the head to the end of the body
     drain_s: int = 30  # of stop_grace_period, for those who are in already

@@ -256,7 +256,8 @@ def hostile(board: Board, here: Server, n_requests: int) -> None:
     board.bar(
         "fuzz-restarts", int(docker("inspect", "-f", "{{.State.Pid}}", here.name) != pid), 0, "restarts"
     )
-    board.bar("fuzz-others", len([status for status in plain if status != 200]), 0, f"of {len(plain)} others")
+    others = [status for status in plain if status != 200]
+    board.bar("fuzz-others", len(others), 0, f"of {len(plain)} others", statuses=sorted(set(others)))
 
 
 def size(board: Board) -> None:
