@@ -6,9 +6,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -270,3 +273,51 @@ def test_a_device_that_hangs_is_noticed_and_the_process_ends(monkeypatch: pytest
     finally:
         gate.set()
     assert statuses == [503]
+
+
+# ---- stops with requests inside ----------------------------------------------------------------------
+
+PROCESS = """
+import asyncio, sys, time
+sys.path[:0] = sys.argv[2:]
+from test_service_stops import INFO, Named
+from pathlib import Path
+from service import server
+from service.settings import Limits, Settings
+
+class Slow(Named):
+    def classify(self, batch):
+        time.sleep(1.5)  # for all to arrive
+        return tuple((1.0, 0.0) for _ in batch)
+
+server._load = lambda _settings, _name: Slow(0)
+here = Settings("t", "cpu", Path("/models"), "random", "127.0.0.1", int(sys.argv[1]), Limits())
+asyncio.run(server.serve(here))
+"""
+HERE = Path(__file__).parent
+N_INSIDE = 64
+
+
+def cycle(here: Settings) -> tuple[list[int], int]:
+    """Start, 64 requests inside, SIGTERM: the statuses of the 64, and the exit code."""
+    command = [sys.executable, "-c", PROCESS, str(here.port), str(HERE), str(HERE.parents[1] / "images")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        ready(here)
+        with ThreadPoolExecutor(N_INSIDE) as pool:
+            asked = [
+                pool.submit(request, here, "POST", "/predict", '{"texts": ["a"]}') for _ in range(N_INSIDE)
+            ]
+            while f"weir_in_flight {N_INSIDE}.0".encode() not in request(here, "GET", "/metrics")[1]:
+                assert not all(each.done() for each in asked), "they were never inside together"
+            process.terminate()
+            statuses = [each.result()[0] for each in asked]
+        return statuses, process.wait(30)
+    finally:
+        process.kill()
+
+
+def test_a_stop_answers_each_of_64_requests_inside() -> None:
+    """`make bench-service` does it a hundred times, with the image."""
+    for _ in range(2):
+        assert cycle(settings()) == ([200] * N_INSIDE, 0)
