@@ -72,7 +72,7 @@ def offered_by_bash(typed: list[str], folder: Path) -> set[str]:
         text=True,
         check=True,
     )
-    return set(done.stdout.split())
+    return set(filter(None, done.stdout.splitlines()))
 
 
 def offered_by_zsh(typed: list[str], folder: Path, zsh: Zsh) -> set[str]:
@@ -125,3 +125,14 @@ def test_the_tab_key_offers_what_can_follow(
     else:
         found = offered_by_zsh(typed, tmp_path, request.getfixturevalue("zsh"))
     assert found == offered
+
+
+def test_a_hostile_file_name_is_offered_as_it_is_and_never_run(tmp_path: Path) -> None:
+    run = "touch ran"
+    names = {"a b.tar", f"a$({run}).tar", f"a`{run}`.tar", f"a;{run};.tar", "a*.tar", "a'\".tar", "a[0].tar"}
+    for name in names:
+        (tmp_path / name).touch()
+    assert offered_by_bash(["audit", "a"], tmp_path) == names
+    for typed in ([f"a[$({run})]", ""], ["audit", f"a[0$({run})]", ""], ["audit", f"--format[$({run})]", ""]):
+        offered_by_bash(typed, tmp_path)
+    assert not (tmp_path / "ran").exists()
