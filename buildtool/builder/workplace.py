@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from buildtool.builder.plan import ImagePlan
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.sources import bootstrap_of
 from buildtool.builder.wheels import WheelCache
+from buildtool.errors import DataError
 from buildtool.files import locked, sweep_partials
 from buildtool.model import Resolved, Variant
 from buildtool.prune.inputs import Inspections, PruneCache
@@ -39,7 +40,11 @@ class Workplace:
     def alone(self) -> Iterator[None]:
         """Lock this state directory: other builds would replace contexts that are being read."""
         waiting = "another build is using the same state directory; waiting for it to finish"
-        with locked(self.state / "build.lock", lambda: self.say(waiting)):
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.state / "build.lock", lambda: self.say(waiting)))
+            except DataError as error:
+                raise DataError(error.message, "name a directory for caches: WEIR_STATE=DIR") from error
             yield
 
     def sweep(self) -> None:

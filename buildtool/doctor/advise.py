@@ -329,12 +329,12 @@ def next_step(host: Host, cards: Sequence[CardAdvice], remarks: Sequence[Remark]
     """The one command to type next."""
     if isinstance(host.engine, Unknown):
         return (
-            command("make", "engine")
+            command("weir", "engine")
             if host.user.number == 0
             else command("sudo", "systemctl", "start", "docker")
         )
     if isinstance(host.engine.buildx, Unknown) or isinstance(host.engine.compose, Unknown):
-        return command("make", "engine")
+        return command("weir", "engine")
     wrong = [remark.command for remark in remarks if remark.about == "override" and remark.command]
     if wrong:
         return wrong[0]

@@ -9,7 +9,7 @@ from typing import Any
 from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import Engine
-from buildtool.engine.connection import endpoint_here
+from buildtool.engine.connection import INSTALL, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
 from probes.shared.invocation import host_command
@@ -29,7 +29,7 @@ MINIMUM = (0, 11)  # named contexts, `-f -` and the metadata file as we use them
 
 def require_buildx() -> str:
     """The plugin's version. Raises EnvironmentMissing when it's missing or too old."""
-    hint = "install the plugin `docker-buildx`; as root on Debian or Ubuntu: make engine"
+    hint = f"install the plugin `docker-buildx`; {INSTALL}"
     try:
         said = run(["docker", "buildx", "version"]).stdout
     except (CommandFailed, EnvironmentMissing) as error:
@@ -101,7 +101,8 @@ def _cause(error: CommandFailed, engine: Engine) -> ToolError:
         engine.info()
     except ToolError:
         return EngineUnavailable(
-            "the engine stopped during the build; no image was made", "start it and run again: make images"
+            "the engine stopped during the build; no image was made",
+            "start it and run the same command again",
         )
     said = [line for line in error.tail.splitlines() if line.strip()]
     return BuildFailed(

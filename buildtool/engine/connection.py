@@ -18,8 +18,10 @@ from buildtool.errors import (
     EngineForbidden,
     EngineUnavailable,
 )
+from probes.shared.invocation import host_command
 
-NEXT_STEP = "start one (`sudo systemctl start docker`), or as root on Debian or Ubuntu: `make engine`"
+INSTALL = f"as root on Debian or Ubuntu: {host_command()} engine"
+NEXT_STEP = f"start one (`sudo systemctl start docker`), or {INSTALL}"
 _NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from buildtool.command import CommandFailed, find, run
 from buildtool.engine.buildx import require_buildx
 from buildtool.engine.client import Engine, EngineInfo
-from buildtool.engine.connection import endpoint_here
+from buildtool.engine.connection import INSTALL, endpoint_here
 from buildtool.engine.room import disk_here
 from buildtool.errors import EnvironmentMissing, ToolError
 from buildtool.files import free_bytes
@@ -87,7 +87,7 @@ def diagnose(facts: Facts) -> list[Row]:
 
 
 def _engine_rows(facts: Facts) -> list[Row]:
-    hint = "as root on Debian or Ubuntu: make engine"
+    hint = INSTALL
     if isinstance(facts.engine, ToolError):
         engine = Row("engine", State.MISSING, facts.engine.message, facts.engine.hint)
     elif facts.engine.containerd_store:

@@ -20,7 +20,8 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
             complain(f"error: {error}")
             return int(error.exit_code)
         except OSError as error:  # about a file in the way that no module expects
-            where = f" {error.filename}" if error.filename else ""
+            unnamed = " the current directory" if isinstance(error, FileNotFoundError) else ""  # it is gone
+            where = f" {error.filename}" if error.filename else unnamed
             complain(
                 f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions"
             )

@@ -1,6 +1,8 @@
 """What both programs do with output that can't be written, and with paths that can't be looked at."""
 
+import ast
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from probes.shared import output
 
 Entry = Callable[[], None]
 LONG = "a" * 300
+PACKAGE = Path(cli.__file__).parent
 PROGRAMS: list[tuple[Entry, list[str]]] = [
     (cli.entry, ["weir", "prune", "--help"]),
     (probes_cli.entry, ["probes", "list"]),
@@ -219,3 +222,37 @@ def test_a_list_of_targets_that_names_none_does_not_pass_for_no_list(
 ) -> None:
     assert cli.main([*verb, "--targets", ","]) == Exit.USAGE
     assert "--targets" in capsys.readouterr().err
+
+
+def test_no_hint_needs_a_makefile_that_an_installed_package_lacks() -> None:
+    """`weir engine` can be typed anywhere; only the first screen of help compares a verb with `make`."""
+    found = [
+        f"{path.relative_to(PACKAGE)}: {text}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for text in re.findall(r"\bmake (?:engine|images|probe)\b", node.value)
+        if "what `make images` does" not in node.value
+    ]
+    assert not found
+
+
+def test_a_directory_for_caches_that_cannot_be_made_is_an_error_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("buildtool.engine.provision.ensure_engine", lambda *_, **__: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path / "file"))
+    assert cli.main(["build", "cpu"]) == Exit.DATA
+    assert "WEIR_STATE=DIR" in capsys.readouterr().err
+
+
+def test_a_current_directory_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone() -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("buildtool.builder.choices.lock_file", gone)
+    assert cli.main(["plan", "cpu"]) == Exit.DATA
+    assert "can't use the current directory: No such file" in capsys.readouterr().err

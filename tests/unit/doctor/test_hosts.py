@@ -370,7 +370,7 @@ CASES = [
         "gfx1100",
         "official",
         "2.13.0+rocm7.2",
-        "make engine",
+        "weir engine",
         engine=replace(ENGINE, buildx=Unknown("the plugin isn't installed")),
     ),
     Case(
