@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import secrets
 import shlex
 import time
@@ -135,7 +136,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
     run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
-    run.add_argument("--seed", type=int, help="of content and order; drawn and recorded when not given")
+    run.add_argument(
+        "--seed", type=_seed, help="of content and order, below 2^63; drawn and recorded when not given"
+    )
     show = verbs.add_parser("show", help="print a report")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
@@ -148,6 +151,12 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def _list(_args: argparse.Namespace) -> Exit:

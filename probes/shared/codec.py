@@ -22,6 +22,7 @@ Number = TypeVar("Number", int, float)
 
 TAG = "is"
 DEPTH = 64  # levels of JSON; no document that is read here needs more than eight
+MOST_VALUES = 5_000_000  # of a text from outside: 400 MB in memory; a full run on an H200 has 66,000
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
 
 
@@ -38,8 +39,11 @@ class TooDeep(ValueError):
 
 
 def load(text: bytes | str) -> Json:
-    """A JSON value, without NaN, keys given twice or deep nesting. Raises ValueError."""
-    return parsed(text if isinstance(text, str) else text.decode("utf-8"), _unique)
+    """A JSON value, without NaN, keys given twice, deep nesting or endless lists. Raises ValueError."""
+    words = text if isinstance(text, str) else text.decode("utf-8")
+    if sum(map(words.count, ",[{")) > MOST_VALUES:  # an upper bound, before memory is taken for them
+        raise ValueError(f"more than {MOST_VALUES:,} values")
+    return parsed(words, _unique)
 
 
 def parsed(text: str, members: Callable[[list[tuple[str, typing.Any]]], object]) -> Json:

@@ -406,3 +406,13 @@ def test_a_folder_whose_name_no_file_system_takes_is_no_traceback(
     workers(with_torch(CPU_TORCH, ended()))
     assert cli.main(["run", "transfer", "--out", str(tmp_path / ("a" * 300))]) == Exit.DATA
     assert "File name too long\n  check the path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", "9223372036854775808", "9" * 400, "1e3", "0x7", "\u0664"])
+def test_a_seed_that_no_generator_takes_is_refused_before_anything_is_measured(
+    seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["run", f"--seed={seed}"])
+    assert refused.value.code == Exit.USAGE
+    assert "is not a whole number from 0 to 2^63 - 1" in capsys.readouterr().err
