@@ -67,7 +67,7 @@ class Metrics:
         """One request ended."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-        if status in (408, 429, 503, 504):
+        if status in (408, 429, 503, 504) and not route.startswith("/v2/health"):
             self._refusals.labels(str(status)).inc()
 
     def batch(self, done: Done) -> None:

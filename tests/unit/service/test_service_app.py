@@ -434,6 +434,15 @@ def test_metrics_count_what_happened(client: TestClient) -> None:
         assert line in text
 
 
+def test_only_requests_that_are_turned_away_count_as_refusals(client: TestClient, service: Service) -> None:
+    """A probe that hears `not ready` was answered."""
+    service.admission.draining = True
+    client.get("/v2/health/ready")
+    assert "weir_refusals_total{" not in client.get("/metrics").text
+    client.post("/predict", json={"texts": ["a"]})
+    assert 'weir_refusals_total{status="503"} 1.0' in client.get("/metrics").text
+
+
 def test_what_callers_choose_does_not_become_a_metric(client: TestClient) -> None:
     for path in ("/x/1", "/x/2", "/v2/models/one", "/v2/models/two/infer"):
         client.get(path)
