@@ -29,7 +29,7 @@ class Limits:
     )
     max_in_flight: int = 64  # requests whose body has arrived; further ones get 429
     max_queue_tokens: int = 8192  # of the texts of all requests in flight; further requests get 429
-    max_batch_tokens: int = 1024  # computed together, padding included
+    max_batch_tokens: int = 512  # computed together, padding included; a CPU gains nothing from more
     max_wait_ms: int = 5  # that the device idles at most, for callers who come together to share a batch
     max_connections: int = 512  # open at once; each may hold a body of max_body_bytes in memory
     header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head

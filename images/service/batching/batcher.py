@@ -18,7 +18,7 @@ _OLD = 0.8  # weight of the batches before the last one in the estimate of speed
 class Policy:
     """What a batch may be, and how long it is waited for."""
 
-    max_batch_tokens: int = 1024  # padding included; a single row may have more
+    max_batch_tokens: int = 512  # padding included; a single row may have more
     max_wait_s: float = 0.005  # how long the device idles at most, so that callers who come together share
     max_queue_tokens: int = 8192  # waiting and running; more are refused
     max_padding: float = 0.15  # of a batch's tokens
