@@ -21,7 +21,7 @@ from probes.measure.workbench import READS_AFTER, WRITTEN, Action, Clocked, Kind
 from probes.placement import architectures
 from probes.placement.runtime.hostview import zero_copy
 from probes.placement.split import Shape, StackPlan
-from probes.placement.stack import LayerStack
+from probes.placement.trial.stack import LayerStack
 from probes.records.schema import Unknown
 from probes.records.stats import median
 from probes.shared.units import binary_bytes

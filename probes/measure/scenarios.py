@@ -1,16 +1,19 @@
-"""The probe `scenarios`: one forward pass when the weights don't all fit, done in four ways.
+"""The probe `scenarios`: one forward pass when the weights don't all fit, done in six ways.
 
 resident: weights and inputs in VRAM, the reference. The others leave some weights in pinned host memory.
 zero_copy_weights: kernels read those over the link, inputs are copied.
 zero_copy_all: the inputs are left there too.
 streamed: those are copied through two VRAM buffers while earlier layers compute; inputs are copied.
+packed: weights are packed without loss, in VRAM as far as they fit and streamed packed; a layer is unpacked
+when it computes.
+placed: each layer where the planner puts it, with the same VRAM.
 """
 
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from probes.errors import ContentMismatch, DeviceUnusable
+from probes.errors import ContentMismatch, DeviceUnusable, PlacementError
 from probes.measure import sampling
 from probes.measure.workbench import Stack, Workbench
 from probes.placement.split import BUDGET, Shape, StackPlan, linear_shape, plan_stack
@@ -27,7 +30,7 @@ FULL_MODELS = ("mlp", "transformer", "bert-base", "gpt2-xl", "qwen2.5-1.5b")
 DTYPES = ("float16",)  # which every GPU here computes in, gfx803 included
 ROWS = (1, 256)
 TOKEN_ROWS = (1, 16)  # inputs of many tokens each
-SPLIT: tuple[Scenario, ...] = ("zero_copy_weights", "zero_copy_all", "streamed")
+SPLIT: tuple[Scenario, ...] = ("zero_copy_weights", "zero_copy_all", "streamed", "packed", "placed")
 SCENARIOS: tuple[Scenario, ...] = ("resident", *SPLIT)
 ROOM = 0.6  # of free VRAM for the all-resident reference; the rest is for buffers and libraries
 # Sums of thousands of products in another order differ by about a percent at most in float16, which has 11
@@ -148,10 +151,20 @@ def _model(
             else:
                 _compare(stack, chosen, "resident", rows=n)  # the reference for the others
         stack.spill()
-        split = [(scenario, n) for scenario in SPLIT for n in rows]
-        for scenario, n in draw.sample(split, len(split)):
-            if (scenario, n) in left:
-                yield _time(bench, stack, chosen, scenario=scenario, rows=n, settings=settings)
+        for scenario in draw.sample(SPLIT, len(SPLIT)):  # the model is placed once for each
+            for n in draw.sample(rows, len(rows)):
+                if (scenario, n) in left:
+                    yield _timed(bench, stack, chosen, scenario=scenario, rows=n, settings=settings)
+
+
+def _timed(
+    bench: Workbench, stack: Stack, chosen: StackPlan, *, scenario: Scenario, rows: int, settings: Settings
+) -> Pass | Gap:
+    """The pass, or why the model can't be placed in this way."""
+    try:
+        return _time(bench, stack, chosen, scenario=scenario, rows=rows, settings=settings)
+    except PlacementError as refused:
+        return Gap(f"{chosen.shape.model} {chosen.shape.dtype} {scenario}", rows, refused.message)
 
 
 def _time(
@@ -173,7 +186,7 @@ def _time(
         rows=rows,
         layers=chosen.layers,
         weight_bytes=chosen.weight_bytes,
-        spilled_bytes=0 if scenario == "resident" else chosen.spilled_bytes,
+        spilled_bytes=stack.left_bytes(scenario, rows),
         input_bytes=stack.input_bytes(rows),
         dtype=chosen.shape.dtype,
         device_s=samples.device_s,

@@ -57,10 +57,13 @@ class Stack(Protocol):
     """A model whose weights can be placed."""
 
     def spill(self) -> None:
-        """Move the plan's spilled weights out of VRAM into pinned host memory."""
+        """Move all weights out of VRAM: each other way begins there."""
 
     def input_bytes(self, rows: int) -> int:
         """Bytes of one input."""
+
+    def left_bytes(self, scenario: Scenario, rows: int) -> int:
+        """Bytes of the weights, unpacked, that a way leaves in host memory."""
 
     def split(self, scenario: Scenario, rows: int) -> Split | Unknown:
         """How one pass spends its time, in a separate pass."""

@@ -191,10 +191,15 @@ def _spill(records: Sequence[Record]) -> list[str]:
     return said
 
 
+COMPARED = frozenset(
+    {"resident", "streamed", "zero_copy_weights", "zero_copy_all"}
+)  # older reports have no others
 Way = tuple[str, str, int]  # model, element type, batch size
 NAMES: dict[Scenario, str] = {
     "resident": "all in VRAM",
     "streamed": "streamed",
+    "packed": "packed",
+    "placed": "placed by plan",
     "zero_copy_weights": "with weights read in place",
     "zero_copy_all": "with weights and inputs read in place",
 }
@@ -211,7 +216,7 @@ def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
 def _scenarios(records: Sequence[Record]) -> list[str]:
     """Each statement once, with the models for which it holds and those for which it doesn't."""
     link = best_gb_per_s(records, "h2d_pinned")
-    complete = {key: times for key, times in groups(pick(records, Pass)).items() if len(times) == 4}
+    complete = {key: times for key, times in groups(pick(records, Pass)).items() if times.keys() >= COMPARED}
     if not complete:
         return []
     streamed = "; ".join(f"{_named(key)}: {_streaming(times, link)}" for key, times in complete.items())

@@ -21,6 +21,7 @@ from probes.records.schema import (
 )
 from probes.report import residency
 from probes.report.answers import (
+    COMPARED,
     all_records,
     best_gb_per_s,
     device_time_s,
@@ -38,6 +39,8 @@ from probes.shared.units import duration
 
 SPILLED: dict[Scenario, str] = {
     "streamed": "streaming the rest through two VRAM buffers",
+    "packed": "packing weights without loss, in VRAM as far as they fit",
+    "placed": "placing each layer by plan",
     "zero_copy_weights": "reading the rest in place with the inputs copied to VRAM",
     "zero_copy_all": "reading the rest and the inputs in place",
 }
@@ -150,12 +153,12 @@ def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
 
 
 def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
-    complete = [(key, ways) for key, ways in groups(pick(records, Pass)).items() if len(ways) == 4]
+    complete = [(key, ways) for key, ways in groups(pick(records, Pass)).items() if ways.keys() >= COMPARED]
     if not complete:
         why, step = missing(report, "scenarios"), next_step(report.machine)
         return f"What runs a model larger than VRAM fastest is unknown ({why}){step and f': {step}'}."
     (model, dtype, rows), ways = complete[0]
-    ranked = sorted(SPILLED, key=lambda name: took_s(ways[name]))
+    ranked = sorted(SPILLED.keys() & ways.keys(), key=lambda name: took_s(ways[name]))
     best, second = ways[ranked[0]], ways[ranked[1]]
     share = best.spilled_bytes / best.weight_bytes
     slower = took_s(best) / took_s(ways["resident"])

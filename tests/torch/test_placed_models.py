@@ -387,7 +387,8 @@ def test_under_inference_mode_and_after_it_the_outputs_are_the_same(model, x, ti
 
 
 @torch.no_grad()
-def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(model, x):
+@pytest.mark.parametrize("scratches", [0, 1, 2])
+def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(model, x, scratches):
     want = model(x)
     many = torch.randn(100, 64)
     want_many = model(many)
@@ -406,7 +407,7 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
     from probes.placement.runtime.settling import ModuleSource
 
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
-    plan = plan_of(model, tiers, objective="fast")
+    plan = plan_of(model, tiers, Rings(2, scratches=scratches), objective="fast")
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear))
     for _ in range(2):
         assert torch.allclose(model(x), want)

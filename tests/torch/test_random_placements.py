@@ -8,6 +8,7 @@ from late_lanes import LateLanes
 from random_models import TIERS, Model, plan_of
 
 from probes.placement.models.modules import find_blocks
+from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.settling import ModuleSource
@@ -24,6 +25,11 @@ def inputs_of(model, r, passes):
         yield torch.randint(0, 20, (r.randint(1, 3), 4)), order
 
 
+def exact_linear(x, packed, bias):
+    """A product with packed weights whose sums are rounded as the library's."""
+    return torch.nn.functional.linear(x, unpack(packed), bias) if x.shape[0] < 3 else None
+
+
 def run(seed, passes=3):
     r = random.Random(seed * 7 + 1)
     torch.manual_seed(seed)
@@ -38,15 +44,10 @@ def run(seed, passes=3):
     tiers = {block.name: r.choice(among) for block in find_blocks(model) if block.called}
     rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
     lanes = LateLanes(seed)
+    plan = plan_of(model, tiers, rings, objective=r.choice(["exact", "exact", "fast"]))
+    work = Arithmetic(linear=exact_linear, reads=lanes.reads)
     with torch.no_grad():
-        handle = settle(
-            model,
-            plan_of(model, tiers, rings),
-            ModuleSource(),
-            lanes,
-            capture=r.random() < 0.3,
-            work=Arithmetic(reads=lanes.reads),
-        )
+        handle = settle(model, plan, ModuleSource(), lanes, capture=r.random() < 0.3, work=work)
     lanes.engine = handle._engine
     with torch.inference_mode() if r.random() < 0.5 else torch.no_grad():
         for _ in range(r.choice([1, 1, 5])):  # captured passes come with the third

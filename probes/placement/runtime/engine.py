@@ -138,7 +138,10 @@ class Engine:
         one.inside = one.products if one.fused and one.products is not None else one.unpacked
         if self._work.reads is not None:
             values = [place.present for place in one.inside.places]
-            self._work.reads(one.name, [value.data for value in values if type(value) is not Lazy])
+            read = [value.data for value in values if type(value) is not Lazy]
+            if one.fused and one.target is not None:
+                read.append(one.target)
+            self._work.reads(one.name, read)
         one.inside.bring()
 
     def _in_use_by_another(self, one: Moving) -> bool:
@@ -286,6 +289,13 @@ class Engine:
         found = [buffer for one in self.moving for buffer in (one.slot, one.scratch) if buffer is not None]
         return list(dict.fromkeys(found))
 
+    def join(self) -> None:
+        """Let the compute lane wait for all that has been begun with the buffers."""
+        for buffer in self.buffers:
+            for mark in (buffer.filled, buffer.unpacked, buffer.computed):
+                if mark is not None:
+                    self.lanes.compute.wait(mark)
+
     def settle(self) -> None:
         """Wait until every lane is done; no mark has to be waited for afterwards."""
         self.lanes.finish()
@@ -324,9 +334,7 @@ class Engine:
         self._unpacks.resume(state.unpacks)
         for buffer, before in zip(self.buffers, state.holds, strict=True):
             buffer.holds = before
-            for mark in (buffer.filled, buffer.unpacked, buffer.computed):
-                if mark is not None:
-                    self.lanes.compute.wait(mark)
+        self.join()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A placed model's handle: takes the placement away again, and reports what it takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from probes.placement.runtime.blocks.hostside import Guard
 from probes.placement.runtime.blocks.moving import Moving
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, refuse_training
-from probes.placement.runtime.measuring import Measured, PlacementReport, measure
+from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.settling import Settling
 from probes.placement.values import Plan
 from probes.records.schema import Unknown
@@ -86,6 +87,20 @@ class Handle:
         made = Captured(self._engine, work, example)
         self._captures.append(made)
         return made
+
+    def join(self) -> None:
+        """Let the caller's stream wait until all that has been begun for the next blocks is done."""
+        with self._engine.lock:
+            self._engine.join()
+
+    @contextmanager
+    def watched(self) -> Iterator[Stopwatches]:
+        """Time the steps of each lane meanwhile."""
+        watches = self._engine.watches = Stopwatches(self._engine.lanes)
+        try:
+            yield watches
+        finally:
+            self._engine.watches = None
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
         """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its lanes."""

@@ -67,8 +67,9 @@ def settle(
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
     blocks = planned_blocks(model, plan)
     homes = Homes()
-    engine = Engine(lanes, ahead=plan.rings.ahead, fast=plan.objective == "fast", work=work or Arithmetic())
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned)
+    fast = plan.objective == "fast"
+    engine = Engine(lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic())
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast)
     handle = Handle(model, plan, engine, homes, settling)
     try:
         settling.take_over(blocks, engine)

@@ -111,6 +111,7 @@ class Settling:
     homes: Homes
     rings: Rings
     pinned: bool
+    fast: bool  # few rows are multiplied with packed weights
     settled: list[_Settled] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
@@ -191,12 +192,22 @@ class Settling:
         """One allocation for everything that stays in VRAM, filled."""
         needed = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
         slot, scratch = self.slot_bytes, self.scratch_bytes
-        needed += max(self.rings.slots, 1) * slot + max(self.rings.scratches, 1) * scratch
+        needed += self.slots * slot + self.scratches * scratch
         self.vram = DeviceArena(needed, self.lanes.device)
         for one in self.settled:
             if one.tier in IN_VRAM:
                 one.memory = self.vram.take(one.stored.n_bytes)
                 self._fill(one, one.memory)
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return max(self.rings.slots, 1)
+
+    @property
+    def scratches(self) -> int:
+        """How many scratch buffers there are: none where the plan says that all products are fused."""
+        return self.rings.scratches if self.fast else max(self.rings.scratches, 1)
 
     @property
     def slot_bytes(self) -> int:
@@ -215,8 +226,8 @@ class Settling:
         return ring(count, memories, self.lanes)
 
     def _move(self, engine: Engine) -> None:
-        slots = self._ring(max(self.rings.slots, 1), self.slot_bytes)
-        scratches = self._ring(max(self.rings.scratches, 1), self.scratch_bytes)
+        slots = self._ring(self.slots, self.slot_bytes)
+        scratches = self._ring(self.scratches, self.scratch_bytes)
         in_slots = unpacked = 0
         for one in self.settled:
             if one.tier in ("resident", "cpu", "in_place"):
@@ -224,7 +235,7 @@ class Settling:
             slot = scratch = None
             if one.tier != "packed":
                 slot, in_slots = slots[in_slots % len(slots)], in_slots + 1
-            if one.stored.is_packed:
+            if one.stored.is_packed and scratches:
                 scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
             wire = one.wire
             if wire is None:
@@ -236,7 +247,7 @@ class Settling:
     def vram_asked(self) -> int:
         """Bytes of what stays in VRAM, of the slots and of the scratch buffers, without alignment."""
         stays = sum(item.n_bytes for one in self.settled if one.tier in IN_VRAM for item in one.stored.items)
-        slots, scratches = max(self.rings.slots, 1), max(self.rings.scratches, 1)
+        slots, scratches = self.slots, self.scratches
         return stays + slots * self.slot_bytes + scratches * self.scratch_bytes
 
     def require_capturable(self, hint: str) -> None:

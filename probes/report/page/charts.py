@@ -167,7 +167,14 @@ def _ended(stop: Stop) -> str:
     return f"The probe stopped at {size(stop.held_bytes)}, {stop.cause}: {note}."
 
 
-SCENARIO_ORDER: tuple[Scenario, ...] = ("resident", "streamed", "zero_copy_weights", "zero_copy_all")
+SCENARIO_ORDER: tuple[Scenario, ...] = (
+    "resident",
+    "placed",
+    "packed",
+    "streamed",
+    "zero_copy_weights",
+    "zero_copy_all",
+)
 
 
 def _scenarios(passes: Sequence[Pass], link: float | None) -> tuple[ScenarioPanel, ...]:

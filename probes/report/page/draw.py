@@ -52,6 +52,8 @@ LABELS: dict[Label, tuple[str, str, str]] = {  # colour, letter, in words
 SCENARIOS: dict[Scenario, tuple[str, str]] = {  # colour, in words
     "resident": ("muted", "all in VRAM"),
     "streamed": ("blue", "weights streamed"),
+    "packed": ("green", "weights packed"),
+    "placed": ("amber", "placed by plan"),
     "zero_copy_weights": ("vermillion", "weights in place"),
     "zero_copy_all": ("purple", "weights, inputs in place"),
 }

@@ -244,10 +244,19 @@ class FakeStack:
     def passes(self, scenario: Scenario, rows: int) -> FakeOperation:
         assert self.spilled == (scenario != "resident")
         resident = (self.plan.weight_bytes - self.plan.spilled_bytes) / SPEED["vram"]
-        link = {"zero_copy_weights": 51e9, "zero_copy_all": 45e9, "streamed": 55e9}
+        link = {
+            "zero_copy_weights": 51e9,
+            "zero_copy_all": 45e9,
+            "streamed": 55e9,
+            "packed": 70e9,
+            "placed": 80e9,
+        }
         return FakeOperation(
             resident + self.plan.spilled_bytes / link[scenario] if self.spilled else resident * 1.3
         )
+
+    def left_bytes(self, scenario: Scenario, rows: int) -> int:
+        return 0 if scenario == "resident" else self.plan.spilled_bytes
 
     def input_bytes(self, rows: int) -> int:
         return rows * self.plan.shape.width * 2

@@ -13,7 +13,7 @@ from probes.placement.models.modules import Entry
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.blocks.blockstore import Item, Stored, lay_out
+from probes.placement.runtime.blocks.blockstore import Item, Stored, lay_out, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
 from probes.placement.runtime.blocks.wires import Wire
@@ -128,7 +128,7 @@ class Moving:
     stored: Stored
     wire: Wire
     slot: Buffer | None
-    scratch: Buffer | None  # None: nothing is packed
+    scratch: Buffer | None  # None: nothing is packed, or all products are computed with packed weights
     target: torch.Tensor | None = None  # its bytes of the slot
     unpacked: Exchange = field(default_factory=lambda: Exchange(()))
     products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
@@ -157,6 +157,9 @@ def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: di
     steps: list[Callable[[], Any]] = []
     present: list[nn.Parameter] = []
     for item, whole in zip(one.stored.items, unpacked, strict=True):
+        if item.form is not None and one.scratch is None:
+            present.append(lazies[id(item.entry)])  # unpacked for each operation that reads it
+            continue
         if one.scratch is None or (item.form is None and one.slot is None):
             view = item.raw(source)  # it's there already
         else:
@@ -196,10 +199,12 @@ def _each(steps: Sequence[Callable[[], Any]]) -> None:
 
 
 def _multiplies(one: Moving) -> bool:
-    """Whether every packed tensor is the weight of a linear layer."""
+    """Whether every packed tensor is the weight of a linear layer, stored row by row."""
     packed = [item for item in one.stored.items if item.form]
     return bool(packed) and all(
-        type(owner) is nn.Linear and key == "weight" for item in packed for owner, key in item.entry.owners
+        type(owner) is nn.Linear and key == "weight" and memory_order(item.entry) == (0, 1)
+        for item in packed
+        for owner, key in item.entry.owners
     )
 
 

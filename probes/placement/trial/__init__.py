@@ -1,0 +1,1 @@
+"""The scenarios' model, placed in each of the ways that they compare."""

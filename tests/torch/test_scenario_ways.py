@@ -1,0 +1,33 @@
+"""The scenarios' model gives one output in each of its ways, tried on the CPU."""
+
+import pytest
+import torch
+
+from probes.measure.scenarios import SPLIT
+from probes.placement.split import linear_shape, plan_stack
+from probes.placement.trial.stack import LayerStack
+from probes.records.schema import Unknown
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_all_ways_through_the_model_give_one_output_and_release_it(dtype):
+    shape = linear_shape(256, dtype)
+    layer = shape.layer_bytes
+    plan = plan_stack(shape, weight_bytes=16 * layer, budget_bytes=12 * layer, room_bytes=2**30)
+    stack = LayerStack(plan, 1, zero_copy=None, wait=lambda _: None)
+    for rows in (1, 4):
+        assert stack.difference("resident", rows) == 0.0
+    assert stack.left_bytes("resident", 1) == 0
+    stack.spill()
+    left = {}
+    for scenario in (*SPLIT, *SPLIT):
+        for rows in (1, 4):
+            assert stack.difference(scenario, rows) == 0.0
+        left[scenario] = stack.left_bytes(scenario, 1)
+    assert left["streamed"] == left["zero_copy_all"] == plan.spilled_bytes
+    if dtype == "bfloat16":
+        assert left["packed"] < plan.spilled_bytes
+    assert isinstance(stack.split("streamed", 1), Unknown)
+    stack.release()
