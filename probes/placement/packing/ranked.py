@@ -2,7 +2,8 @@
 
 The seven most frequent exponents, zero's perhaps among them, get the codes 1 to 7. Code 0 marks an escape:
 its sign and mantissa are stored like all others, and its exponent follows in a list. Which of the list's
-entries is a weight's is the number of escapes before it; they are counted by blocks of 2,048 weights.
+entries is a weight's is the number of escapes before it; they are counted by blocks of 2,048 weights
+(256 in a small tensor).
 
 Parts: `rest` (sign and the upper 7 mantissa bits), `more` (the code's upper bit below the mantissa's lower
 bits), `two` (the code's lower 2 bits), `exponents` of the escapes in order, `starts` (escapes before each
@@ -18,12 +19,14 @@ from probes.placement.packing.layouts import Layout
 from probes.placement.packing.window import chunk
 
 CODES: Final = 7
-_BLOCK: Final = 2048
+_BLOCK: Final = 2048  # what the kernel handles
+_SMALL_BLOCK: Final = 256
+_SMALL: Final = 1 << 17  # weights below which padding to a whole block would take over 1.5 %
 
 
 def block_of(weights: int) -> int:
-    """Weights in a block: 2,048, or as many as there are, made a multiple of 8."""
-    return min(_BLOCK, -(-weights // 8) * 8)
+    """Weights in a block: 2,048, or 256 in a small tensor, or all of them made a multiple of 8."""
+    return min(_BLOCK if weights >= _SMALL else _SMALL_BLOCK, -(-weights // 8) * 8)
 
 
 def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
@@ -65,7 +68,7 @@ def decoded(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Pieces of the words in order, each with the index that it begins at."""
     n, low_bits = parts["rest"].numel(), layout.mantissa_bits - 7
-    block = block_of(n)
+    block = n // parts["starts"].numel()
     device = parts["rest"].device
     # filled on the device: a copy from the host can't be captured in a graph
     exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_round_trip import forced, gaussian, same
 
-from probes.placement.packing import products, tensors
+from probes.placement.packing import products, ranked, tensors
 from probes.placement.packing.kernels import launching
 from probes.placement.packing.layouts import B11
 from probes.placement.packing.packed import Packed
@@ -23,6 +23,7 @@ from probes.placement.packing.tiles import fused
 @pytest.fixture
 def _interpreted(monkeypatch):
     monkeypatch.setattr(launching, "usable", lambda device: True)
+    monkeypatch.setattr(ranked, "_SMALL", 0)  # blocks as large as the kernel's
 
     def never(packed, out):
         raise AssertionError("torch operations unpacked")
