@@ -4,10 +4,12 @@ tests/torch compares every one with the module that transformers builds from the
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from probes.placement.models.configs import Fields, Layers, Maker, Parts, Sizes, Tensors
+from probes.placement.models.description import TensorDescription
 
 # Operations that torch launches in a layer, counted by the time that Python takes for them.
 LLAMA_OPERATIONS: Final = 40
@@ -16,6 +18,22 @@ BERT_OPERATIONS: Final = 21
 
 Mixture = Callable[[str], Tensors]
 Family = Callable[[Fields, Sizes, Maker, bool], Parts]
+
+
+def _head(
+    fields: Fields,
+    size: Sizes,
+    make: Maker,
+    *,
+    table: str,
+    tied: bool,
+    bias: bool = False,
+) -> tuple[tuple[TensorDescription, ...], tuple[tuple[str, ...], ...]]:
+    """The output's tensors, and the names it shares with a table; `tied` is the architecture's default."""
+    if not fields.flag("tie_word_embeddings", default=tied):
+        return tuple(make.linear("lm_head", size.width, size.vocabulary, bias=bias)), ()
+    own = (make.one("lm_head.bias", size.vocabulary),) if bias else ()
+    return own, ((f"{table}.weight", "lm_head.weight"),)
 
 
 def _llama(
@@ -61,14 +79,13 @@ def _llama(
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
     embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
     after = [*make.norm(f"{top}norm", size.width)]
-    tied = whole and fields.flag("tie_word_embeddings", default=tied)
-    if whole and not tied:
-        after += make.linear("lm_head", size.width, size.vocabulary)
+    head, shared = _head(fields, size, make, table=f"{top}embed_tokens", tied=tied) if whole else ((), ())
+    after += head
     return Parts(
         embed,
         Layers(f"{top}layers", layer, LLAMA_OPERATIONS + 8 * (len(norms) - 2) + 16 * head_norms, live),
         tuple(after),
-        ((f"{top}embed_tokens.weight", "lm_head.weight"),) if tied else (),
+        shared,
     )
 
 
@@ -170,7 +187,7 @@ def _qwen3_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, head_norms=True, mixture=mixture)
 
 
-def _phi(_fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     top = "model." if whole else ""
 
     def layer(at: str) -> Tensors:
@@ -182,12 +199,14 @@ def _phi(_fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
         yield from make.norm(f"{at}.input_layernorm", size.width, bias=True)
 
     after = [*make.norm(f"{top}final_layernorm", size.width, bias=True)]
-    if whole:
-        after += make.linear("lm_head", size.width, size.vocabulary, bias=True)
+    head, shared = (
+        _head(fields, size, make, table=f"{top}embed_tokens", tied=False, bias=True) if whole else ((), ())
+    )
     return Parts(
         tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width)),
         Layers(f"{top}layers", layer, LLAMA_OPERATIONS - 10, 3 * size.width + 2 * size.inner),
-        tuple(after),
+        (*after, *head),
+        shared,
     )
 
 
@@ -208,15 +227,16 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
 
     before = [*make.table(f"{top}wte", size.vocabulary, width)]
     before += make.table(f"{top}wpe", fields.number("n_positions", "n_ctx", default=1024), width)
+    head, shared = _head(fields, size, make, table=f"{top}wte", tied=True) if whole else ((), ())
     return Parts(
         tuple(before),
         Layers(f"{top}h", layer, GPT_OPERATIONS, 2 * width + max(3 * width, 3 * size.inner)),
-        tuple(make.norm(f"{top}ln_f", width, bias=True)),
-        ((f"{top}wte.weight", "lm_head.weight"),) if whole else (),
+        (*make.norm(f"{top}ln_f", width, bias=True), *head),
+        shared,
     )
 
 
-def _gpt_neox(_fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gpt_neox(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     top = "gpt_neox." if whole else ""
     width = size.width
 
@@ -229,12 +249,12 @@ def _gpt_neox(_fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
         yield from make.linear(f"{at}.mlp.dense_4h_to_h", size.inner, width, bias=True)
 
     after = [*make.norm(f"{top}final_layer_norm", width, bias=True)]
-    if whole:
-        after += make.linear("embed_out", width, size.vocabulary)
+    head, shared = _head(fields, size, make, table=f"{top}embed_in", tied=False) if whole else ((), ())
     return Parts(
         tuple(make.table(f"{top}embed_in", size.vocabulary, width)),
         Layers(f"{top}layers", layer, LLAMA_OPERATIONS - 10, 3 * width + 2 * size.inner),
-        tuple(after),
+        (*after, *head),
+        shared,
     )
 
 
@@ -262,11 +282,13 @@ def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     closing = [*make.norm(f"{top}final_layer_norm", width, bias=True)] if normed else []
     if word != width:
         closing += make.linear(f"{top}project_out", width, word)
+    table = replace(size, width=word)
+    head, shared = _head(fields, table, make, table=f"{top}embed_tokens", tied=True) if whole else ((), ())
     return Parts(
         tuple(before),
         Layers(f"{top}layers", layer, GPT_OPERATIONS, 3 * width + 2 * size.inner),
-        tuple(closing),
-        ((f"{top}embed_tokens.weight", "lm_head.weight"),) if whole else (),
+        (*closing, *head),
+        shared,
     )
 
 

@@ -1,0 +1,110 @@
+"""Constants of machines: every number of a profile has a source with a date; a report's own figures lead."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from probes.errors import UsageError
+from probes.placement.planner.profiles import matching, names, profile, sources, table
+from probes.placement.planner.reported import constants
+from probes.records.schema import TorchFacts, read_report
+
+ROOT = Path(__file__).parents[4]
+ASKED_FOR = {
+    "wx4100",
+    "mi50",
+    "mi100",
+    "mi210",
+    "mi300x",
+    "w7900",
+    "rx6800",
+    "rx7900xtx",
+    "strix-halo",
+    "h100",
+    "h200",
+    "rtx4090",
+}
+
+
+def test_every_machine_that_was_asked_for_has_a_profile() -> None:
+    assert set(names()) == ASKED_FOR
+
+
+@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+def test_every_number_of_a_profile_has_a_source_and_a_date(name: str) -> None:
+    known = table()["sources"]
+    assert all(one["what"] and str(one["date"]).startswith("2026-") for one in known.values())
+    found = sources(name)
+    assert {"vram_gib", "vram_gb_per_s", "tflops", "vram_read", "operation_us"} <= set(found)
+    for key, value in {**table()["machines"][name], **table()["common"], **table()["reached"]}.items():
+        if key not in ("title", "target"):
+            assert key in found
+            assert value["source"] in known
+
+
+@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+def test_a_profile_is_labelled_predicted_and_reaches_no_more_than_its_peak(name: str) -> None:
+    made = profile(name)
+    peak = table()["machines"][name]["vram_gb_per_s"]["value"] * 1e9
+    assert made.origin == f"predicted: profile {name}"
+    assert 0 < made.unpack_rate < made.vram_rate < peak
+    assert made.link_rate < made.vram_rate
+    assert made.triton == (made.fused_rate > 0)
+
+
+def test_cards_without_units_or_triton_say_so() -> None:
+    assert [n for n in names() if not profile(n).bfloat16] == ["wx4100", "mi50", "rx6800"]
+    assert [n for n in names() if not profile(n).triton] == ["wx4100", "mi50"]
+
+
+def test_amd_profiles_say_that_nothing_was_measured() -> None:
+    for name in names():
+        amd = table()["machines"][name]["target"].startswith("gfx")
+        assert bool(profile(name).notes) == amd
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(UsageError, match="wx4100"):
+        profile("abacus")
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "found"),
+    [
+        ("NVIDIA H200", "sm_90", "h200"),
+        ("AMD Radeon RX 7900 XTX", "gfx1100", "rx7900xtx"),
+        ("Radeon Pro WX 4100", "gfx803", "wx4100"),
+        ("AMD Instinct MI300X OAM", "gfx942:sramecc+:xnack-", "mi300x"),
+        ("AMD Radeon Pro W6800", "gfx1030", "rx6800"),
+        ("Radeon RX 580", "gfx803", "wx4100"),
+        ("AMD Radeon RX 9070", "gfx1201", "rx6800"),
+        ("NVIDIA A100", "sm_80", "rtx4090"),
+    ],
+)
+def test_a_card_is_planned_for_by_the_nearest_profile(name: str, target: str, found: str) -> None:
+    assert matching(name, target) == found
+
+
+def test_a_reports_own_figures_lead() -> None:
+    report = read_report(ROOT / "docs" / "results" / "h200-full.json")
+    made = constants(report, name="h200-full.json")
+    assert made.origin == "measured: h200-full.json"
+    assert made.link_rate / 1e9 == pytest.approx(55.5, abs=0.3)
+    assert made.vram_rate / 1e12 == pytest.approx(4.40, abs=0.05)
+    assert made.zero_copy_rate / 1e9 == pytest.approx(51.4, abs=0.3)
+    assert made.pageable_rate / 1e9 == pytest.approx(8.5, abs=0.3)
+    assert made.flops["bfloat16"] / 1e12 == pytest.approx(640, rel=0.05)
+    assert made.operation_s * 1e6 == pytest.approx(14, abs=2)
+    assert made.spread < profile("h200").spread
+    assert "context" in made.notes[-1]
+
+
+def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
+    report = read_report(ROOT / "docs" / "results" / "h200-full.json")
+    torch = report.machine.torch
+    assert isinstance(torch, TorchFacts)
+    bare = replace(report, machine=replace(report.machine, torch=replace(torch, gpus=())))
+    made = constants(bare, name="cpu.json")
+    assert not made.has_gpu
+    assert "all blocks go to the CPU" in made.notes[0]
