@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probes.errors import Exit, ReportError
 from probes.shared import files
@@ -62,6 +62,13 @@ def add_verbs(verbs: "Verbs") -> None:
         help="fast: also products from packed weights and on the CPU, with sums rounded in another order "
         "(%(default)s)",
     )
+    plan.add_argument(
+        "--cards",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="equal cards, each with --vram and part of the blocks",
+    )
     plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
     plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
@@ -81,32 +88,53 @@ def _count(text: str) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Exit:
+    text, document, picture = _one_card(args) if args.cards == 1 else _several_cards(args)
+    printed = args.json == Path("-")
+    if printed:
+        hand_over(document)
+    else:
+        tell(text)
+    if args.json and not printed:
+        _write(args.json, document)
+    if args.picture:
+        _write(args.picture, picture)
+    return Exit.OK
+
+
+def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
+    """The plan as text, as JSON and as a picture."""
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.planning import make
     from probes.placement.showing.picture import draw
     from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import lines
+
+    made = make(described(args.model), constants(args.machine), **_asked(args))
+    return lines(made.plan), to_json(made.plan), draw(made.plan, made.found.timeline)
+
+
+def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
+    """The same over several cards."""
+    from probes.placement.planner.asking import constants, described
+    from probes.placement.planner.severalcards import make_cards
+    from probes.placement.showing.picture import draw
+    from probes.placement.showing.planfile import to_json
+    from probes.placement.showing.text import cards_lines
+
+    made = make_cards(described(args.model), constants(args.machine), cards=args.cards, **_asked(args))
+    return cards_lines(made.plan), to_json(made.plan), draw(made.joined, made.timeline)
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
     from probes.placement.values import Workload
 
-    made = make(
-        described(args.model),
-        constants(args.machine),
-        vram=args.vram,
-        host=args.host,
-        workload=Workload(args.batch, args.tokens, args.context),
-        objective=args.objective,
-        captured=args.captured,
-    )
-    printed = args.json == Path("-")
-    if printed:
-        hand_over(to_json(made.plan))
-    else:
-        tell(lines(made.plan))
-    if args.json and not printed:
-        _write(args.json, to_json(made.plan))
-    if args.picture:
-        _write(args.picture, draw(made.plan, made.found.timeline))
-    return Exit.OK
+    return {
+        "vram": args.vram,
+        "host": args.host,
+        "workload": Workload(args.batch, args.tokens, args.context),
+        "objective": args.objective,
+        "captured": args.captured,
+    }
 
 
 def _write(path: Path, text: str) -> None:

@@ -33,7 +33,9 @@ def add_verbs(verbs: "Verbs") -> None:
     metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE")
     schema = verbs.add_parser("schema", help="print the JSON Schema of reports or of plans")
-    schema.add_argument("of", nargs="?", choices=("report", "plan"), default="report", help="(%(default)s)")
+    schema.add_argument(
+        "of", nargs="?", choices=("report", "plan", "cards"), default="report", help="(%(default)s)"
+    )
 
 
 def _html(args: argparse.Namespace) -> Exit:
@@ -77,10 +79,11 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
-    from probes.placement.showing.planfile import plan_schema
+    from probes.placement.showing.planfile import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
 
-    hand_over(plan_schema() if args.of == "plan" else report_schema())
+    made = {"report": report_schema, "plan": plan_schema, "cards": cards_schema}
+    hand_over(made[args.of]())
     return Exit.OK
 
 

@@ -9,6 +9,7 @@ Bound = Literal["vram", "link", "compute", "launch", "host"]
 Objective = Literal["exact", "fast"]
 
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
+CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)
 
 
@@ -116,3 +117,18 @@ class Plan:
     compute_dtype: str = ""  # of most products, where it isn't the weights' own; empty: not planned
     notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
     schema: str = PLAN_SCHEMA
+
+
+@dataclass(frozen=True)
+class CardsPlan:
+    """A model over several equal cards, each with a link of its own.
+
+    Each card has the plan of its blocks, which follow those of the card before; the time in it is that of
+    these blocks alone. In one pass the cards compute in turn.
+    """
+
+    cards: tuple[Plan, ...]
+    time: PassTime  # of one pass through all cards
+    interval_s: float  # between the ends of passes when as many are under way as there are cards
+    hand_over_bytes: int  # of activations, from each card to the next in a pass
+    schema: str = CARDS_SCHEMA

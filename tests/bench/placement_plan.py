@@ -18,6 +18,7 @@ from probes.placement.planner.costs import Option, Pass, options
 from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import names, profile
+from probes.placement.planner.severalcards import make_cards
 from probes.placement.planner.timeline import simulate
 from probes.placement.values import Objective, Rings, Workload
 
@@ -111,6 +112,29 @@ def seconds_of_largest() -> float:
     return max(taken)
 
 
+def over_cards() -> list[float]:
+    """For 2 and 4 cards of each profile, half the model's bytes in all: a pass over that of one card."""
+    model = describe("qwen2.5-7b")
+    found = []
+    for machine, cards in itertools.product(names(), (2, 4)):
+        vram = max(model.weight_bytes // 2 // cards, 2 * GIB)
+
+        def seconds(count: int, machine: str = machine, vram: int = vram) -> float:
+            made = make_cards(
+                model,
+                profile(machine),
+                cards=count,
+                vram=vram,
+                host=None,
+                workload=Workload(1, 1, 1024),
+                objective="exact",
+            )
+            return made.plan.time.middle_s
+
+        found.append(seconds(cards) / seconds(1))
+    return found
+
+
 def bars(board: Board) -> None:
     """The planner's bars."""
     board.bar("plan for a 70B config, slowest of 24", seconds_of_largest(), 1.0, "s")
@@ -124,4 +148,12 @@ def bars(board: Board) -> None:
         median_over=statistics.median(over),
         worst_over=max(over),
         exactly_best=sum(one <= 1e-9 for one in over),
+    )
+    ratios = over_cards()
+    board.figure(
+        "predicted pass over 2 and 4 cards, over that of one such card, median of 24",
+        statistics.median(ratios),
+        "x",
+        slowest=max(ratios),
+        quickest=min(ratios),
     )

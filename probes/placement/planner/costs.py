@@ -162,7 +162,7 @@ class _Block:
         yield Option(
             "in_place",
             compute_s=self._in_place(),
-            shared_s=self._read() / machine.link_rate,
+            shared_s=0.0 if machine.unified else self._read() / machine.link_rate,
             launch_s=self._launch,
             vram_bytes=self._cache,
             pinned_bytes=self._bytes,

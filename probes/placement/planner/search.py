@@ -12,8 +12,8 @@ from typing import Final
 from probes.placement.models.description import BlockDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
-from probes.placement.planner.integers import Choice, Counts, Group, Program, solve
 from probes.placement.planner.polish import MOST_STEPS, Limits, Placed, placed, polished, ring_bytes
+from probes.placement.planner.solver.integers import Choice, Counts, Group, Program, solve
 from probes.placement.planner.timeline import Timeline
 from probes.placement.values import Rings, Tier
 

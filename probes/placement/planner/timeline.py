@@ -36,30 +36,50 @@ class Timeline:
 
 
 @dataclass
-class _Lanes:
-    """When each lane and buffer is free."""
+class _Card:
+    """When the link and the buffers of one card are free."""
 
     slots: list[float]
     called: list[float]  # when the block that last used the slot was handed over
     scratches: list[float]
     copy: float = 0.0
+    moved: int = 0
+    unpacked: int = 0
+
+
+@dataclass
+class _Lanes:
+    """When everything that the cards share is free: they compute in turn, and one Python feeds them."""
+
+    card: _Card  # whose blocks are called now
     disk: float = 0.0
     device: float = 0.0
     python: float = 0.0
-    moved: int = 0
-    unpacked: int = 0
     spans: list[Span] = field(default_factory=list)
 
 
 def simulate(chosen: Sequence[Option], rings: Rings) -> Timeline:
     """The last of a few passes through blocks in call order, each in its tier."""
-    lanes = _Lanes([0.0] * max(rings.slots, 1), [0.0] * max(rings.slots, 1), [0.0] * max(rings.scratches, 1))
+    return simulate_cards([(chosen, rings)])
+
+
+def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]]) -> Timeline:
+    """The same over several cards, each of which has the blocks that follow those of the card before."""
+    cards = [
+        _Card([0.0] * max(rings.slots, 1), [0.0] * max(rings.slots, 1), [0.0] * max(rings.scratches, 1))
+        for _, rings in stages
+    ]
+    lanes = _Lanes(cards[0])
     begun = 0.0
     for _ in range(PASSES):
         begun = lanes.python
         lanes.spans = []
-        for index, option in enumerate(chosen):
-            _block(lanes, index, option)
+        index = 0
+        for card, (chosen, _) in zip(cards, stages, strict=True):
+            lanes.card = card
+            for option in chosen:
+                _block(lanes, index, option)
+                index += 1
         lanes.python = max(lanes.python, lanes.device)
     spans = tuple(Span(s.block, s.lane, s.begin_s - begun, s.end_s - begun) for s in lanes.spans)
     return Timeline(lanes.python - begun, spans)
@@ -68,11 +88,11 @@ def simulate(chosen: Sequence[Option], rings: Rings) -> Timeline:
 def _block(lanes: _Lanes, index: int, option: Option) -> None:
     lanes.python += option.launch_s
     ready = 0.0
-    slot = lanes.moved % len(lanes.slots) if option.copy_s else None
+    slot = lanes.card.moved % len(lanes.card.slots) if option.copy_s else None
     if slot is not None:
         ready = _copy(lanes, index, option, slot)
-        lanes.called[slot] = lanes.python
-        lanes.moved += 1
+        lanes.card.called[slot] = lanes.python
+        lanes.card.moved += 1
     if option.cpu_s:
         begin = max(lanes.python, lanes.device)
         lanes.python = lanes.device = begin + option.cpu_s
@@ -80,37 +100,37 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     if option.unpack_s:
         ready = _unpack(lanes, index, option, ready)
         if slot is not None:
-            lanes.slots[slot] = ready
+            lanes.card.slots[slot] = ready
     if option.compute_s:
         begin = max(lanes.device, lanes.python, ready)
         lanes.device = begin + option.compute_s
         if option.shared_s:  # the link serves copies too
-            start = max(begin, lanes.copy)
-            lanes.copy = start + option.shared_s
-            lanes.spans.append(Span(index, "copy", start, lanes.copy))
+            start = max(begin, lanes.card.copy)
+            lanes.card.copy = start + option.shared_s
+            lanes.spans.append(Span(index, "copy", start, lanes.card.copy))
         lanes.spans.append(Span(index, "compute", begin, lanes.device))
     if option.unpack_s:
-        lanes.scratches[(lanes.unpacked - 1) % len(lanes.scratches)] = lanes.device
+        lanes.card.scratches[(lanes.card.unpacked - 1) % len(lanes.card.scratches)] = lanes.device
     elif slot is not None:
-        lanes.slots[slot] = lanes.device
+        lanes.card.slots[slot] = lanes.device
 
 
 def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
     ready = 0.0
     if option.disk_s:
-        begin = max(lanes.disk, lanes.called[slot])
+        begin = max(lanes.disk, lanes.card.called[slot])
         ready = lanes.disk = begin + option.disk_s
         lanes.spans.append(Span(index, "disk", begin, ready))
-    begin = max(lanes.copy, lanes.slots[slot], lanes.called[slot], ready)
-    lanes.copy = begin + option.copy_s
-    lanes.spans.append(Span(index, "copy", begin, lanes.copy))
-    return lanes.copy
+    begin = max(lanes.card.copy, lanes.card.slots[slot], lanes.card.called[slot], ready)
+    lanes.card.copy = begin + option.copy_s
+    lanes.spans.append(Span(index, "copy", begin, lanes.card.copy))
+    return lanes.card.copy
 
 
 def _unpack(lanes: _Lanes, index: int, option: Option, ready: float) -> float:
-    scratch = lanes.unpacked % len(lanes.scratches)
-    lanes.unpacked += 1
-    begin = max(lanes.device, ready, lanes.python, lanes.scratches[scratch])
+    scratch = lanes.card.unpacked % len(lanes.card.scratches)
+    lanes.card.unpacked += 1
+    begin = max(lanes.device, ready, lanes.python, lanes.card.scratches[scratch])
     lanes.device = begin + option.unpack_s
     lanes.spans.append(Span(index, "unpack", begin, lanes.device))
     return lanes.device

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.errors import ReportError
-from probes.placement.values import PLAN_SCHEMA, Plan
+from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
 from probes.shared import files
 from probes.shared.codec import Misfit, decode, encode
@@ -13,7 +13,7 @@ from probes.shared.codec import Misfit, decode, encode
 MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
 
 
-def to_json(plan: Plan) -> str:
+def to_json(plan: Plan | CardsPlan) -> str:
     """The plan as a file holds it."""
     return json.dumps(encode(plan), indent=1, allow_nan=False) + "\n"
 
@@ -26,6 +26,17 @@ def plan_schema() -> str:
         description="Where each block of a model goes on a machine, what that takes and how long a pass "
         "should last. All figures are predicted; `constants` says from what.",
         versions={"schema": (PLAN_SCHEMA,)},
+    )
+
+
+def cards_schema() -> str:
+    """The JSON Schema of plans over several cards."""
+    return document(
+        CardsPlan,
+        title="Weir placement plan over several cards",
+        description="A model cut into stages, one for each of several equal cards, each with a plan of its "
+        "own. All figures are predicted.",
+        versions={"schema": (CARDS_SCHEMA,)},
     )
 
 

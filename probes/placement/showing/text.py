@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from probes.placement.values import TIERS, BlockPlan, Plan, Tier
+from probes.placement.values import TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.report.render import table
 from probes.shared.units import binary_bytes, duration
 
@@ -30,6 +30,24 @@ MOST_RANGES: Final = 3  # of blocks that a row names
 def lines(plan: Plan) -> str:
     """The whole plan as text."""
     return "\n\n".join([*_answer(plan), _by_tier(plan), _by_memory(plan), *_notes(plan)])
+
+
+def cards_lines(plan: CardsPlan) -> str:
+    """A plan over several cards as text: the answer, then each card's tables."""
+    first, time = plan.cards[0], plan.time
+    name = first.model.partition(", part ")[0]
+    said = (
+        f"{name} on {len(plan.cards)} x {first.machine}: runs, and takes {duration(time.middle_s)} a pass "
+        f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
+        f"With {len(plan.cards)} passes under way, one ends every {duration(plan.interval_s)}.\n"
+        f"Each card hands {binary_bytes(plan.hand_over_bytes)} of activations to the next in a pass.\n"
+        f"constants: {first.constants}; objective: {first.objective}"
+    )
+    parts = [said]
+    for number, card in enumerate(plan.cards, start=1):
+        parts += [f"card {number}: {duration(card.time.middle_s)} a pass", _by_tier(card), _by_memory(card)]
+    notes = dict.fromkeys(note for card in plan.cards for note in card.notes)
+    return "\n\n".join([*parts, *("note: " + note for note in notes)])
 
 
 def _answer(plan: Plan) -> Iterable[str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.placement.planner.integers import GAP, Choice, Group, Program, cost, solve
-from probes.placement.planner.simplex import maximise
+from probes.placement.planner.solver.integers import GAP, Choice, Group, Program, cost, solve
+from probes.placement.planner.solver.simplex import maximise
 
 
 def shares(count: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -25,7 +25,7 @@ OPTIONS = st.one_of(
         TIMES,
     ),
     st.builds(lambda c: Option("cpu", cpu_s=c), TIMES),
-    st.builds(lambda c, s: Option("in_place", compute_s=c, shared_s=s), TIMES, TIMES),
+    st.builds(lambda c, s: Option("in_place", compute_s=c, shared_s=min(c, s)), TIMES, TIMES),
     st.builds(
         lambda c, w, d: Option("disk", compute_s=c, copy_s=w, disk_s=d, slot_bytes=1), TIMES, TIMES, TIMES
     ),

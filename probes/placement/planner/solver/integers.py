@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from probes.placement.planner.simplex import maximise
+from probes.placement.planner.solver.simplex import maximise
 
 GAP: Final = 1e-3  # the search ends when no better choice can gain more than this share of the time
 MOST_NODES: Final = 400

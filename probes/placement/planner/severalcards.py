@@ -1,0 +1,145 @@
+"""A plan over several equal cards: the blocks are cut into stages, one a card. No torch, no GPU. Pure.
+
+In one pass the cards compute in turn. Their links are their own, but a card whose turn hasn't come can copy
+no more than its slots hold: so a pass takes about as long as all stages together. With as many passes under
+way as there are cards, a pass ends each time that the slowest stage is through, or what the stages share: the
+CPU and Python.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from probes.errors import PlanImpossible, UsageError
+from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
+from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs import SYNC_S, Option
+from probes.placement.planner.planning import Made, make
+from probes.placement.planner.timeline import Timeline, simulate_cards
+from probes.placement.values import CardsPlan, Objective, PassTime, Plan, Workload
+
+MOST_CARDS: Final = 16
+PART: Final = ", part "  # between a model's name and the number of a stage
+
+
+@dataclass(frozen=True)
+class MadeCards:
+    """A plan over several cards, and what a picture of it needs."""
+
+    plan: CardsPlan
+    stages: tuple[Made, ...]
+    timeline: Timeline
+
+    @property
+    def joined(self) -> Plan:
+        """All blocks as if they were of one plan, for a picture."""
+        first, *others = self.plan.cards
+        name = first.model.partition(PART)[0]
+        machine = f"{len(self.plan.cards)} x {first.machine}"
+        blocks = (*first.blocks, *(block for card in others for block in card.blocks))
+        return replace(first, model=name, machine=machine, blocks=blocks, time=self.plan.time)
+
+
+def make_cards(
+    model: ModelDescription,
+    machine: Constants,
+    *,
+    cards: int,
+    vram: int,
+    host: int | None,
+    workload: Workload,
+    objective: Objective,
+    captured: bool = False,
+) -> MadeCards:
+    """The plan over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
+
+    Raises PlanImpossible for a stage that fits no card, UsageError for more cards than blocks or none.
+    """
+    if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
+        most = min(MOST_CARDS, len(model.blocks))
+        raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
+    memory = machine.host_bytes if host is None else host
+    stages = [
+        _stage(
+            part,
+            machine,
+            vram=vram,
+            host=None if memory is None else memory // cards,
+            workload=workload,
+            objective=objective,
+            captured=captured,
+        )
+        for part in _parts(model, cards)
+    ]
+    rows = workload.batch * (1 if workload.context_tokens else workload.tokens)
+    row = max((_row_bytes(part.blocks[0]) for part in list(_parts(model, cards))[1:]), default=0)
+    return _joined(stages, machine, rows * row)
+
+
+def _stage(
+    part: ModelDescription,
+    machine: Constants,
+    *,
+    vram: int,
+    host: int | None,
+    workload: Workload,
+    objective: Objective,
+    captured: bool,
+) -> Made:
+    try:
+        return make(
+            part,
+            machine,
+            vram=vram,
+            host=host,
+            workload=workload,
+            objective=objective,
+            captured=captured,
+        )
+    except PlanImpossible as error:
+        raise PlanImpossible(error.message, f"for this part: {error.hint}") from error
+
+
+def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:
+    """The blocks cut where the bytes so far come closest to equal shares; no part is empty."""
+    total, begin = model.weight_bytes, 0
+    sums = [0]
+    for block in model.blocks:
+        sums.append(sums[-1] + block.weight_bytes)
+    for card in range(1, cards + 1):
+        last = len(model.blocks) - (cards - card)
+        ends = range(begin + 1, last + 1)
+        end = last if card == cards else min(ends, key=lambda at: abs(sums[at] - total * card / cards))
+        name = f"{model.name}{PART}{card} of {cards}" if cards > 1 else model.name
+        yield replace(model, name=name, blocks=model.blocks[begin:end])
+        begin = end
+
+
+def _row_bytes(block: BlockDescription) -> int:
+    """Bytes of one row of a block's input: what the last dimension of its first matrix takes."""
+    matrix = next((tensor for tensor in block.tensors if len(tensor.shape) >= 2), None)
+    return matrix.shape[-1] * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
+
+
+def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards:
+    """The stages in one pass; activations go to the next card by way of the host."""
+    over = 2 * (machine.link_alpha_s + moved / machine.link_rate) + SYNC_S
+    chosen = [stage.found.chosen for stage in stages]
+    for later in range(1, len(chosen)):
+        first: Option = chosen[later][0]
+        chosen[later] = (replace(first, compute_s=first.compute_s + over), *chosen[later][1:])
+    timeline = simulate_cards(
+        [(options, stage.found.rings) for options, stage in zip(chosen, stages, strict=True)]
+    )
+    seconds, spread = timeline.seconds, machine.spread
+    slowest = max((stage.plan.time for stage in stages), key=lambda time: time.middle_s)
+    time = PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), slowest.bound)
+    plans = tuple(stage.plan for stage in stages)
+    interval = max(slowest.middle_s, *_shared(stages))
+    return MadeCards(CardsPlan(plans, time, interval, moved), tuple(stages), timeline)
+
+
+def _shared(stages: Sequence[Made]) -> tuple[float, float]:
+    """Seconds of a pass on the CPU, and of Python, which all cards share."""
+    options = [option for stage in stages for option in stage.found.chosen]
+    return sum(option.cpu_s for option in options), sum(option.launch_s for option in options)

@@ -1,0 +1,1 @@
+"""Integer programs of a few dozen variables: no more than plans need."""

@@ -1,0 +1,89 @@
+"""Plans over several cards: every block is on one card, in order; a pass waits for all of them."""
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from probes.cli import main
+from probes.errors import Exit, PlanImpossible, UsageError
+from probes.placement.models.reading import describe
+from probes.placement.planner.planning import make
+from probes.placement.planner.profiles import profile
+from probes.placement.planner.severalcards import MadeCards, make_cards
+from probes.placement.showing.planfile import cards_schema
+from probes.placement.values import Workload
+
+GIB = 2**30
+MODEL = "qwen2.5-7b"
+
+
+def made(cards: int, *, machine: str = "rtx4090", vram: int = 6 * GIB, host: int | None = None) -> MadeCards:
+    return make_cards(
+        describe(MODEL),
+        profile(machine),
+        cards=cards,
+        vram=vram,
+        host=host,
+        workload=Workload(1, 1, 1024),
+        objective="exact",
+    )
+
+
+@pytest.mark.parametrize("cards", [1, 2, 4])
+def test_every_block_is_on_one_card_and_in_order(cards: int) -> None:
+    plan = made(cards).plan
+    assert len(plan.cards) == cards
+    names = [block.name for card in plan.cards for block in card.blocks]
+    assert names == [block.name for block in describe(MODEL).blocks]
+    shares = [sum(block.weight_bytes for block in card.blocks) for card in plan.cards]
+    assert max(shares) < 1.3 * min(shares)
+
+
+def test_one_card_is_the_plan_for_one_card() -> None:
+    alone = make(
+        describe(MODEL),
+        profile("rtx4090"),
+        vram=6 * GIB,
+        host=None,
+        workload=Workload(1, 1, 1024),
+        objective="exact",
+    ).plan
+    assert made(1).plan.cards == (alone,)
+    assert made(1).plan.time.middle_s == pytest.approx(alone.time.middle_s)
+
+
+def test_each_card_keeps_to_its_own_budget_and_the_host_is_shared() -> None:
+    plan = made(4, vram=2 * GIB, host=32 * GIB).plan
+    for card in plan.cards:
+        assert card.vram.total - card.vram.context <= 2 * GIB
+    assert sum(card.host.pinned + card.host.pageable for card in plan.cards) <= 32 * GIB
+
+
+def test_more_cards_keep_more_resident_and_so_take_less_time() -> None:
+    times = [made(cards, vram=4 * GIB).plan.time.middle_s for cards in (1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_pass_takes_no_longer_than_all_stages_and_no_less_than_the_slowest() -> None:
+    found = made(2, vram=4 * GIB)
+    stages = [stage.plan.time.middle_s for stage in found.stages]
+    assert max(stages) <= found.plan.interval_s <= found.plan.time.middle_s <= 1.05 * sum(stages)
+
+
+def test_more_cards_than_blocks_and_parts_that_fit_nowhere_are_refused() -> None:
+    with pytest.raises(UsageError, match="1 to 16 stages"):
+        made(17)
+    with pytest.raises(PlanImpossible, match="part 1 of 2"):
+        made(2, vram=1 << 20)
+
+
+def test_the_verb_plans_for_several_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", MODEL, "--machine", "wx4100", "--vram", "4GiB", "--cards", "4", "--objective", "fast"]
+    assert main(asked) == Exit.OK
+    said = capsys.readouterr().out
+    assert "on 4 x AMD Radeon Pro WX 4100: runs" in said
+    assert "card 4:" in said
+    assert main([*asked, "--json", "-"]) == Exit.OK
+    document = json.loads(capsys.readouterr().out)
+    assert not list(Draft202012Validator(json.loads(cards_schema())).iter_errors(document))
