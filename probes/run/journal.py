@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
-from probes.records.schema import ProbeReport, Record
+from probes.records.schema import MOST_BYTES, ProbeReport, Record
 from probes.shared.codec import decode, encode, load
 from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
@@ -125,10 +125,10 @@ def read(report: Path) -> Past | None:
     """
     path = path_of(report)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = _content(path).split(b"\n")
     except FileNotFoundError:
         raise ReportError(
-            f"{report.name} has no journal: it was finished, or begun by an older version",
+            f"{report.name} has no journal: it was finished, begun by an older version, or isn't there",
             f"begin a new run: {probe_command()} run",
         ) from None
     except OSError as error:
@@ -144,6 +144,18 @@ def read(report: Path) -> Past | None:
             f"{path} is broken: {error}", f"remove it and begin a new run: {probe_command()} run"
         ) from error
     return Past(begun, tuple(entries))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file; a pipe or a device in its place would be read for ever. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if found.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
+        return file.read(MOST_BYTES)
 
 
 def sweep(folder: Path) -> tuple[Path, ...]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _OUT, _ERR = 1, 2
 _LAYOUT = "\n\t"  # what programs use for layout
 _CLEAR_LINE = "\r\x1b[K"
+_USUAL_COLUMNS = 80
 
 
 class OutputLost(Exception):
@@ -108,14 +109,24 @@ def say(line: str) -> None:
 
 
 def redraw(line: str) -> None:
-    """A line of progress in place of the one before, on a terminal; an empty one takes it away."""
-    sys.stderr.write(_CLEAR_LINE + terminal(line))
+    """A line of progress in place of the one before, on a terminal; an empty one takes it away.
+
+    It is cut to the terminal's width: only the last row of a line that goes over several can be cleared.
+    """
+    sys.stderr.write(_CLEAR_LINE + terminal(line)[: max(_columns() - 1, 0)])
     sys.stderr.flush()
 
 
 def can_redraw() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr.isatty()
+    """Whether standard error is a terminal that knows more than printing."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(_ERR).columns or _USUAL_COLUMNS  # 0: a terminal that doesn't know
+    except OSError:
+        return _USUAL_COLUMNS
 
 
 def hand_over(document: str) -> None:

@@ -1,8 +1,14 @@
 """Nothing that others wrote acts on a terminal: names in images and trees, words of drivers, engines, apt."""
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpucode.maker import code
@@ -85,3 +91,25 @@ def test_a_wrong_argument_is_named_without_its_escape_sequences(
 
 def test_tables_of_a_build_hold_no_control_characters() -> None:
     assert harmless(summary.audited([SummaryRow(*[EVIL] * 7)]))
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(10, "reading a"), (0, "reading a long name"), (1, "")])
+def test_a_line_that_is_redrawn_fits_the_terminal(
+    columns: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a longer one only the last row can be cleared, so that every redraw would scroll."""
+    controller, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    monkeypatch.setattr(output, "_ERR", side)
+    output.redraw("reading a long name")
+    assert capsys.readouterr().err == f"\r\x1b[K{shown}"
+    os.close(controller)
+    os.close(side)
+
+
+def test_nothing_is_redrawn_on_a_terminal_that_only_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.can_redraw()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.can_redraw()

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -288,3 +289,17 @@ def test_an_interrupted_probe_goes_on_too(tmp_path: Path, workers: Callable[[Pla
     assert cli.main(["run", "--resume", str(path)]) == Exit.OK
     ended = [(type(run.outcome), len(run.records)) for run in only_report(tmp_path).runs]
     assert ended == [(Done, 2)] * FULL_ROUNDS
+
+
+def test_what_only_has_a_journals_name_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe without a writer was waited for, a device read until memory ran out."""
+    os.mkfifo(tmp_path / "pipe.json.journal")
+    (tmp_path / "folder.json.journal").mkdir()
+    (tmp_path / "link.json.journal").symlink_to("/dev/zero")
+    with (tmp_path / "long.json.journal").open("wb") as file:
+        file.truncate(journal.MOST_BYTES + 1)
+    for name in ("pipe", "folder", "link", "long"):
+        assert cli.main(["run", "--resume", str(tmp_path / f"{name}.json")]) == Exit.DATA
+        assert f"can't read {tmp_path}/{name}.json.journal: " in capsys.readouterr().err
