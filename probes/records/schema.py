@@ -60,6 +60,7 @@ from probes.shared.unknown import Unknown
 
 # fmt: off
 __all__ = [
+    "MOST_BYTES",
     "READABLE", "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card",
     "Case", "Clock", "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu",
     "KfdNode", "Label", "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces",

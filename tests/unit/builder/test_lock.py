@@ -133,7 +133,8 @@ def test_a_lock_that_an_earlier_version_wrote_still_serves() -> None:
 
 
 def test_inputs_of_a_source_that_is_asked_for_no_more_are_not_served() -> None:
-    entry = replace(ENTRY, variant="one", spec_sha256=spec_sha256(ASKED), torch_source="second")
+    base = PinnedBase("registry", "a:1", "sha256:aa")
+    entry = replace(ENTRY, variant="one", spec_sha256=spec_sha256(ASKED), torch_source="second", base=base)
     assert Lock(Path("x"), {"one": entry}).get(ASKED) == entry
     assert Lock(Path("x"), {"one": replace(entry, torch_source="third")}).get(ASKED) is None
     assert Lock(Path("x"), {"two": entry}).get(ASKED) is None
@@ -237,3 +238,17 @@ def test_a_lock_that_is_no_file_is_neither_read_without_end_nor_to_be_removed(
     with pytest.raises(ConfigError, match="not a lock file") as caught:
         Lock.load(Path("/dev/null"))
     assert caught.value.hint == "name another lock file: WEIR_LOCK=FILE"
+
+
+@pytest.mark.parametrize(
+    ("origin", "name"), [("bootstrap", "sid"), ("registry", "bookworm"), ("x", "bookworm")]
+)
+def test_a_base_that_the_variant_does_not_have_is_resolved_again(
+    tmp_path: Path, origin: str, name: str
+) -> None:
+    """Two lock files merged by hand: the build looked for that base's recipe, and ended in a traceback."""
+    lock = Lock(tmp_path / "lock.json")
+    lock.put(ENTRY)
+    assert lock.get(CPU) == ENTRY
+    lock.put(replace(ENTRY, base=replace(ENTRY.base, origin=origin, name=name)))
+    assert lock.get(CPU) is None

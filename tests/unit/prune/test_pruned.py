@@ -377,7 +377,7 @@ def test_other_targets_need_no_other_inputs_unless_wheels_are_made_by_card(tmp_p
     other = replace(rocm, gpu_targets=("gfx803",), prune=False)
     assert spec_sha256(rocm) == spec_sha256(other)
     lock = Lock(tmp_path / "lock.json")
-    base = PinnedBase("bootstrap", "trixie", "aa")
+    base = PinnedBase("bootstrap", "bookworm", "aa")
     found = Resolved("rocm", spec_sha256(rocm), rocm.torch[0].name, TorchBuild.ROCM, "3.13", base)
     lock.put(found)
     assert lock.get(rocm) == lock.get(other) == found
