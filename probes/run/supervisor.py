@@ -227,7 +227,8 @@ def _judge(ear: _Ear, code: int) -> Outcome:
     if ear.last is not None:
         return ear.last
     if code < 0:
-        name = signal.Signals(-code).name
+        named = -code in list(signal.Signals)  # most real-time signals have no name
+        name = signal.Signals(-code).name if named else f"signal {-code}"
         hint = "perhaps for memory: raise the container's limit, see dmesg" if -code == signal.SIGKILL else ""
         return _failed(f"the worker was killed by {name}", hint=hint, tail=ear.tail)
     return _failed(f"the worker exited with code {code} before it had finished", tail=ear.tail)
