@@ -15,6 +15,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+_MOST, _AFTER_END = 1 << 16, 1 << 12  # bytes that a decompressor is given at a time
 PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
 
 
@@ -148,10 +149,34 @@ def decompressed(
         yield piece
 
 
+class _Portions:
+    """Chunks in portions: small ones after the end of a gzip member or a zstd frame, then larger ones again.
+
+    A decompressor copies all that follows such an end, and a hostile chunk has tens of thousands of them.
+    """
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._size = chunks, _AFTER_END
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            at = 0
+            while at < len(chunk):
+                portion = chunk[at : at + self._size]
+                at += len(portion)
+                self._size = min(2 * self._size, _MOST)
+                yield portion
+
+    def ended(self) -> None:
+        """A member or frame has ended within the portion."""
+        self._size = _AFTER_END
+
+
 def _gunzip(chunks: Iterator[bytes], place: str) -> Iterator[bytes]:
     decoder: zlib._Decompress | None = zlib.decompressobj(wbits=31)
-    for chunk in chunks:
-        rest = chunk
+    portions = _Portions(chunks)
+    for portion in portions:
+        rest = portion
         while rest:
             if decoder is None:
                 rest = rest.lstrip(b"\0")  # writers may pad with zeros after the last member
@@ -165,6 +190,7 @@ def _gunzip(chunks: Iterator[bytes], place: str) -> Iterator[bytes]:
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             if decoder.eof:
                 decoder = None
+                portions.ended()
             if piece:
                 yield piece
     while decoder is not None and (piece := decoder.decompress(b"", PIECE)):
@@ -177,8 +203,9 @@ def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[by
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window_log}
     decoder = zstd.ZstdDecompressor(options=options)
     begun = False
-    for chunk in chunks:
-        rest = chunk
+    portions = _Portions(chunks)
+    for portion in portions:
+        rest = portion
         while rest or (begun and not decoder.needs_input):
             if decoder.eof:
                 decoder, begun = zstd.ZstdDecompressor(options=options), False
@@ -186,8 +213,10 @@ def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[by
                 piece = decoder.decompress(rest, PIECE)
             except zstd.ZstdError as error:
                 raise MalformedStream(f"zstd data is damaged or refused ({error})", place=place) from error
-            begun = not decoder.eof
-            rest = decoder.unused_data if decoder.eof else b""
+            begun, rest = not decoder.eof, b""
+            if decoder.eof:
+                rest = decoder.unused_data
+                portions.ended()
             if piece:
                 yield piece
     if begun:

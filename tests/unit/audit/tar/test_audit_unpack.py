@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, gzip_members, header, plain, zstandard, zstd_frames
 
+from buildtool.audit.tar import unpack
 from buildtool.audit.tar.faults import ImageFault, LimitExceeded, MalformedStream, Truncated
 from buildtool.audit.tar.limits import LIMITS
 from buildtool.audit.tar.unpack import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
@@ -226,3 +227,38 @@ def test_a_stream_without_an_archive_counts_its_own_bytes() -> None:
     with pytest.raises(LimitExceeded, match=f"^p: {len(packed)} bytes"):
         list(decompressed(iter([packed]), Form.GZIP, place="p", limits=limits))
     assert decompressed(iter([packed]), Form.GZIP, place="p", limits=replace(limits, unpacked_ratio=100))
+
+
+class Counting:
+    """A decompressor that adds up how many bytes it is given: it copies all that follow its stream's end."""
+
+    given = 0
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        Counting.given += len(data)
+        return self._inner.decompress(data, most)  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("form", "unit"),
+    [(Form.GZIP, gzip.compress(b"", mtime=0)), (Form.ZSTD, b"\x50\x2a\x4d\x18" + bytes(4))],
+    ids=["gzip", "zstd"],
+)
+@pytest.mark.parametrize("n_bytes", [1 << 16, 1 << 17])
+def test_a_stream_of_very_many_members_is_read_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch, form: Form, unit: bytes, n_bytes: int
+) -> None:
+    """A megabyte of empty gzip members, or of skippable zstd frames, took many seconds in one chunk."""
+    gunzip, unzstd = unpack.zlib.decompressobj, unpack.zstd.ZstdDecompressor
+    monkeypatch.setattr(unpack.zlib, "decompressobj", lambda wbits: Counting(gunzip(wbits=wbits)))
+    monkeypatch.setattr(unpack.zstd, "ZstdDecompressor", lambda options: Counting(unzstd(options=options)))
+    Counting.given = 0
+    data = unit * (n_bytes // len(unit))
+    assert b"".join(unpack.decompressed(iter([data]), form, place="x")) == b""
+    assert Counting.given < 600 * len(data)
