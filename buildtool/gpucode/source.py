@@ -8,6 +8,7 @@ from buildtool.gpucode.errors import GpuCodeError
 ReadAt = Callable[[int, int], bytes]  # (offset, length) -> bytes, fewer only at the end of the file
 
 CHUNK_BYTES = 1 << 20
+FIRST_BYTES = 4096  # read at first where little may be needed: what follows may be the next of very many
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Source:
 
     def skip_zeros(self, offset: int, end: int) -> int:
         """The first place from `offset` on that isn't zero, or `end`."""
+        most = FIRST_BYTES
         while offset < end:
-            chunk = self.exactly(offset, min(CHUNK_BYTES, end - offset), "padding")
+            chunk = self.exactly(offset, min(most, end - offset), "padding")
             rest = chunk.lstrip(b"\0")
             if rest:
                 return offset + len(chunk) - len(rest)
-            offset += len(chunk)
+            offset, most = offset + len(chunk), min(2 * most, CHUNK_BYTES)
         return end

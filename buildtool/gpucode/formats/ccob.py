@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from buildtool.gpucode.errors import BadBundle
-from buildtool.gpucode.source import CHUNK_BYTES, Source
+from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, Source
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -175,13 +175,14 @@ class Unpacking:
         unpacker: _Unpacker = _Zlib() if self.header.method is Method.ZLIB else zstd.ZstdDecompressor()
         position = self._start + self.header.header_bytes
         left = self.header.unpacked_bytes
+        most = FIRST_BYTES
         while not unpacker.eof:
             packed = b""
             hungry = unpacker.needs_input
             if hungry:
-                length = min(CHUNK_BYTES, self._end - position)
+                length = min(most, self._end - position)
                 packed = self._source.exactly(position, length, "a compressed bundle")
-                position += length
+                position, most = position + length, min(2 * most, CHUNK_BYTES)
             try:
                 piece = unpacker.decompress(packed, min(CHUNK_BYTES, left + 1))
             except (zlib.error, zstd.ZstdError) as error:

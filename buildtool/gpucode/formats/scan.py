@@ -175,9 +175,10 @@ def iter_bundles(
 
 
 def _read_bundle(source: Source, start: int, end: int, allowance: ccob.Allowance) -> BundlePlace:
-    head = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
-    if head.startswith(bundle.MAGIC):
-        found = bundle.parse_bundle(head, end - start, place=start)
+    head = source.exactly(start, min(len(bundle.MAGIC), end - start), "a bundle's magic")
+    if head == bundle.MAGIC:
+        table = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
+        found = bundle.parse_bundle(table, end - start, place=start)
         return BundlePlace(start, found.n_bytes, found)
     if not head.startswith(ccob.MAGIC):
         kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"

@@ -153,3 +153,28 @@ def test_sections_of_gpu_code_that_share_bytes_are_not_read_again_for_each_of_th
     hostile = data[:60] + many.to_bytes(2, "little") + data[62:table] + b"".join([*rows, *[largest] * 20_000])
     with pytest.raises(BadBundle, match="overlap"):
         scan_file(len(hostile), Source.of_bytes(hostile).read_at)
+
+
+def tiny_bundle(method: Method) -> bytes:
+    """Of version 1, which doesn't say where it ends."""
+    raw = raw_bundle({"gfx906": b""})
+    return pack([raw], len(raw), version=1, method=method)
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 16, 1 << 18])
+@pytest.mark.parametrize(
+    "one", [tiny_bundle(Method.ZLIB), tiny_bundle(Method.ZSTD), nv_fatbin([])], ids=["zlib", "zstd", "cuda"]
+)
+def test_very_many_tiny_containers_are_read_in_linear_time(one: bytes, n_bytes: int) -> None:
+    """What follows a container isn't read with it: 2 MB of tiny ones took a minute."""
+    data = one * (n_bytes // len(one))
+    source = Source.of_bytes(data)
+    read = 0
+
+    def read_at(offset: int, length: int) -> bytes:
+        nonlocal read
+        read += length
+        return source.read_at(offset, length)
+
+    scan_file(len(data), read_at)
+    assert read < 300 * len(data)
