@@ -6,6 +6,7 @@ contiguous loads. For a matrix the rows are its own, which a product needs.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 _NARROWEST: Final = 256
@@ -41,6 +42,7 @@ class Grid:
         return -(-self.rows // self.group_rows)
 
 
+@lru_cache(4096)
 def grid(shape: tuple[int, ...]) -> Grid:
     """The grid of a tensor: the innermost dimensions that together have 256 weights or more are a row.
 

@@ -5,6 +5,7 @@ spilling registers (they were never run there): docs/decisions/0025-packed-weigh
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from probes.placement.packing.grid import is_matrix
@@ -23,6 +24,7 @@ class Tile:
     stages: int
 
 
+@lru_cache(4096)
 def fused(input_rows: int, shape: tuple[int, ...], *, narrow: bool = False) -> Tile | None:
     """The tile for `input_rows` times a packed matrix of `shape` (n, k).
 
@@ -34,7 +36,8 @@ def fused(input_rows: int, shape: tuple[int, ...], *, narrow: bool = False) -> T
     n, _ = shape
     if input_rows == 1:
         return Tile(_rows(n, most=16, least=2), 128 if narrow else 256, warps=4, stages=3)
-    return Tile(_rows(n, most=32, least=16), 64 if narrow else 128, warps=4, stages=3)
+    rows = _rows(n, most=32, least=16)
+    return Tile(rows, 32, warps=4, stages=2) if narrow else Tile(rows, 128, warps=4, stages=3)
 
 
 def _rows(n: int, *, most: int, least: int) -> int:

@@ -1,0 +1,86 @@
+"""Compiles every kernel for GPUs that this machine lacks, and prints what became of each. Needs no GPU."""
+
+import json
+import sys
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from probes.placement.packing.kernels import decoding, multiplying
+from probes.placement.packing.tiles import fused
+
+BYTES, SHORTS, WORDS, WEIGHTS = "*u8", "*i16", "*i32", "*bf16"
+ESCAPES = {"values": SHORTS, "positions": SHORTS, "starts": WORDS}
+MATRIX = {"rest": BYTES, "codes": BYTES, **ESCAPES}
+K = 8192
+
+
+def cases(target, ptx: bool):
+    """Each kernel with its arguments' types, its constants and its warps."""
+    narrow = target.backend == "hip" and target.warp_size == 32
+    cut = {"WIDTH": K, "GROUP": 1}
+    yield (
+        decoding.unpack_b12,
+        {**MATRIX, "out": WEIGHTS, "n": "i32", "rows": "i32", "scale": "fp32"},
+        {**cut, "BLOCK": 2048, "PTX": ptx},
+        8,
+    )
+    planes = {f"rest{i}": BYTES for i in range(3)}
+    f28 = {**planes, "codes": BYTES, **ESCAPES, "values": WORDS, "out": WORDS}
+    yield decoding.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
+    ranked = dict.fromkeys(("rest", "more", "two", "exponents"), BYTES) | {"starts": WORDS, "out": SHORTS}
+    ranked |= dict.fromkeys(("n", "blocks", "table_low", "table_high"), "i32")
+    yield decoding.unpack_ranked, ranked, {"LOW_BITS": 3, "TOGETHER": 4}, 4
+    product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
+    for rows in (1, 16):
+        tile = fused(rows, (K, K), narrow=narrow)
+        own = {"K": K, "BN": tile.rows, "BK": tile.columns, "BIAS": True, "PTX": ptx, "STAGES": tile.stages}
+        if rows == 1:
+            yield (
+                multiplying.one_row,
+                {**product, "input_scale": "fp32"},
+                {**own, "ESCAPES": 8},
+                tile.warps,
+            )
+        else:
+            own |= {"BB": 16, "ESCAPES": 1, "FACTORS": tl.bfloat16}
+            yield multiplying.few_rows, {**product, "batch": "i32"}, own, tile.warps
+
+
+def compiled(kernel, types, constants, *, target, warps: int) -> dict[str, object]:
+    """What the code of a kernel holds."""
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    even = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): even for name, of in types.items() if of[0] == "*"},
+    )
+    code = triton.compile(source, target=target, options={"num_warps": warps}).asm
+    text = code.get("amdgcn") or code["ptx"]
+    return {
+        "kernel": kernel.__name__,
+        "target": str(target.arch),
+        "ptx": "prmt.b32" in str(code["ttir"]),
+        "spills": text.count("scratch_store") + text.count("st.local"),
+    }
+
+
+def main() -> None:
+    """A line of JSON for each kernel and target that the arguments name: gfx1100:32, sm90."""
+    for wanted in sys.argv[1:]:
+        if wanted.startswith("sm"):
+            target, ptx = GPUTarget("cuda", int(wanted[2:]), 32), True
+        else:
+            arch, _, width = wanted.partition(":")
+            target, ptx = GPUTarget("hip", arch, int(width)), False
+        for kernel, types, constants, warps in cases(target, ptx):
+            print(json.dumps(compiled(kernel, types, constants, target=target, warps=warps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
