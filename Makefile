@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-images bench-prune bench-probes bench-service bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-prune bench-probes bench-service bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,9 @@ bench-prune: $(READY) ## the pruner on Debian's ROCm libraries, judged by their 
 
 bench-build: images ## our build of `cpu` against two others, rebuilds, and the start of a container
 	@$(PY) tests/bench/bench_build.py
+
+bench-doctor: $(READY) ## the doctor's verdicts on constructed hosts, its linter on broken, good and damaged files
+	@$(PY) tests/bench/bench_doctor.py
 
 bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
 	@$(PY) tests/bench/bench_images.py

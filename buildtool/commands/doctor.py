@@ -7,18 +7,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.doctor import advise, fix, gather, lint_report, proving, shown
+from buildtool.doctor import advise, gather, shown
 from buildtool.doctor.compatibility import Compatibility
 from buildtool.doctor.hostfacts import Display, Host
-from buildtool.doctor.lint.linter import MOST_BYTES, judged
 from buildtool.doctor.shipped_data import compatibility, rules
 from buildtool.engine import host as engine_host
-from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.files import write_text
 from probes.shared.codec import encode
 from probes.shared.invocation import tool_version
 from probes.shared.output import hand_over, tell
+from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
 
 ABSENT = Unknown("the card isn't in this machine")
@@ -43,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "showing what changes; runs no other program",
     )
     parser.add_argument("--dry-run", action="store_true", help="with --fix: show it only")
+    parser.add_argument(
+        "--variants",
+        metavar="FILE",
+        type=Path,
+        help="write a catalog with one variant for this host's card: weir build --catalog FILE builds it",
+    )
     parser.add_argument(
         "--prove",
         metavar="IMAGE",
@@ -79,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.prove:
         return _prove(args.prove, host)
     advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    if args.variants:
+        return _variants(args.variants, advice)
     if args.fix:
         return _fix(host, advice, dry=args.dry_run)
     rows = engine_host.diagnose(engine)
@@ -90,8 +97,20 @@ def run(args: argparse.Namespace) -> int:
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
 
 
+def _variants(path: Path, advice: advise.Advice) -> int:
+    """Write the catalog of one variant."""
+    from buildtool.builder import catalog
+    from buildtool.doctor.variantfile import variant_text
+
+    write_text(path, variant_text(advice, catalog.load()))
+    tell(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
+    return int(Exit.OK)
+
+
 def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
     """Show what changes in this directory, then write it."""
+    from buildtool.doctor import fix
+
     if not Path("compose.yaml").is_file():
         raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
     before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
@@ -111,6 +130,9 @@ def _text_of(path: Path) -> str | None:
 
 def _prove(image: str, host: Host) -> int:
     """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
+    from buildtool.doctor import proving
+    from buildtool.engine.client import Engine
+
     passed = proving.passed_on(host)
     result = Engine().run(image, proving.COMMAND, devices=passed)
     checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
@@ -120,8 +142,11 @@ def _prove(image: str, host: Host) -> int:
 
 def _lint(args: argparse.Namespace) -> int:
     """Print the faults of files; 1 when one of them is more than a note."""
+    from buildtool.doctor import lint_report
+    from buildtool.doctor.lint.linter import MOST_BYTES, judged
+
     known = rules()
-    found = [(str(path), judged(str(path), _content(path))) for path in args.lint]
+    found = [(str(path), judged(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
     if args.sarif:
         write_text(args.sarif, lint_report.lint_sarif(found, known, version=tool_version()))
     if args.json:
@@ -132,11 +157,11 @@ def _lint(args: argparse.Namespace) -> int:
     return int(Exit.FINDINGS if serious else Exit.OK)
 
 
-def _content(path: Path) -> bytes:
-    """A file's content, or one byte more than the linter reads of it."""
+def _content(path: Path, *, most_bytes: int) -> bytes:
+    """The beginning of a file."""
     try:
         with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)
+            return file.read(most_bytes)
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror}", "name files that exist") from error
 

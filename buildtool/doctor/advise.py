@@ -24,6 +24,8 @@ from probes.shared.unknown import Unknown
 
 KFD = "/dev/kfd"
 CPU_COMMAND = command("weir", "build", "cpu")
+SHIPPED_BUILD = "torch2.9-rocm6.4"  # which the variant `rocm` of images/variants.yaml takes first
+OWN_VARIANT = "weir doctor --variants here.yaml && weir build --catalog here.yaml"
 ROUTE_CELLS = ("runtime", "torch", "python", "get")
 
 
@@ -44,7 +46,8 @@ class Route:
     needs: tuple[str, ...]
     pythons_here: tuple[str, ...]  # of this host, those that the torch is published for
     variant_line: str  # for the list `torch:` of a variant in variants.yaml
-    command: str  # what to type for this route
+    command: str  # what to type for this route; empty where it isn't an image of ours
+    targets: tuple[str, ...]  # whose code such an image keeps; none for CUDA
 
     @property
     def usable(self) -> bool:
@@ -148,6 +151,7 @@ def _route(answer: Answer, target: str, host: Host, *, data: Compatibility, toda
         pythons_here=_fitting(host.pythons, known.get("python")),
         variant_line=variant_line(answer, target, data),
         command=_command(answer, target),
+        targets=(_shown_target(answer, target),) if target.startswith("gfx") else (),
     )
 
 
@@ -204,17 +208,22 @@ def variant_line(answer: Answer, target: str, data: Compatibility) -> str:
     if not build or answer.runs == "no":
         return ""
     kind = "rocm" if target.startswith("gfx") else "cuda"
-    require = f'"{build.requirement(target)}"' + (", numpy" if kind == "rocm" else "")
+    require = f'"{build.requirement(target)}", numpy'
     return f'- {{name: {build.id}, build: {kind}, require: [{require}], index: "{build.index}"}}'
 
 
 def _command(answer: Answer, target: str) -> str:
+    """The shipped variant where its torch is this route's, else a variant of one's own."""
     if answer.runs == "no" or not (answer.build or answer.variant):
         return ""
-    if not target.startswith("gfx"):
-        return command("weir", "build", "cuda")
-    shown = target_of_override(answer.override).processor if answer.override else target
-    return command("weir", "build", "rocm", "--targets", shown)
+    if answer.variant or answer.build == SHIPPED_BUILD:
+        return command("weir", "build", "rocm", "--targets", _shown_target(answer, target))
+    return OWN_VARIANT
+
+
+def _shown_target(answer: Answer, target: str) -> str:
+    """What the card reports: with an override, another's target."""
+    return target_of_override(answer.override).processor if answer.override else target
 
 
 # ---- remarks -----------------------------------------------------------------------------------------
@@ -342,9 +351,10 @@ def next_step(host: Host, cards: Sequence[CardAdvice], remarks: Sequence[Remark]
     best = best_of(commanded)
     if not best:
         return CPU_COMMAND
-    if best.command == command("weir", "build", "cuda"):
-        return command("weir", "doctor", "--fix")
-    return f"HSA_OVERRIDE_GFX_VERSION={best.override} {best.command}" if best.override else best.command
+    alike = [one for one in commanded if (one.runs, one.rank) == (best.runs, best.rank) and not one.override]
+    shipped = [one.command for one in alike if one.command != OWN_VARIANT]
+    typed = shipped[0] if shipped else best.command
+    return f"export HSA_OVERRIDE_GFX_VERSION={best.override}; {typed}" if best.override else typed
 
 
 def asked_host(host: Host, display: Display, platform: Platform) -> Host:

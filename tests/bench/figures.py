@@ -250,6 +250,7 @@ FIGURES: dict[str, Figure] = {
     "audit.naive-slim": value("audit", "cpu: Python bytes", "{:.0f} MB", 1e6),
     "device.quick": bench("device-quick", bars),
     "device.full": bench("device-full", bars),
+    "doctor.bars": bench("doctor", bars),
     "prune.bars": bench("prune", bars),
     "prune.images": bench("prune", prune_images),
     "prune.libraries": bench("prune", prune_libraries),

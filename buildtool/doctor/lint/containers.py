@@ -106,8 +106,8 @@ def _option(text: str) -> tuple[str, str | None]:
     letters = text[1:]
     if letters and all(letter in SHORT for letter in letters):
         return SHORT[letters[-1]], ""
-    first = next((letter for letter in letters if letter not in SHORT), "")
-    after = letters.partition(first)[2]
+    place = next((n for n, letter in enumerate(letters) if letter not in SHORT), len(letters))
+    first, after = letters[place : place + 1], letters[place + 1 :]
     return LONG.get(first, first), after or None
 
 

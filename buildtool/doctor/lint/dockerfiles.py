@@ -20,6 +20,7 @@ INSTRUCTIONS = frozenset({
     "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL",
     "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"
 })  # fmt: skip
+MOST_CONTINUED = 2_000  # lines of one instruction; real ones have a hundred
 ESCAPE = re.compile(r"^\s*#\s*escape\s*=\s*(\S)\s*$", re.I)
 DIRECTIVE = re.compile(r"^\s*#\s*\w+\s*=")
 
@@ -41,6 +42,11 @@ def judged(text: str, *, for_cpu: bool) -> Iterator[Fault]:
         raise EnvironmentMissing(
             f"--lint needs {error.name}, which is not installed", "pip install 'gpu-weir[lint]'"
         ) from error
+    lines, escape = text.split("\n"), _escape(text)
+    vast = _vast_instruction(lines, escape)
+    if vast:
+        yield Fault(vast, "too-large", f"an instruction of more than {MOST_CONTINUED} lines")
+        return
     try:
         instructions = dockerfile.parse_string(text)
     except dockerfile.GoParseError as error:
@@ -53,7 +59,20 @@ def judged(text: str, *, for_cpu: bool) -> Iterator[Fault]:
             line, "unreadable", f"unknown instruction {unknown[0].cmd}" if unknown else "there is no FROM"
         )
         return
-    yield from _stages(instructions, text.split("\n"), _escape(text), for_cpu=for_cpu)
+    yield from _stages(instructions, lines, escape, for_cpu=for_cpu)
+
+
+def _vast_instruction(lines: Sequence[str], escape: str) -> int:
+    """The line where an instruction begins that is too long for BuildKit's parser, whose time is quadratic
+    in an instruction's lines; 0 where there is none.
+    """
+    begun = 1
+    for number, line in enumerate(lines, 1):
+        if number - begun > MOST_CONTINUED:
+            return begun
+        if not line.rstrip().endswith(escape):
+            begun = number + 1
+    return 0
 
 
 def unreadable(said: str) -> Fault:

@@ -8,7 +8,7 @@ from typing import Literal
 from buildtool.doctor.lint import composefiles, devcontainers, dockerfiles, jobs, pip, pythons, typed
 from buildtool.doctor.lint.fault import Fault
 
-MOST_BYTES = 2 << 20  # such files are a few kilobytes
+MOST_BYTES = 256 << 10  # such files are a few kilobytes
 Kind = Literal[
     "dockerfile", "compose", "devcontainer", "requirements", "slurm", "apptainer", "python", "shell"
 ]

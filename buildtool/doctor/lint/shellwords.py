@@ -3,6 +3,7 @@
 A text that isn't bash still gives the commands around what the grammar doesn't know.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -67,12 +68,23 @@ def _parser() -> "Parser":
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """A script's nodes in order. Parents and what follows in a pipeline are noted on the way: asking a node
+    for its parent takes as long as its siblings are many.
+    """
+
+    nodes: list["Node"]
+    parents: dict[int, "Node"]
+    following: dict[int, "Node"]
+
+
 def commands_in(text: str, first_line: int = 1) -> list[Command]:
     """Every command of a script, in order, also those inside functions, branches and substitutions."""
-    found = []
-    for node, _ in _nodes(text):
+    tree, found = _read(text), []
+    for node in tree.nodes:
         if node.type == "command":
-            found.append(_command(node))
+            found.append(_command(node, tree))
         elif node.type == "declaration_command":
             found.append(_declaration(node))
     alone = len(found) == 1
@@ -81,17 +93,24 @@ def commands_in(text: str, first_line: int = 1) -> list[Command]:
 
 def comments_in(text: str) -> list[Word]:
     """Every comment of a script."""
-    return [Word(_text(node), line) for node, line in _nodes(text) if node.type == "comment"]
+    return [
+        Word(_text(node), node.start_point[0] + 1) for node in _read(text).nodes if node.type == "comment"
+    ]
 
 
-def _nodes(text: str) -> Iterator[tuple["Node", int]]:
-    tree = _parser().parse(text.encode("utf-8", "replace"))
-    waiting, seen = [tree.root_node], 0
-    while waiting and seen < MOST_NODES:
+def _read(text: str) -> _Tree:
+    tree = _Tree([], {}, {})
+    waiting = [_parser().parse(text.encode("utf-8", "replace")).root_node]
+    while waiting and len(tree.nodes) < MOST_NODES:
         node = waiting.pop()
-        seen += 1
-        yield node, node.start_point[0] + 1
-        waiting.extend(reversed(node.children))
+        children = node.children
+        tree.nodes.append(node)
+        tree.parents.update((child.id, node) for child in children)
+        if node.type == "pipeline":
+            named = [child for child in children if child.is_named]
+            tree.following.update((one.id, after) for one, after in itertools.pairwise(named))
+        waiting.extend(reversed(children))
+    return tree
 
 
 def _moved(command: Command, by: int, *, alone: bool) -> Command:
@@ -102,14 +121,19 @@ def _moved(command: Command, by: int, *, alone: bool) -> Command:
     return Command(moved(command.settings), moved(command.words), heredocs, command.piped_into, alone=alone)
 
 
-def _command(node: "Node") -> Command:
+def _command(node: "Node", tree: _Tree) -> Command:
     settings, words = [], []
     for child in node.children:
         if child.type == "variable_assignment":
             settings.append(Word(_value(child), child.start_point[0] + 1))
         elif child.type not in ("heredoc_redirect", "herestring_redirect", "file_redirect", "comment"):
             words.append(Word(_value(child), child.start_point[0] + 1))
-    return Command(tuple(settings), tuple(words), tuple(_heredocs(node)), _piped_into(node))
+    holder = _holder(node, tree)
+    redirects = [child for child in holder.children if child.type == "heredoc_redirect"]
+    redirects += [child for child in node.children if child.type == "heredoc_redirect" and holder != node]
+    return Command(
+        tuple(settings), tuple(words), tuple(_heredocs(redirects)), _piped_into(holder, redirects, tree)
+    )
 
 
 def _declaration(node: "Node") -> Command:
@@ -117,33 +141,28 @@ def _declaration(node: "Node") -> Command:
     return Command((), tuple(Word(_value(child), child.start_point[0] + 1) for child in node.children))
 
 
-def _holder(node: "Node") -> "Node":
+def _holder(node: "Node", tree: _Tree) -> "Node":
     """The statement that redirects a command: also one around a list that the command ends."""
-    inner, parent = node, node.parent
+    inner, parent = node, tree.parents.get(node.id)
     while parent is not None and parent.type == "list" and parent.children[-1] == inner:
-        inner, parent = parent, parent.parent
+        inner, parent = parent, tree.parents.get(parent.id)
     return parent if parent is not None and parent.type == "redirected_statement" else node
 
 
-def _heredocs(node: "Node") -> Iterator[Heredoc]:
-    for child in {one.id: one for one in (*node.children, *_holder(node).children)}.values():
-        if child.type == "heredoc_redirect":
-            for body in child.children:
-                if body.type == "heredoc_body":
-                    yield Heredoc(_text(body), body.start_point[0] + 1)
+def _heredocs(redirects: Sequence["Node"]) -> Iterator[Heredoc]:
+    for redirect in redirects:
+        for body in redirect.children:
+            if body.type == "heredoc_body":
+                yield Heredoc(_text(body), body.start_point[0] + 1)
 
 
-def _piped_into(node: "Node") -> str:
+def _piped_into(holder: "Node", redirects: Sequence["Node"], tree: _Tree) -> str:
     """The name of the command after this one in a pipeline."""
-    inner = _holder(node)
-    fed = [child for child in inner.children if child.type == "heredoc_redirect"]
-    pipes = [child for one in fed for child in one.children if child.type == "pipeline"]
+    pipes = [child for one in redirects for child in one.children if child.type == "pipeline"]
     if pipes:  # the grammar puts what follows `<<EOF |` inside the redirection
         return _first_name(pipes[0].children)
-    parent = inner.parent
-    if parent is None or parent.type != "pipeline":
-        return ""
-    return _first_name([one for one in parent.children if one.start_byte > inner.start_byte and one.is_named])
+    after = tree.following.get(holder.id)
+    return _first_name([after]) if after is not None else ""
 
 
 def _first_name(nodes: Sequence["Node"]) -> str:
@@ -151,7 +170,10 @@ def _first_name(nodes: Sequence["Node"]) -> str:
     for node in nodes:
         inner = node.children[0] if node.type == "redirected_statement" else node
         if inner.type == "command":
-            return _command(inner).name
+            words = [
+                Word(_value(child), 1) for child in inner.children if child.type != "variable_assignment"
+            ]
+            return Command((), tuple(words)).name
     return ""
 
 

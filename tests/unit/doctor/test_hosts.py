@@ -1,17 +1,20 @@
 """Constructed hosts, each with the verdict that the doctor must reach; the user's documents among them."""
 
 import datetime
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from host_trees import ANN, ENGINE, STRANGER, Card, Case, host_of, python
 
+from buildtool.builder.catalog import load
 from buildtool.commands.doctor import display_named
-from buildtool.doctor.advise import advise, asked_host
+from buildtool.doctor.advise import OWN_VARIANT, SHIPPED_BUILD, advise, asked_host
 from buildtool.doctor.hostfacts import Host, Node
 from buildtool.doctor.shipped_data import compatibility
 from buildtool.doctor.shown import answer_text
+from buildtool.doctor.variantfile import variant_text
 from buildtool.errors import ConfigError
 from probes.shared.codec import decode, encode
 from probes.shared.unknown import Unknown
@@ -32,7 +35,7 @@ def rocm(target: str) -> str:
     return f"weir build rocm --targets {target}"
 
 
-FIX = "weir doctor --fix"
+FIX = OWN_VARIANT
 KFD_OF_VIDEO = (
     Node("/dev/kfd", 0, 993, "render", "0660"),
     Node("/dev/dri/renderD128", 0, 993, "render", "0660"),
@@ -46,7 +49,7 @@ CASES = [
         "gfx906",
         "official",
         "2.7.0+rocm6.3",
-        rocm("gfx906"),
+        OWN_VARIANT,
         says=("MI50", "rocm6.3", "6.3 is the last"),
     ),
     Case(
@@ -55,7 +58,7 @@ CASES = [
         "gfx906",
         "official",
         "2.7.0+rocm6.3",
-        rocm("gfx906"),
+        OWN_VARIANT,
         pythons=(python("3.10", "2.2.2+rocm5.7", hip="5.7.31921"),),
         silent=("no matrix kernels",),
     ),
@@ -65,7 +68,7 @@ CASES = [
         "gfx906",
         "official",
         "2.7.0+rocm6.3",
-        rocm("gfx906"),
+        OWN_VARIANT,
         pythons=(python("3.10", "2.3.0", hip="6.2.41134"),),
         silent=("no matrix kernels",),
     ),
@@ -75,7 +78,7 @@ CASES = [
         "gfx906",
         "official",
         "2.7.0+rocm6.3",
-        rocm("gfx906"),
+        OWN_VARIANT,
         pythons=(python("3.12", "2.9.1+rocm6.4", hip="6.4.43484"),),
         says=("no matrix kernels for gfx906",),
     ),
@@ -87,10 +90,10 @@ CASES = [
         "gfx906",
         "official",
         "2.7.0+rocm6.3",
-        rocm("gfx906"),
+        OWN_VARIANT,
         says=("16.00 GiB",),
     ),
-    Case("mi100", (MI100,), "gfx908", "official", "2.13.0+rocm7.2", rocm("gfx908")),
+    Case("mi100", (MI100,), "gfx908", "official", "2.13.0+rocm7.2", OWN_VARIANT),
     Case("mi210", (MI210,), "gfx90a", "official", "2.13.0+rocm7.2", rocm("gfx90a")),
     Case("mi250x", (Card("1002:7408", 90010, 64),), "gfx90a", "official", "2.13.0+rocm7.2", rocm("gfx90a")),
     Case(
@@ -191,13 +194,11 @@ CASES = [
         "gfx900",
         "community",
         "2.7.0+rocm6.3",
-        rocm("gfx900"),
+        OWN_VARIANT,
         says=("a matrix product aborts",),
     ),
-    Case("mi25", (Card("1002:6860", 90000, 16),), "gfx900", "community", "2.7.0+rocm6.3", rocm("gfx900")),
-    Case(
-        "radeon-vii", (Card("1002:66af", 90006, 16),), "gfx906", "official", "2.7.0+rocm6.3", rocm("gfx906")
-    ),
+    Case("mi25", (Card("1002:6860", 90000, 16),), "gfx900", "community", "2.7.0+rocm6.3", OWN_VARIANT),
+    Case("radeon-vii", (Card("1002:66af", 90006, 16),), "gfx906", "official", "2.7.0+rocm6.3", OWN_VARIANT),
     Case(
         "mi300x",
         (Card("1002:74a1", 90402, 192, code="0x120000"),),
@@ -212,7 +213,7 @@ CASES = [
         "gfx950",
         "official",
         "2.13.0+rocm7.2",
-        rocm("gfx950"),
+        OWN_VARIANT,
     ),
     Case(
         "rx5700",
@@ -220,7 +221,7 @@ CASES = [
         "gfx1010",
         "distribution",
         "python-pytorch-rocm",
-        rocm("gfx1010"),
+        OWN_VARIANT,
         says=("and crashed",),
     ),
     Case("rx6800", (Card("1002:73bf", 100300),), "gfx1030", "official", "2.13.0+rocm7.2", rocm("gfx1030")),
@@ -230,7 +231,7 @@ CASES = [
         "gfx1031",
         "official",
         "torch[device-gfx1031]",
-        rocm("gfx1031"),
+        OWN_VARIANT,
         says=("10.3.0", "compute wrong results"),
     ),
     Case(
@@ -239,7 +240,7 @@ CASES = [
         "gfx1032",
         "official",
         "torch[device-gfx1032]",
-        rocm("gfx1032"),
+        OWN_VARIANT,
         env={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
         says=("a known route, which risks wrong results",),
     ),
@@ -249,7 +250,7 @@ CASES = [
         "gfx1034",
         "official",
         "torch[device-gfx1034]",
-        rocm("gfx1034"),
+        OWN_VARIANT,
     ),
     Case("rx7900", (RX7900,), "gfx1100", "official", "2.13.0+rocm7.2", rocm("gfx1100")),
     Case("rx7800xt", (Card("1002:747e", 110001),), "gfx1101", "official", "2.13.0+rocm7.2", rocm("gfx1101")),
@@ -260,7 +261,7 @@ CASES = [
         "gfx1103",
         "official",
         "torch[device-gfx1103]",
-        rocm("gfx1103"),
+        OWN_VARIANT,
     ),
     Case(
         "strix-point",
@@ -268,7 +269,7 @@ CASES = [
         "gfx1150",
         "official",
         "2.13.0+rocm7.2",
-        rocm("gfx1150"),
+        OWN_VARIANT,
     ),
     Case(
         "strix-halo",
@@ -276,7 +277,7 @@ CASES = [
         "gfx1151",
         "official",
         "2.13.0+rocm7.2",
-        rocm("gfx1151"),
+        OWN_VARIANT,
     ),
     Case("rx9060", (Card("1002:7590", 120000),), "gfx1200", "official", "2.13.0+rocm7.2", rocm("gfx1200")),
     Case("rx9070", (RX9070,), "gfx1201", "official", "2.13.0+rocm7.2", rocm("gfx1201")),
@@ -499,6 +500,50 @@ def test_pythons_are_matched_with_the_wheels(name: str, fits: bool, tmp_path: Pa
     best = advise(host, compatibility(), TODAY).cards[0].best
     assert best is not None
     assert bool(best.pythons_here) is fits
+
+
+def test_the_shipped_variants_first_torch_is_the_one_that_the_next_step_counts_on() -> None:
+    (variant,) = load().select(("rocm",))
+    build = compatibility().build(SHIPPED_BUILD)
+    assert build is not None
+    assert variant.torch[0].require[0] == build.requirement("gfx1100")
+
+
+@pytest.mark.parametrize("name", ["mi50-16gb", "rx6700", "h100", "rx7900"])
+def test_a_variant_for_this_host_is_a_catalog_that_build_accepts(name: str, tmp_path: Path) -> None:
+    host = host_of(next(case for case in CASES if case.name == name), tmp_path / "host")
+    advice = advise(host, compatibility(), TODAY)
+    file = tmp_path / "here.yaml"
+    file.write_text(variant_text(advice, load()))
+    (variant,) = load(file).select(("here",))
+    best = advice.cards[0].best
+    assert best is not None
+    assert best.torch.partition(" ")[0].removeprefix("torch") in variant.torch[0].require[0]
+    assert variant.gpu_targets == best.targets
+    assert variant.prune is bool(best.targets)
+
+
+def recorded() -> Host:
+    """The machine with an H200, as `weir doctor --json` saw it on 2026-11-21."""
+    file = Path(__file__).parent / "recorded" / "h200.json"
+    return decode(Host, json.loads(file.read_text(encoding="utf-8")))
+
+
+def test_the_recorded_h200_gets_the_right_verdict() -> None:
+    host = recorded()
+    (card,) = advise(host, compatibility(), TODAY).cards
+    assert (host.displays[0].product, card.product, card.target) == ("10de:2335", "NVIDIA H200", "sm_90")
+    assert card.best is not None
+    assert (card.best.rank, card.best.torch, card.best.needs) == ("official", "2.14.0+cu130", ())
+    assert advise(host, compatibility(), TODAY).next_step == "weir engine"
+    ready = replace(host, engine=ENGINE)
+    assert advise(ready, compatibility(), TODAY).next_step == OWN_VARIANT
+
+
+def test_a_host_without_a_route_has_no_variant(tmp_path: Path) -> None:
+    host = host_of(next(case for case in CASES if case.name == "no-card-at-all"), tmp_path)
+    with pytest.raises(ConfigError, match="no card of this host"):
+        variant_text(advise(host, compatibility(), TODAY), load())
 
 
 def test_a_card_that_is_not_here_can_be_asked_about(tmp_path: Path) -> None:

@@ -64,9 +64,10 @@ def test_a_hostile_file_ends_in_a_fault(name: str) -> None:
     ("name", "text"),
     [
         ("run.sh", "(" * 20_000),
+        ("run.sh", "docker run - --rm -it a:1\ndocker run\ndocker run --\napptainer exec\npip install -r\n"),
         ("run.sh", "$(" * 5_000),
         ("run.sh", "'" * 9_999),
-        ("run.sh", "a=" + "x" * 1_000_000),
+        ("run.sh", "a=" + "x" * 200_000),
         ("run.sh", "if " * 5_000),
         ("x.py", "(" * 50_000),
         ("x.py", "-" * 100_000 + "1"),
@@ -84,6 +85,12 @@ def test_long_and_deep_files_are_read_to_their_end(name: str, text: str) -> None
 
 def test_a_file_that_is_too_large_is_not_read() -> None:
     assert [fault.rule for fault in judged("Dockerfile", b"a" * (MOST_BYTES + 1))] == ["too-large"]
+
+
+def test_an_instruction_that_is_too_long_for_the_parser_is_named() -> None:
+    text = "FROM a:1\nRUN x\nRUN a" + " \\\n b" * 2_500
+    assert [(fault.line, fault.rule) for fault in judged("Dockerfile", text.encode())] == [(3, "too-large")]
+    assert judged("Dockerfile", text.replace(" \\\n b" * 1_000, "").encode()) == []
 
 
 @pytest.mark.parametrize("file", broken()[:20], ids=lambda file: file.name)

@@ -11,6 +11,7 @@ from host_trees import ENGINE, Card, Case, host_of
 from buildtool.commands import doctor
 from buildtool.doctor.hostfacts import Node
 from buildtool.doctor.proving import Check, checks_of, lines, passed_on
+from buildtool.engine import client
 from buildtool.engine.client import Devices, RunResult, _passed_on
 from buildtool.errors import EnvironmentMissing, ProofFailed
 
@@ -75,7 +76,7 @@ def test_the_verb_runs_the_images_own_doctor(
             seen.update(image=image, command=command, devices=devices)
             return RunResult(0, answer, "")
 
-    monkeypatch.setattr(doctor, "Engine", Fake)
+    monkeypatch.setattr(client, "Engine", Fake)
     assert doctor._prove("weir/rocm:latest", host) == code
     assert seen["command"][-3:] == ["probes", "doctor", "--json"]
     assert seen["devices"].groups == ("992", "993")

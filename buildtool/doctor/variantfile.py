@@ -1,0 +1,54 @@
+"""A catalog with one variant for this host's card, which `weir build --catalog` builds. Pure."""
+
+import json
+from collections.abc import Sequence
+
+from buildtool.doctor.advise import Advice, CardAdvice, Route, best_of
+from buildtool.errors import ConfigError
+from buildtool.model import Catalog, Registry, Variant
+from probes.shared.quoting import terminal
+
+NAME = "here"
+
+
+def variant_text(advice: Advice, shipped: Catalog) -> str:
+    """The catalog's text; wheels and base are the shipped variants'. Raises ConfigError for no route."""
+    for card in advice.cards:
+        best = best_of([route for route in card.routes if route.variant_line])
+        if best:
+            return _text(card, best, shipped)
+    raise ConfigError(
+        "no card of this host has a torch to build an image with", "weir doctor lists the routes"
+    )
+
+
+def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
+    (model,) = shipped.select(("rocm",))
+    python, base = _base(model)
+    lines = [
+        f"# Written by `weir doctor --variants` for {terminal(card.product)} ({card.target}).",
+        "schema_version: 1",
+        f"source_date_epoch: {shipped.source_date_epoch}",
+        "variants:",
+        f"  {NAME}:",
+        f"    summary: {json.dumps(f'torch {route.torch} for {card.target}, as weir doctor advises.')}",
+        "    dockerfile: slim",
+        f"    python: {json.dumps(python)}",
+        f"    base: [{{registry: {json.dumps(base)}}}]",
+        "    torch:",
+        f"      {route.variant_line}",
+        f"    wheels: {_flow(model.wheels)}",
+    ]
+    if route.targets:
+        lines += [f"    gpu_targets: {_flow(route.targets)}", "    prune: true"]
+    return "\n".join(lines) + "\n"
+
+
+def _base(model: Variant) -> tuple[str, str]:
+    """Python and the registry's image of the shipped variant."""
+    found = next(base for base in model.base if isinstance(base, Registry))
+    return model.python, found.ref
+
+
+def _flow(texts: Sequence[str]) -> str:
+    return "[" + ", ".join(map(json.dumps, texts)) + "]"
