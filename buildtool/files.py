@@ -23,6 +23,7 @@ __all__ = [
     "locked",
     "open_lock",
     "replacing",
+    "require_writable",
     "scratch",
     "sha256_of",
     "sweep_partials",
@@ -119,6 +120,14 @@ def discard(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def require_writable(directory: Path, way_out: str) -> None:
+    """Refuse, before long work, a directory that can't be made or written. Raises DataError."""
+    with _translated(directory):
+        place = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise DataError(f"can't write into {place}", way_out)
 
 
 def sha256_of(path: Path) -> str:

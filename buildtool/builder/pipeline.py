@@ -21,7 +21,7 @@ from buildtool.command import stop_children
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
 from buildtool.engine.room import require_engine_room, require_room
-from buildtool.files import kept, sha256_of, write_text
+from buildtool.files import kept, require_writable, sha256_of, write_text
 from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.model import BuiltImage, Resolved, Variant
@@ -49,6 +49,8 @@ def make_plan(
     buildx.require_buildx()  # the build needs it after minutes of downloads
     workplace.sweep()
     lock = Lock.load(workplace.lock)
+    if update_lock or not lock.tools or None in (lock.get(variants[0]) for variants in candidates):
+        require_writable(workplace.lock.parent, "name another lock file: WEIR_LOCK=FILE")
     sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.say)
     require_disk(workplace, [variants[0] for variants in candidates], engine, lock)
 

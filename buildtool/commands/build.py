@@ -12,6 +12,7 @@ from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError, Exit
+from buildtool.files import require_writable
 from buildtool.model import BuiltImage, Variant
 from buildtool.progress import Progress
 from buildtool.shipped import IMAGES
@@ -68,6 +69,7 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     names = _names(args, [variants[0] for variants in candidates])
     if args.platform:
         require_platform(args.platform, "")
+    require_writable(args.reports, "choose another directory for the reports: --reports DIR")
     place = workplace(say, verbose=args.verbose)
     engine = provision.ensure_engine(say, assume_yes=args.yes, verbose=args.verbose)
     if args.platform:

@@ -256,3 +256,22 @@ def test_a_current_directory_that_is_gone_is_named(
     monkeypatch.setattr("buildtool.builder.choices.lock_file", gone)
     assert cli.main(["plan", "cpu"]) == Exit.DATA
     assert "can't use the current directory: No such file" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_in_the_end_is_refused_before_minutes_of_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A read-only checkout: the lock and the reports are written after the downloads and the build."""
+    monkeypatch.setattr("buildtool.engine.provision.ensure_engine", lambda *_, **__: None)
+    monkeypatch.setattr("buildtool.engine.buildx.require_buildx", lambda: None)
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("WEIR_LOCK", "/proc/none/lock.json")
+    for words, way_out in (
+        (["--reports", "/proc/reports"], "--reports DIR"),
+        (["--reports", str(tmp_path)], "WEIR_LOCK=FILE"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "access", lambda place, _mode: not str(place).startswith("/proc"))
+            assert cli.main(["build", "cpu", *words]) == Exit.DATA
+        assert "can't write into /proc\n  " in (told := capsys.readouterr().err)
+        assert way_out in told
