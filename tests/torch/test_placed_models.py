@@ -386,6 +386,19 @@ def test_under_inference_mode_and_after_it_the_outputs_are_the_same(model, x, ti
     assert model.layers[0].linear.weight.grad is not None
 
 
+@pytest.mark.parametrize("tier", ["all", *TIERS])
+@torch.inference_mode()
+def test_a_model_made_under_inference_mode_is_placed_and_given_back(x, tier):
+    model = Model().eval()
+    before = list(model.parameters())
+    want = model(x)
+    handle = placed(model, tier)
+    assert torch.equal(model(x), want)
+    handle.remove()
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert torch.equal(model(x), want)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("scratches", [0, 1, 2])
 def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(model, x, scratches):

@@ -73,6 +73,7 @@ class Engine:
         if self.moving:
             self.order = Order(len(self.moving))
             self._restart()
+            self.lanes.finish()  # what has been written to VRAM is there for every lane
             self._advance()
 
     def _restart(self) -> None:

@@ -22,8 +22,14 @@ class _Home:
     parameter: nn.Parameter
     requires_grad: bool
     fetch: Fetch | None = None  # None: its values are on the host
+    instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
 
     def back(self) -> None:
+        if self.instead is not None:
+            for owner, key in self.entry.owners:
+                if owner._parameters.get(key) is self.instead:
+                    owner._parameters[key] = self.parameter
+            return
         if self.fetch is not None:
             self.parameter.data = on_host(self.entry, self.fetch())
             self.fetch = None
@@ -53,6 +59,13 @@ def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     return made.copy_(values)
 
 
+def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
+    made = nn.Parameter(values, requires_grad=False)
+    for owner, key in entry.owners:
+        owner._parameters[key] = made
+    return made
+
+
 class Homes:
     """What has been taken from a model. `restore` gives it back; twice does no harm."""
 
@@ -69,10 +82,11 @@ class Homes:
         home = self._homes.get(id(entry))
         if home is None:
             home = self._homes[id(entry)] = _Home(entry, entry.parameter, entry.parameter.requires_grad)
+        if home.parameter.is_inference():
+            home.instead = _put(entry, values)
+            return home.instead
         if home.parameter.is_meta:
-            home.parameter = nn.Parameter(values, requires_grad=False)
-            for owner, key in entry.owners:
-                owner._parameters[key] = home.parameter
+            home.parameter = _put(entry, values)
         else:
             home.parameter.requires_grad_(False)
             home.parameter.data = values

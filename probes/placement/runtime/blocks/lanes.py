@@ -220,6 +220,8 @@ class _Recorded:
     ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         pool = beside._graph.pool() if beside else None
+        # each stream has a workspace for products, of 32 MiB on an H100: that of eager calls isn't needed now
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             fork = _Event()
             lanes.compute.record(fork)

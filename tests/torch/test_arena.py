@@ -1,0 +1,125 @@
+"""Host memory of exact size: taken as asked, registered once, and pageable where the driver refuses."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from random_models import plan_of
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.placement.models.modules import find_blocks
+from probes.placement.runtime import arena
+from probes.placement.runtime.arena import HostArena
+from probes.placement.runtime.place import place
+from probes.records.schema import Unknown
+
+MIB = 2**20
+
+
+class Driver:
+    """Registers as CUDA's runtime does, or refuses."""
+
+    def __init__(self, error=0):
+        self.error, self.registered, self.released = error, [], []
+
+    def cudaHostRegister(self, address, n_bytes, flags):
+        self.registered.append((address, n_bytes))
+        return self.error
+
+    def cudaHostUnregister(self, address):
+        self.released.append(address)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    return made
+
+
+def test_taken_over_asked_is_within_two_percent_in_one_registration(driver):
+    host = HostArena(64 * MIB, Unknown("one node"))
+    pieces = [host.take(n) for n in (5 * MIB, 300_001, 7, 12 * MIB + 1)]
+    host.pin()
+    assert not host.why_pageable
+    assert len(driver.registered) == 1
+    assert sum(piece.numel() for piece in pieces) == host.asked
+    assert host.asked <= host.pinned_bytes <= 1.02 * host.asked
+    assert driver.registered[0] == (pieces[0].data_ptr(), host.pinned_bytes)
+    for value, piece in enumerate(pieces):
+        piece.fill_(value)
+    assert [int(piece.max()) for piece in pieces] == [int(piece.min()) for piece in pieces] == [0, 1, 2, 3]
+    host.release()
+    host.release()
+    assert len(driver.released) == 1
+
+
+def test_room_that_is_not_used_takes_no_memory():
+    def resident():
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    host = HostArena(512 * MIB, Unknown("one node"))
+    host.take(8 * MIB).fill_(1)
+    assert resident() - before < 64 * MIB
+
+
+def test_more_than_was_planned_is_refused():
+    with pytest.raises(PlacementError, match="were planned"):
+        HostArena(MIB, Unknown("one node")).take(2 * MIB)
+
+
+@pytest.mark.parametrize("refusal", ["error", "exception"])
+def test_memory_that_cannot_be_registered_stays_pageable_with_the_reason(driver, monkeypatch, refusal):
+    if refusal == "error":
+        driver.error = 2
+    else:
+        monkeypatch.setattr(
+            torch.cuda, "cudart", lambda: (_ for _ in ()).throw(RuntimeError("no driver here"))
+        )
+    host = HostArena(MIB, Unknown("one node"))
+    host.take(1000)
+    host.pin()
+    assert host.pinned_bytes == 0
+    assert ("error 2" if refusal == "error" else "no driver here") in host.why_pageable
+    host.release()
+    assert not driver.released
+
+
+def test_pages_are_provided_on_the_processors_of_the_gpus_node(monkeypatch):
+    mine = sorted(os.sched_getaffinity(0))
+    seen = []
+    nodes = (SimpleNamespace(node=0, cpus=str(mine[0])), SimpleNamespace(node=1, cpus="99999"))
+    monkeypatch.setattr(arena.numa, "nodes", lambda _root: nodes)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: seen.append(set(cpus)))
+    HostArena(MIB, 0).take(MIB)
+    assert seen == ([{mine[0]}, set(mine)] if len(mine) > 1 else [])
+    seen.clear()
+    HostArena(MIB, 1).take(MIB)  # a node of which this process may use no processor
+    HostArena(MIB, Unknown("the firmware doesn't say")).take(MIB)
+    assert seen == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["streamed", "streamed_packed", "in_place", "packed"])
+def test_without_a_gpu_or_with_pinning_switched_off_the_results_are_the_same(tier):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    x = torch.randn(3, 64)
+    want = model(x)
+    plan = plan_of(model, {block.name: tier for block in find_blocks(model)})
+    for options in ({}, {"pinned": False}, {"device": "cpu"}, {"capture": True}):
+        handle = place(model, plan, **options)
+        assert all(torch.equal(model(x), want) for _ in range(4))
+        if options.get("pinned") is False:
+            assert handle.report().why_pageable == "pinning was switched off"
+        handle.remove()
+
+
+def test_a_device_that_nothing_can_be_placed_on_is_refused():
+    model = nn.Linear(4, 4)
+    with pytest.raises(PlacementError, match="not on mps"):
+        place(model, plan_of(model), device="mps")
