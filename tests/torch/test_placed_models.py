@@ -11,7 +11,11 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.place import place
+from probes.placement.packing.tensors import unpack
+from probes.placement.runtime.blocks.lanes import HostLanes
+from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.place import place, settle
+from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 torch.set_num_threads(1)
@@ -186,6 +190,31 @@ def test_an_exception_in_a_block_leaves_the_model_usable(model, x):
     assert torch.equal(model(x), want)
     handle.remove()
     assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
+def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x, tier, monkeypatch):
+    want = model(x)
+    weights = [p.clone() for p in model.parameters()]
+    written = []
+
+    def unpacked(packed, out):
+        written.append(out.untyped_storage().data_ptr())
+        return unpack(packed, out)
+
+    names = [block.name for block in find_blocks(model)]
+    plan = plan_of(model, dict.fromkeys(names, tier), Rings(2, scratches=1))
+    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacked))
+    assert torch.equal(model(x), want)
+    written.clear()
+    monkeypatch.setattr(
+        "probes.placement.runtime.settling.unpack", lambda *_: pytest.fail("beside the buffers")
+    )
+    scratch = handle._engine.moving[0].scratch.memory.untyped_storage().data_ptr()
+    handle.remove()
+    assert set(written) == {scratch}
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
 
 
 def test_a_failure_while_placing_gives_the_model_back(model, x, monkeypatch):
@@ -409,15 +438,8 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
     used = []
 
     def linear(x, packed, bias):
-        from probes.placement.packing.tensors import unpack
-
         used.append(x.shape[0])
         return nn.functional.linear(x, unpack(packed), bias)
-
-    from probes.placement.runtime.blocks.lanes import HostLanes
-    from probes.placement.runtime.blocks.moving import Arithmetic
-    from probes.placement.runtime.place import settle
-    from probes.placement.runtime.settling import ModuleSource
 
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
     plan = plan_of(model, tiers, Rings(2, scratches=scratches), objective="fast")

@@ -12,7 +12,7 @@ unexpectedly is fetched at once.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
+from probes.placement.models.modules import Entry
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
@@ -281,6 +282,19 @@ class Engine:
         stored = flat.view(entry.dtype).view(item.form.shape)
         self._work.unpack(item.packed(source), stored)
         return view
+
+    def taken_back(self, one: Moving) -> Iterator[tuple[Entry, torch.Tensor]]:
+        """A packed block's values, which last until the next one's: unpacked where calls unpack them.
+
+        VRAM may be full, so nothing is allocated there. Nothing for a block without a scratch buffer.
+        """
+        if one.scratch is None:
+            return
+        one.fused = False
+        self._fetch(one)
+        self.lanes.finish()
+        for place in one.unpacked.places:
+            yield place.entry, place.present.data
 
     # What a recorded pass needs
 

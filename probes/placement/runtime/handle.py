@@ -136,6 +136,9 @@ class Handle:
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
+                for entry, values in self._engine.taken_back(moving):
+                    self._homes.bring_back(entry, values)
+            for moving in self._engine.moving:
                 for place in moving.unpacked.places:
                     place.give_back(self._homes.parameter(place.entry))
             self._homes.restore()

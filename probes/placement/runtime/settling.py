@@ -185,7 +185,7 @@ class Settling:
             else:
                 view = item.raw(memory)
                 self.source.fill(item.entry, view)
-                self.homes.adopt(item.entry, view, None if on_host else partial(torch.clone, view))
+                self.homes.adopt(item.entry, view, None if on_host else partial(_itself, view))
         one.packs = ()
 
     def _into_vram(self) -> None:
@@ -297,6 +297,11 @@ def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
     flat = torch.empty(entry.n_bytes, dtype=torch.uint8, device=packed.device)
     unpack(packed, flat.view(entry.dtype).view(packed.shape))
     return raw_view(entry, flat)
+
+
+def _itself(view: torch.Tensor) -> torch.Tensor:
+    """The values where they are: a copy beside them may not fit."""
+    return view
 
 
 def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,13 @@ class Homes:
         home = self._homes.get(id(entry))
         return home.parameter if home else entry.parameter
 
+    def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
+        """Copy the values to the host now, if they have left it."""
+        home = self._homes.get(id(entry))
+        if home is not None and home.fetch is not None and home.instead is None:
+            home.parameter.data = on_host(entry, values)
+            home.fetch = None
+
     def restore(self) -> None:
         """Bring all values back to the host."""
         for home in self._homes.values():
