@@ -30,6 +30,7 @@ DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_RELAENT, DT_REL, DT_JMPREL = 0, 2, 
 DT_RELRSZ, DT_RELR = 35, 36
 
 _MAX_NAMES_BYTES = 16 << 20
+_NAME_BYTES = 256  # of one name; those that are looked for have 20 at most
 _MAX_DYNAMIC_BYTES = 1 << 20
 
 
@@ -196,10 +197,11 @@ def _read_sections(source: Source, offset: int, *, count: int, names_index: int)
 
 
 def _name(names: bytes, start: int) -> str:
-    end = names.find(b"\0", start)
-    if end < 0:
+    """A section's name, cut where it is too long: 65,000 sections may share one of 16 MiB."""
+    end = names.find(b"\0", start, start + _NAME_BYTES)
+    if end < 0 and start + _NAME_BYTES >= len(names):
         raise BadElf("a section's name can't be found")
-    return names[start:end].decode("utf-8", "replace")
+    return names[start : end if end >= 0 else start + _NAME_BYTES].decode("utf-8", "replace")
 
 
 def read_dynamic(source: Source, elf: Elf) -> dict[int, int]:

@@ -367,3 +367,16 @@ def test_moved_table_is_aligned_to_a_word_behind_the_section() -> None:
         (table,) = (patch for patch in found.patches if patch.offset == 32)
         assert int.from_bytes(table.data, "little") == 0x2000 + (new_bytes + 7) // 8 * 8
         assert all(piece.n_bytes for piece in found.tail)
+
+
+def test_sections_that_share_a_long_name_do_not_each_hold_all_of_it() -> None:
+    """65,000 headers may name one string of 16 MiB: a library of 20 MB took a terabyte of memory."""
+    names = b"x" * 100_000 + b"\0"
+    count, table_at = 50, 64 + len(names)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9)
+    head += struct.pack("<HHIQQQIHHHHHH", ET_DYN, 62, 1, 0, 0, table_at, 0, 64, 56, 0, 64, count, 0)
+    rows = b"".join(struct.pack("<IIQQQQIIQQ", n, 3, 0, 0, 64, len(names), 0, 0, 1, 0) for n in range(count))
+    elf = read_elf(Source.of_bytes(head + names + rows))
+    assert len(elf.sections) == count
+    assert sum(len(section.name) for section in elf.sections) < len(names)
+    assert {section.name.strip("x") for section in elf.sections} == {""}
