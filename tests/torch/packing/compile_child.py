@@ -15,6 +15,7 @@ BYTES, SHORTS, WORDS, WEIGHTS = "*u8", "*i16", "*i32", "*bf16"
 ESCAPES = {"values": SHORTS, "positions": SHORTS, "starts": WORDS}
 MATRIX = {"rest": BYTES, "codes": BYTES, **ESCAPES}
 K = 8192
+UNEVEN = 11_040  # half of it isn't a multiple of a tile's columns
 
 
 def cases(target, ptx: bool):
@@ -34,9 +35,9 @@ def cases(target, ptx: bool):
     ranked |= dict.fromkeys(("n", "blocks", "table_low", "table_high"), "i32")
     yield decoding.unpack_ranked, ranked, {"LOW_BITS": 3, "TOGETHER": 4}, 4
     product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
-    for rows in (1, 16):
-        tile = fused(rows, (K, K), narrow=narrow)
-        own = {"K": K, "BN": tile.rows, "BK": tile.columns, "BIAS": True, "PTX": ptx, "STAGES": tile.stages}
+    for rows, k in ((1, K), (16, K), (1, UNEVEN), (16, UNEVEN)):
+        tile = fused(rows, (K, k), narrow=narrow)
+        own = {"K": k, "BN": tile.rows, "BK": tile.columns, "BIAS": True, "PTX": ptx, "STAGES": tile.stages}
         if rows == 1:
             yield (
                 multiplying.one_row,

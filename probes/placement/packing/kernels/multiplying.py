@@ -53,12 +53,12 @@ def one_row(
         total += other.to(tl.float32) * x_other[None, :]
     if half % BK:  # what is left over isn't a whole piece
         k = half // BK * BK
-        there = k + inside < half
-        c = tl.load(code + k, mask=there[None, :], other=0)
-        one = weights(tl.load(low + k, mask=there[None, :], other=0), c, False, False, PTX)
-        other = weights(tl.load(low + half + k, mask=there[None, :], other=0), c, True, False, PTX)
-        x_one = tl.load(x + k + inside, mask=there, other=0.0).to(tl.float32) * input_scale
-        x_other = tl.load(x + half + k + inside, mask=there, other=0.0).to(tl.float32) * input_scale
+        left = k + inside < half
+        c = tl.load(code + k, mask=left[None, :], other=0)
+        one = weights(tl.load(low + k, mask=left[None, :], other=0), c, False, False, PTX)
+        other = weights(tl.load(low + half + k, mask=left[None, :], other=0), c, True, False, PTX)
+        x_one = tl.load(x + k + inside, mask=left, other=0.0).to(tl.float32) * input_scale
+        x_other = tl.load(x + half + k + inside, mask=left, other=0.0).to(tl.float32) * input_scale
         total += one.to(tl.float32) * x_one[None, :]
         total += other.to(tl.float32) * x_other[None, :]
     begin = tl.load(starts + row)
@@ -121,13 +121,13 @@ def few_rows(
         total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
     if half % BK:
         k = half // BK * BK
-        there = k + inside < half
-        wanted = there[:, None] & is_input
-        c = tl.load(code + k, mask=there[None, :], other=0)
-        one = weights(tl.load(low + k, mask=there[None, :], other=0), c, False, True, PTX)
-        other = weights(tl.load(low + half + k, mask=there[None, :], other=0), c, True, True, PTX)
-        x_one = tl.load(inputs + k, mask=wanted, other=0.0)
-        x_other = tl.load(inputs + half + k, mask=wanted, other=0.0)
+        left = k + inside < half
+        is_left = left[:, None] & is_input
+        c = tl.load(code + k, mask=left[None, :], other=0)
+        one = weights(tl.load(low + k, mask=left[None, :], other=0), c, False, True, PTX)
+        other = weights(tl.load(low + half + k, mask=left[None, :], other=0), c, True, True, PTX)
+        x_one = tl.load(inputs + k, mask=is_left, other=0.0)
+        x_other = tl.load(inputs + half + k, mask=is_left, other=0.0)
         total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
         total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
     total = total * scale
@@ -138,8 +138,8 @@ def few_rows(
         there = i < end[:, None]
         column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
         value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
-        multiplied = there[:, :, None] & (b < batch)[None, None, :]
-        factor = tl.load(x + column[:, :, None] + b[None, None, :] * K, mask=multiplied, other=0.0)
+        wanted = there[:, :, None] & (b < batch)[None, None, :]
+        factor = tl.load(x + column[:, :, None] + b[None, None, :] * K, mask=wanted, other=0.0)
         total += tl.sum(value[:, :, None] * factor.to(tl.float32), 1)
     if BIAS:
         total += tl.load(bias + row).to(tl.float32)[:, None]

@@ -1,0 +1,222 @@
+"""Packed weights on a GPU: the same bits, products compared with float64, and times against the library.
+
+    PYTHONPATH=. OUT=DIR python tests/device/packing_on_gpu.py
+
+Needs torch, Triton and 12 GB of VRAM. Times are device time: the median of replays of a CUDA graph that has a
+different weight for each layer, so that none is in a cache. Writes OUT/bench-device-packing.json.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from board import Board, tell
+
+from probes.placement.packing.kernels import launching
+from probes.placement.packing.layouts import B11, B12, H14
+from probes.placement.packing.packed import Packed
+from probes.placement.packing.products import linear
+from probes.placement.packing.tensors import pack, unpack
+
+SIZE, LAYERS = 8192, 40
+DTYPES = ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False), (torch.float32, False))
+SHAPES = ((2048, 2048), (256, 2048), (11008, 2048), (2048, 11008), (151_936, 2048), (5120, 5120), (768, 3072))
+SECONDS = 75  # after which no further shape is timed
+
+
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * 0.02).to(dtype)
+
+
+def microseconds(run: Callable[[], object], layers: int, replays: int = 11) -> float:
+    """Device time of a layer."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run()
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    found = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end))
+    return sorted(found)[replays // 2] / layers * 1e3
+
+
+def set_ptx(on: bool) -> None:
+    launching._has_ptx = lambda device: on
+
+
+def bits(board: Board) -> None:
+    """Kernels, with and without PTX, against what was packed; the CPU must make the same parts."""
+    other = differing = 0
+    for shape in ((4096, 2048), (300_001,), (400, 514), (1000, 11008)):
+        for dtype, dense in DTYPES:
+            tensor = gaussian(*shape, dtype=dtype)
+            if dtype is torch.float32:
+                tensor += torch.randn_like(tensor) * 1e-5
+            tensor.view(-1)[::977] = 1e-30
+            tensor.view(-1)[5::977] = -0.0
+            packed, on_host = pack(tensor, dense=dense), pack(tensor.cpu(), dense=dense)
+            differing += sum(
+                not torch.equal(packed.parts[name].cpu(), part) for name, part in on_host.parts.items()
+            )
+            for ptx in (True, False):
+                set_ptx(ptx)
+                other += int((words(unpack(packed)) != words(tensor)).sum())
+    patterns = torch.arange(-32768, 32768, dtype=torch.int32, device="cuda").to(torch.int16)
+    for layout in (B12, B11, H14):
+        tensor = torch.cat((gaussian(1 << 20, dtype=layout.dtype), patterns.view(layout.dtype)))
+        for ptx in (True, False):
+            set_ptx(ptx)
+            other += int((words(unpack(pack(tensor, dense=layout is B11))) != words(tensor)).sum())
+    board.bar("kernels: weights with other bits", other, 0, "weights")
+    board.bar("packing on GPU and CPU: parts that differ", differing, 0, "parts")
+
+
+def products(board: Board) -> None:
+    """Fused products against float64, and the library's error beside them."""
+    worst = {"ptx": 0.0, "plain": 0.0, "library": 0.0}
+    for n, k in ((37, 1154), (1000, 11008), (2048, 2048)):
+        weights = gaussian(n, k)
+        weights[3, 7:60], weights[7, ::50], weights[9, ::3] = 2.0, 1e-20, 0.0
+        packed, bias = pack(weights), gaussian(n) * 50
+        for batch in (1, 2, 5, 16):
+            x = gaussian(batch, k) * 50
+            wanted = x.double() @ weights.double().T + bias.double()
+            found = {"library": torch.nn.functional.linear(x, weights, bias)}
+            for name in ("ptx", "plain"):
+                set_ptx(name == "ptx")
+                found[name] = linear(x, packed, bias)
+            for name, y in found.items():
+                error = float((y.double() - wanted).norm() / wanted.norm())
+                worst[name] = max(worst[name], error)
+    for name in ("ptx", "plain"):
+        board.bar(
+            f"fused product, {name}: error against float64, over the library's",
+            worst[name] / worst["library"],
+            1.05,
+            "x",
+        )
+
+
+def large(board: Board) -> list[Packed]:
+    """Layers of 8192 x 8192."""
+    weights = [gaussian(SIZE, SIZE) for _ in range(LAYERS)]
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    packed = [pack(each) for each in weights]
+    torch.cuda.synchronize()
+    rate = LAYERS * weights[0].nbytes / (time.perf_counter() - begun) / 1e9
+    board.bar("packing on the GPU", rate, 1.5, "GB/s", at_least=True)
+    x, bias = gaussian(16, SIZE) * 50, gaussian(SIZE)
+    for batch in (1, 2, 16):
+        rows = x[:batch]
+        library = microseconds(
+            lambda rows=rows: [torch.nn.functional.linear(rows, w, bias) for w in weights], LAYERS
+        )
+        fused = microseconds(lambda rows=rows: [linear(rows, p, bias) for p in packed], LAYERS)
+        more = {"library_us": round(library, 2), "fused_us": round(fused, 2)}
+        if batch == 1:
+            board.bar("fused, batch 1, over the library's", fused / library, 1.1, "x", **more)
+            board.bar("moonshot: fused, batch 1, over the library's", fused / library, 0.95, "x", **more)
+        else:
+            board.figure(f"fused, batch {batch}, over the library's", fused / library, "x", **more)
+    out = torch.empty_like(weights[0])
+    weights.clear()
+
+    def exact() -> None:
+        for each in packed:
+            torch.nn.functional.linear(x[:1], unpack(each, out), bias)
+
+    board.figure("unpack and multiply, batch 1", microseconds(exact, LAYERS), "us")
+    return packed
+
+
+def unpacking(board: Board, packed: list[Packed]) -> None:
+    """Each layout into a scratch buffer."""
+    out = torch.empty(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
+    board.figure("unpack b12", microseconds(lambda: [unpack(p, out) for p in packed], LAYERS), "us")
+    packed.clear()
+    for dtype, dense in DTYPES[1:]:
+        several = []
+        for _ in range(4):
+            tensor = gaussian(SIZE, SIZE, dtype=dtype)
+            several.append(pack(tensor, dense=dense))
+        out = torch.empty(SIZE, SIZE, device="cuda", dtype=dtype)
+        time_ = microseconds(lambda several=several, out=out: [unpack(p, out) for p in several], 4)
+        board.figure(f"unpack {several[0].layout.name}", time_, "us")
+
+
+def on_host(board: Board) -> None:
+    """Packing and unpacking by the CPU."""
+    tensor = gaussian(SIZE, SIZE).cpu()
+    cores = len(os.sched_getaffinity(0))
+    packed_rate = unpacked_rate = 0.0
+    for _ in range(4):
+        begun = time.perf_counter()
+        packed = pack(tensor)
+        between = time.perf_counter()
+        unpack(packed)
+        packed_rate = max(packed_rate, tensor.nbytes / (between - begun) / 1e9)
+        unpacked_rate = max(unpacked_rate, tensor.nbytes / (time.perf_counter() - between) / 1e9)
+    board.bar("packing on the CPU", packed_rate, 1.5, "GB/s", at_least=True, cores=cores)
+    board.figure("unpacking on the CPU", unpacked_rate, "GB/s", cores=cores)
+
+
+def shapes(board: Board, begun: float) -> None:
+    """Layers of real models."""
+    for n, k in SHAPES:
+        if time.monotonic() - begun > SECONDS:
+            tell(f"no time left for {n} x {k}")
+            continue
+        count = max(2, min(LAYERS, (1 << 29) // (n * k)))
+        weights = [gaussian(n, k) for _ in range(count)]
+        packed = [pack(each) for each in weights]
+        for batch in (1, 16):
+            x = gaussian(batch, k) * 50
+            library = microseconds(
+                lambda x=x, weights=weights: [torch.nn.functional.linear(x, w) for w in weights], count
+            )
+            fused = microseconds(lambda x=x, packed=packed: [linear(x, p) for p in packed], count)
+            more = {"library_us": round(library, 2), "fused_us": round(fused, 2)}
+            board.figure(f"{n} x {k}, batch {batch}: fused over the library's", fused / library, "x", **more)
+
+
+def main() -> int:
+    begun = time.monotonic()
+    torch.manual_seed(0)
+    board = Board(
+        "device-packing",
+        command="tests/device/packing_on_gpu.py",
+        results=Path(os.environ.get("OUT", ".")),
+    )
+    board.line(
+        {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    )
+    bits(board)
+    products(board)
+    set_ptx(torch.version.hip is None)
+    unpacking(board, large(board))
+    on_host(board)
+    shapes(board, begun)
+    return board.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
