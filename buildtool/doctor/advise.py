@@ -240,6 +240,9 @@ def remarks_on(host: Host, cards: Sequence[CardAdvice]) -> Iterable[Remark]:
     limit, total = host.ram_limit_bytes, host.ram_total_bytes
     if isinstance(limit, int) and isinstance(total, int) and limit < total:
         yield Remark("memory", "this container may use less memory than the host has")
+    if not host.displays and host.platform == "wsl":
+        typed = command("weir", "doctor", "--card", "RX 7900", "--on", "wsl")
+        yield Remark("cards", "WSL shows /dev/dxg and not which AMD card it is; ask about it by name:", typed)
     if not host.displays and host.platform == "linux":
         yield Remark("cards", "no AMD or NVIDIA card is on the PCI bus here: the CPU image is what runs")
 

@@ -101,7 +101,24 @@ def read_displays(root: Path, nvidia: tuple[NvidiaCard, ...]) -> tuple[Display, 
         code, vendor = read_text(device / "class"), read_text(device / "vendor")
         if isinstance(code, str) and code.startswith(DISPLAY_CLASSES) and vendor in VENDORS:
             found.append(_display(root, device, nvidia))
-    return tuple(found)
+    seen = {display.pci_id for display in found}
+    return (*found, *(_by_nvml(card) for card in nvidia if card.pci_id.lower() not in seen))
+
+
+def _by_nvml(card: NvidiaCard) -> Display:
+    """A card that the PCI bus doesn't show: under WSL, Windows has it."""
+    hidden = Unknown("the PCI bus doesn't show it")
+    return Display(
+        pci_id=card.pci_id.lower(),
+        product="10de:????",
+        revision=hidden,
+        driver=hidden,
+        name=card.name,
+        target=card.target,
+        vram_bytes=card.vram_total_bytes,
+        link=card.link,
+        max_link=card.max_link,
+    )
 
 
 def _display(root: Path, device: Path, nvidia: tuple[NvidiaCard, ...]) -> Display:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from buildtool.doctor.advise import Advice, CardAdvice, Route
-from buildtool.doctor.hostfacts import EngineFacts, Host, TorchBuild
+from buildtool.doctor.hostfacts import Display, EngineFacts, Host, TorchBuild
 from buildtool.engine.host import Row, State
+from probes.records.facts import Link
 from probes.shared.units import binary_bytes, decimal_bytes
 from probes.shared.unknown import Unknown
 
@@ -14,8 +15,8 @@ VERDICTS = {"yes": "runs", "partly": "runs in part", "no": "doesn't run"}
 def answer_text(host: Host, advice: Advice, rows: Sequence[Row]) -> str:
     """Facts, cards with their routes, remarks, what is missing; the last line is the next command."""
     lines = [*host_lines(host), ""]
-    for card in advice.cards:
-        lines += [*card_lines(card), ""]
+    for card, display in zip(advice.cards, host.displays, strict=True):
+        lines += [*card_lines(card, display), ""]
     lines += [f"{remark.about}: {remark.text}{_typed(remark.command)}" for remark in advice.remarks]
     lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows if row.state is not State.OK]
     return "\n".join([*lines, "", "next, type:", f"  {advice.next_step}"])
@@ -67,14 +68,24 @@ def engine_text(engine: EngineFacts | Unknown) -> str:
     return ", ".join([f"Docker {engine.version}", store, *extras, f"compose {_text(engine.compose)}"])
 
 
-def card_lines(card: CardAdvice) -> Iterator[str]:
+def card_lines(card: CardAdvice, display: Display) -> Iterator[str]:
     """One card, and its routes with what each takes."""
     vram = f", VRAM {binary_bytes(card.vram_bytes)}" if isinstance(card.vram_bytes, int) else ""
-    yield f"card: {card.product} ({_text(card.target)}, {card.pci_id}){vram}"
+    driver = f", driver {display.driver}" if isinstance(display.driver, str) else ""
+    yield f"card: {card.product} ({_text(card.target)}, {card.pci_id}){vram}{driver}{_link(display)}"
     if not card.routes:
         yield "  no route is known: this target is not in the data"
     for route in card.routes:
         yield from _route_lines(route)
+
+
+def _link(display: Display) -> str:
+    """The best link, and what it is now: an idle one trains down."""
+    best, now = display.max_link, display.link
+    if not isinstance(best, Link):
+        return ""
+    at_present = f", now Gen{now.generation} x{now.lanes}" if isinstance(now, Link) and now != best else ""
+    return f", link Gen{best.generation} x{best.lanes}{at_present}"
 
 
 def _route_lines(route: Route) -> Iterator[str]:

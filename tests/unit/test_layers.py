@@ -53,6 +53,7 @@ FORWARDING = {
     # a host is read with the probes' readers of kernel files, which need the standard library alone
     "buildtool/doctor/gather.py": {"probes.machine", "probes.records.facts"},
     "buildtool/doctor/hostfacts.py": {"probes.records.facts"},
+    "buildtool/doctor/shown.py": {"probes.records.facts"},
 }
 # thought: values in, values out; may not import any of the modules that act ("dir/": every module below)
 THOUGHT = {

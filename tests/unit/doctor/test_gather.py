@@ -1,13 +1,18 @@
 """What the doctor reads of a host, beside what the probes' readers are tested for."""
 
+import datetime
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from host_trees import Card, Case, host_of
 
-from buildtool.doctor.gather import parse_torch_version, read_cdi_kinds, read_pythons
+from buildtool.doctor.advise import advise
+from buildtool.doctor.gather import parse_torch_version, read_cdi_kinds, read_displays, read_pythons
 from buildtool.doctor.hostfacts import Node, TorchBuild, User
-from probes.records.facts import Link
+from buildtool.doctor.shipped_data import compatibility
+from buildtool.doctor.shown import answer_text
+from probes.records.facts import Link, NvidiaCard
 from probes.shared.unknown import Unknown
 
 
@@ -30,6 +35,18 @@ def test_a_card_has_its_ids_driver_memory_and_link(tmp_path: Path) -> None:
     assert (card.link, card.max_link) == (Link(3, 8), Link(4, 8))
     assert host.gpu_driver == "amdgpu 6.12.12"
     assert host.distribution == "Ubuntu 24.04.3 LTS"
+
+
+def test_a_card_that_only_nvml_shows_is_found(tmp_path: Path) -> None:
+    hidden = Unknown("not asked")
+    card = NvidiaCard("RTX 4090", "0000:01:00.0", "sm_89", 24 << 30, 0, 0, hidden, Link(4, 16), hidden)
+    (display,) = read_displays(tmp_path, (card,))
+    assert (display.name, display.target, display.maker) == ("RTX 4090", "sm_89", "nvidia")
+    host = replace(host_of(Case("x", (), wsl=True), tmp_path), displays=(display,))
+    advice = advise(host, compatibility(), datetime.date(2026, 11, 21))
+    assert advice.cards[0].best is not None
+    assert advice.cards[0].best.torch == "2.14.0+cu130"
+    assert "RTX 4090 (sm_89, 0000:01:00.0), VRAM 24.00 GiB, link Gen4 x16" in answer_text(host, advice, [])
 
 
 def test_device_files_have_numeric_groups(tmp_path: Path) -> None:

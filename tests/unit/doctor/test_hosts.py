@@ -159,7 +159,7 @@ CASES = [
         says=("Debian 13", "ROCR 7 rejects".replace("ROCR", "ROCr")),
     ),
     # the user's card in its places
-    Case("wx4100-under-wsl", (), None, wsl=True, says=("wsl",)),
+    Case("wx4100-under-wsl", (), None, wsl=True, says=("not which AMD card it is",)),
     Case(
         "wx4100-without-a-driver",
         (replace(WX4100, version=0, driver=""),),
