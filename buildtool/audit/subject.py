@@ -53,6 +53,20 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
         progress.end()
 
 
+def require_source(source: str) -> None:
+    """Refuse what is certainly nothing to audit, before minutes go into something else.
+
+    Raises ConfigError for what no image can be called, DataError for a file that isn't there.
+    """
+    if place_at(Path(source)) is not Place.NOTHING:
+        return
+    if means_file(source) or source.endswith(".json"):
+        raise DataError(
+            f"can't read {source}: No such file or directory", "check the path and its permissions"
+        )
+    parse_pullable(source)
+
+
 def _saved_again(path: Path, wish: Wish) -> AuditReport:
     """A saved report, judged by the budget of this command line if it sets one."""
     if wish.targets or wish.image or wish.platform:

@@ -21,7 +21,8 @@ from probes.shared.quoting import command
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # ours has 6 kB
-_WHEEL = re.compile(r"[A-Za-z0-9][^/\0-\x1f]*-[^/\0-\x1f]*\.whl")  # as a file name, without a directory
+# a file's name, without a directory; pip reads parts of it in a list of requirements, where a blank ends one
+_WHEEL = re.compile(r"(?=.{1,255}$)[A-Za-z0-9][\w.+!]*(-[\w.+!]+)+\.whl", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from buildtool.audit.audit import Wish
 from buildtool.audit.report.diff import diff
 from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
-from buildtool.audit.subject import report_of
+from buildtool.audit.subject import report_of, require_source
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.places import path_or_name, refuse_overwriting
@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
     if args.markdown:
         refuse_overwriting([args.markdown], inputs=[args.before, args.after])
+    for name in (args.before, args.after):
+        require_source(name)
     before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
     found = diff(before, after)
     if args.markdown:

@@ -57,6 +57,22 @@ def test_a_diff_pulls_what_the_engine_lacks(pulled: list[tuple[str, str | None]]
     assert pulled == [(REF, None)]
 
 
+@pytest.mark.parametrize(
+    ("second", "code"),
+    [("Team/X", Exit.USAGE), ("none.tar", Exit.DATA), ("./none", Exit.DATA), ("none.json", Exit.DATA)],
+)
+def test_a_second_image_that_cannot_be_is_refused_before_the_first_is_pulled(
+    second: str,
+    code: Exit,
+    pulled: list[tuple[str, str | None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diff", REF, second]) == code
+    assert pulled == []
+
+
 def test_an_image_is_pulled_for_the_platform_that_is_asked_for(pulled: list[tuple[str, str | None]]) -> None:
     assert main(["audit", REF, "--platform", "linux/amd64"]) == Exit.OK
     assert pulled == [(REF, "linux/amd64")]

@@ -189,6 +189,10 @@ def test_a_lock_file_of_another_form_is_not_read_as_this_one(tmp_path: Path, ver
         ("a-1.zip", "ab" * 32),
         ("-a-1.whl", "ab" * 32),
         ("a-1\n.whl", "ab" * 32),
+        ("a-1.whl\n", "ab" * 32),
+        ("a --pre-1.whl", "ab" * 32),
+        ("a-1\ud800.whl", "ab" * 32),
+        (f"a-{'1' * 250}.whl", "ab" * 32),
     ],
 )
 def test_a_wheel_of_the_lock_has_a_wheels_name_and_a_whole_digest(
