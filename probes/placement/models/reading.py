@@ -16,6 +16,7 @@ from probes.shared import files
 
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
+MOST_NAME: Final = 200  # characters
 
 
 @cache
@@ -80,7 +81,7 @@ def _config(path: Path) -> ModelDescription:
         )
     name = values.get("_name_or_path")
     return from_config(
-        values, name=name if isinstance(name, str) and name else path.parent.name, where=str(path)
+        values, name=name[:MOST_NAME] if isinstance(name, str) and name else path.parent.name, where=str(path)
     )
 
 

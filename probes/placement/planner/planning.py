@@ -113,10 +113,10 @@ class _Task:
         if self._fits(replace(limits, vram=most)):
             least = _least(lambda n: self._fits(replace(limits, vram=n)), most)
             ways.append(self._smallest_vram(least))
-        room = max(limits.vram, 0)
-        if self._fits(Limits(room, most, most)):
+        if self._fits(replace(limits, host=most, pinned=most)):
+            share = self.machine.pinned_share
             least = _least(
-                lambda n: self._fits(Limits(room, n, int(n * self.machine.pinned_share))), most * 4
+                lambda n: self._fits(replace(limits, host=n, pinned=int(n * share))), int(most / share)
             )
             mib = -(-least // MIB)
             ways.append(f"the smallest host memory that works is {binary_bytes(mib * MIB)}: --host {mib}MiB")

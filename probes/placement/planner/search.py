@@ -18,6 +18,8 @@ from probes.placement.planner.timeline import Timeline
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
+FEWER_SIZES: Final = 4  # where there are many kinds
+MANY_KINDS: Final = 8
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
@@ -32,6 +34,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("streamed", "streamed_packed"),
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
+LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[-1])
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     The integer program takes lanes for independent. With a few slots they aren't: copies stand still while
     one block is computed or unpacked for long.
     """
-    starts = [one for tiers in LEFT_OUT if (one := _best(_without(found, tiers), limits))]
+    left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
+    starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits))]
     if not starts:
         return None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
@@ -176,17 +180,18 @@ def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
 
 def _sizes(found: Sequence[Kind]) -> Iterator[tuple[int, int]]:
     """Sizes of slot and scratch that are tried: of no use are others than some block's own."""
-    slots = _few({option.slot_bytes for kind in found for option in kind.options})
-    scratches = _few({option.scratch_bytes for kind in found for option in kind.options})
+    most = MOST_SIZES if len(found) <= MANY_KINDS else FEWER_SIZES
+    slots = _few({option.slot_bytes for kind in found for option in kind.options}, most)
+    scratches = _few({option.scratch_bytes for kind in found for option in kind.options}, most)
     yield from ((slot, scratch) for slot in slots for scratch in scratches)
 
 
-def _few(sizes: set[int]) -> list[int]:
+def _few(sizes: set[int], most: int) -> list[int]:
     """Nothing, the largest, and some in between."""
     ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
-    if len(ordered) <= MOST_SIZES:
+    if len(ordered) <= most:
         return ordered
-    return sorted({ordered[round(i * (len(ordered) - 1) / (MOST_SIZES - 1))] for i in range(MOST_SIZES)})
+    return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
 
 
 def _undominated(found: Sequence[Option]) -> tuple[Option, ...]:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
+from probes.placement.planner.severalcards import PART
 from probes.placement.values import TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.report.render import table
+from probes.shared.quoting import terminal
 from probes.shared.units import binary_bytes, duration
 
 BOUND_WORDS: Final = {
@@ -35,19 +37,20 @@ def lines(plan: Plan) -> str:
 def cards_lines(plan: CardsPlan) -> str:
     """A plan over several cards as text: the answer, then each card's tables."""
     first, time = plan.cards[0], plan.time
-    name = first.model.partition(", part ")[0]
+    name = terminal(first.model.partition(PART)[0])
     said = (
-        f"{name} on {len(plan.cards)} x {first.machine}: runs, and takes {duration(time.middle_s)} a pass "
+        f"{name} on {len(plan.cards)} x {terminal(first.machine)}: runs, and takes "
+        f"{duration(time.middle_s)} a pass "
         f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
         f"With {len(plan.cards)} passes under way, one ends every {duration(plan.interval_s)}.\n"
         f"Each card hands {binary_bytes(plan.hand_over_bytes)} of activations to the next in a pass.\n"
-        f"constants: {first.constants}; objective: {first.objective}"
+        f"constants: {terminal(first.constants)}; objective: {first.objective}"
     )
     parts = [said]
     for number, card in enumerate(plan.cards, start=1):
         parts += [f"card {number}: {duration(card.time.middle_s)} a pass", _by_tier(card), _by_memory(card)]
     notes = dict.fromkeys(note for card in plan.cards for note in card.notes)
-    return "\n\n".join([*parts, *("note: " + note for note in notes)])
+    return "\n\n".join([*parts, *("note: " + terminal(note) for note in notes)])
 
 
 def _answer(plan: Plan) -> Iterable[str]:
@@ -64,9 +67,10 @@ def _answer(plan: Plan) -> Iterable[str]:
     how = "captured as a graph" if plan.captured else "eager"
     origin = "from this machine's measurements" if plan.constants.startswith("measured") else "from a profile"
     yield (
-        f"{plan.model} ({binary_bytes(weights)} of weights) on {plan.machine}: runs, and {what}.\n"
+        f"{terminal(plan.model)} ({binary_bytes(weights)} of weights) on {terminal(plan.machine)}: runs, "
+        f"and {what}.\n"
         f"predicted {origin}, {how}: {interval} in 9 of 10 cases; most of it is {BOUND_WORDS[time.bound]}.\n"
-        f"constants: {plan.constants}; objective: {plan.objective}"
+        f"constants: {terminal(plan.constants)}; objective: {plan.objective}"
     )
 
 
@@ -133,4 +137,4 @@ def _by_memory(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> Iterable[str]:
     if plan.notes:
-        yield "\n".join(f"note: {note}" for note in plan.notes)
+        yield "\n".join(f"note: {terminal(note)}" for note in plan.notes)

@@ -15,7 +15,10 @@ from typing import Final
 from probes.placement.planner.solver.simplex import maximise
 
 GAP: Final = 1e-3  # the search ends when no better choice can gain more than this share of the time
-MOST_NODES: Final = 400
+LOOSE_GAP: Final = 1e-2  # and after so many nodes, with this share
+EARLY_NODES: Final = 24
+MOST_NODES: Final = 120
+MOST_WORK: Final = 7_000  # nodes times variables, for larger programs
 WHOLE: Final = 1e-6
 SECOND: Final = 1e-3  # weight of the sum of all lanes: of two equal times, the one with less work is taken
 
@@ -122,6 +125,9 @@ class _Relaxation:
             differences, base = self._line([[c.memories[m] for c in g.choices] for g in program.groups])
             unit = max(limit, base, 1.0)
             self._add([value / unit for value in differences] + [0.0], (limit - base) / unit)
+        self._alone = {
+            place for place, (g, _) in enumerate(self.places) if len(program.groups[g].choices) == 2
+        }
         for g, group in enumerate(program.groups):
             if len(group.choices) > 2:  # one variable of its own is limited by a bound
                 self._add([float(place[0] == g) for place in self.places] + [0.0], float(group.count))
@@ -137,17 +143,44 @@ class _Relaxation:
         self._limits.append(limit)
 
     def solve(self, bounds: Sequence[_Bound]) -> tuple[float, tuple[float, ...]] | None:
-        """The least cost within these bounds and the variables' values; None where nothing fits."""
-        rows, limits = list(self._rows), list(self._limits)
-        for place, (g, _) in enumerate(self.places):
-            if len(self._groups[g].choices) == 2:
-                bounds = (*bounds, _Bound(place, most=True, number=self._groups[g].count))
+        """The least cost within these bounds and the variables' values; None where nothing fits.
+
+        Only variables that the bounds leave free are columns; each counts from its lower bound.
+        """
+        lower, upper = self._ranges(bounds)
+        free = [place for place in range(len(self.places)) if upper[place] > lower[place]]
+        rows, limits = [], []
+        for row, limit in zip(self._rows, self._limits, strict=True):
+            rows.append([*(row[place] for place in free), row[-1]])
+            limits.append(
+                limit - math.fsum(row[place] * lower[place] for place in range(len(lower)) if lower[place])
+            )
+        for nth, place in enumerate(free):
+            if place in self._alone or upper[place] < self._groups[self.places[place][0]].count:
+                rows.append([1.0 if column == nth else 0.0 for column in range(len(free) + 1)])
+                limits.append(float(upper[place] - lower[place]))
+        found = maximise([*(self._objective[place] for place in free), self._objective[-1]], rows, limits)
+        if found is None:
+            return None
+        point = [float(number) for number in lower]
+        for place, value in zip(free, found.point, strict=False):
+            point[place] += value
+        fixed = math.fsum(self._objective[place] * number for place, number in enumerate(lower))
+        return (self._constant - found.value - fixed) * self._scale, tuple(point)
+
+    def _ranges(self, bounds: Sequence[_Bound]) -> tuple[list[int], list[int]]:
+        """The least and the largest number of each variable."""
+        lower = [0] * len(self.places)
+        upper = [self._groups[g].count for g, _ in self.places]
         for bound in bounds:
-            sign = 1.0 if bound.most else -1.0
-            rows.append([sign if place == bound.place else 0.0 for place in range(len(self.places) + 1)])
-            limits.append(sign * bound.number)
-        found = maximise(self._objective, rows, limits)
-        return None if found is None else ((self._constant - found.value) * self._scale, found.point[:-1])
+            if bound.most:
+                upper[bound.place] = min(upper[bound.place], bound.number)
+            else:
+                lower[bound.place] = max(lower[bound.place], bound.number)
+        for place, (g, _) in enumerate(self.places):  # what others of the group must have isn't left for it
+            others = sum(n for at, n in enumerate(lower) if self.places[at][0] == g and at != place)
+            upper[place] = min(upper[place], self._groups[g].count - others)
+        return lower, upper
 
     def whole(self, point: Sequence[float]) -> tuple[tuple[int, ...], ...]:
         """Whole counts near a point, by largest remainders in each group."""
@@ -201,8 +234,9 @@ class _Search:
     def run(self) -> Counts | None:
         """The best counts found."""
         self._push(())
-        for _ in range(MOST_NODES):
-            if not self._waiting or self._waiting[0][0] >= self._cost * (1 - GAP):
+        for count in range(min(MOST_NODES, MOST_WORK // max(len(self._relaxation.places), 1))):
+            gap = GAP if count < EARLY_NODES else LOOSE_GAP
+            if not self._waiting or self._waiting[0][0] >= self._cost * (1 - gap):
                 break
             _, _, bounds, point = heapq.heappop(self._waiting)
             self._try(self._relaxation.whole(point))

@@ -68,7 +68,7 @@ class _Tableau:
 
 
 def _minus(left: Row, right: Row, factor: float) -> Row:
-    return [a - factor * b for a, b in zip(left, right, strict=True)]
+    return [a - factor * b for a, b in zip(left, right)]  # noqa: B905 - the innermost loop of all
 
 
 def maximise(

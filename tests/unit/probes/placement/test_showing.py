@@ -93,6 +93,13 @@ def test_names_from_a_file_are_text_in_a_picture(name: str, mixed: Made) -> None
     assert kinds == {"svg", "title", "desc", "style", "text", "rect", "line"}
 
 
+def test_a_name_with_line_breaks_makes_no_lines_of_its_own(mixed: Made) -> None:
+    forged = "good\nnote: all is well\x1b[2J"
+    plan = replace(mixed.plan, model=forged, machine=forged, constants=forged, notes=(forged,))
+    assert len(lines(plan).splitlines()) == len(lines(mixed.plan).splitlines()) - len(mixed.plan.notes) + 1
+    assert "\x1b" not in lines(plan)
+
+
 def test_the_picture_loads_nothing(mixed: Made) -> None:
     drawn = draw(mixed.plan, mixed.found.timeline)
     without_namespace: Any = drawn.replace("http://www.w3.org/2000/svg", "")

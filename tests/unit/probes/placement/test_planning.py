@@ -1,0 +1,170 @@
+"""Plans of drawn models: budgets are kept, nothing is lost, and a refused budget's way out works."""
+
+import random
+import re
+from itertools import pairwise
+
+import pytest
+
+from probes.errors import PlanImpossible
+from probes.placement.models.description import (
+    Attention,
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+)
+from probes.placement.models.reading import describe
+from probes.placement.planner.planning import Made, make
+from probes.placement.planner.profiles import names, profile
+from probes.placement.values import Objective, Workload
+
+MIB, GIB = 2**20, 2**30
+OBJECTIVES: tuple[Objective, ...] = ("exact", "fast")
+
+
+def drawn(rng: random.Random) -> ModelDescription:
+    """A table, alike layers of a few kinds, and a head; some of it tied, used anytime or of experts."""
+    dtype, width = rng.choice(("bfloat16", "float16", "float32", "int8")), rng.choice((256, 1000, 2048))
+    blocks = [
+        BlockDescription(
+            "table.weight",
+            (TensorDescription("table.weight", (rng.choice((500, 30_000)), width), dtype),),
+            looked_up=rng.random() < 0.5,
+        )
+    ]
+    for index in range(rng.randint(1, 14)):
+        wide = rng.choice((2, 4)) * width
+        tensors = (
+            TensorDescription(f"{index}.a", (wide, width), dtype, active=rng.choice((1.0, 1.0, 0.25))),
+            TensorDescription(f"{index}.b", (width,), dtype, "elementwise"),
+        )
+        attention = Attention(8, rng.choice((1, 8)), width // 8) if rng.random() < 0.7 else None
+        blocks.append(
+            BlockDescription(
+                f"{index}",
+                tensors,
+                attention=attention,
+                operations=rng.randint(0, 40),
+                anytime=rng.random() < 0.1,
+            )
+        )
+    return ModelDescription("drawn", tuple(blocks), "drawn")
+
+
+def planned(seed: int) -> tuple[Made, ModelDescription, int, int | None] | None:
+    """A plan for a drawn model under drawn budgets, or nothing where the budgets are refused."""
+    rng = random.Random(seed)
+    model, machine = drawn(rng), profile(rng.choice(names()))
+    vram = int(model.weight_bytes * rng.uniform(0.0, 1.5)) + rng.choice((16, 64, 256)) * MIB
+    host = None if rng.random() < 0.5 else int(model.weight_bytes * rng.uniform(0.0, 3.0))
+    work = Workload(rng.choice((1, 3, 64)), rng.choice((1, 128)), rng.choice((0, 512)))
+    how = {"workload": work, "objective": rng.choice(OBJECTIVES), "captured": rng.random() < 0.3}
+    try:
+        return make(model, machine, vram=vram, host=host, **how), model, vram, host  # type: ignore[arg-type]
+    except PlanImpossible as error:
+        hint = error.hint
+    ways = re.findall(r"--(vram|host) (\d+)MiB", hint)
+    assert ways or "the smallest card that works" in hint
+    for name, mib in ways:
+        other = {"vram": vram, "host": host} | {name: int(mib) * MIB}
+        make(model, machine, **other, **how)  # type: ignore[arg-type]
+    return None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
+    found = planned(seed)
+    if found is None:
+        return
+    made, model, vram, host = found
+    plan = made.plan
+    assert [block.name for block in plan.blocks] == [block.name for block in model.blocks]
+    assert [block.weight_bytes for block in plan.blocks] == [block.weight_bytes for block in model.blocks]
+    assert plan.vram.total - plan.vram.context <= vram
+    assert plan.vram.total <= profile(plan.constants.rpartition(" ")[2]).vram_bytes
+    if host is not None:
+        assert plan.host.pinned + plan.host.pageable <= host
+    assert min(plan.vram.weights, plan.vram.activations, plan.vram.rounding, plan.vram.kv_cache) >= 0
+    assert sum(block.vram_bytes for block in plan.blocks) == plan.vram.weights
+    moving = [option.slot_bytes for option in made.found.chosen]
+    assert plan.rings.slot_bytes == max(moving)
+    assert (plan.rings.slots >= 2) == (max(moving) > 0)
+    for block, described in zip(plan.blocks, model.blocks, strict=True):
+        assert block.predicted_s > 0 or not described.tensors
+        assert block.tier == "resident" or not described.anytime
+    assert 0 < plan.time.low_s < plan.time.middle_s < plan.time.high_s
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(1000, 1600))
+def test_budgets_are_kept_in_many_plans(seed: int) -> None:
+    test_budgets_are_kept_and_nothing_is_lost(seed)
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    first, again = planned(5), planned(5)
+    assert first is not None
+    assert again is not None
+    assert first[0].plan == again[0].plan
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_more_vram_never_takes_longer(objective: Objective) -> None:
+    times = [
+        make(
+            describe("qwen2.5-3b"),
+            profile("w7900"),
+            vram=gib * GIB,
+            host=None,
+            workload=Workload(),
+            objective=objective,
+        ).plan.time.middle_s
+        for gib in (1, 2, 3, 4, 5, 6, 8)
+    ]
+    assert all(later <= before * 1.01 for before, later in pairwise(times))
+
+
+def test_the_first_users_model_fits_its_card_and_says_what_bounds_it() -> None:
+    plan = make(
+        describe("qwen2.5-3b"),
+        profile("wx4100"),
+        vram=4 * GIB,
+        host=12 * GIB,
+        workload=Workload(1, 1, 2048),
+        objective="exact",
+    ).plan
+    assert plan.vram.total <= 4 * GIB  # the driver's context counts on a card of this size
+    assert plan.time.bound == "link"
+    assert plan.compute_dtype == "float32"
+    assert 0.1 < plan.time.middle_s < 2.0
+
+
+def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
+    layer = tuple(
+        BlockDescription(
+            f"{i}",
+            (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),),
+            operations=1,
+            live_numbers=8192,
+        )
+        for i in range(40)
+    )
+    plan = make(
+        ModelDescription("mlp", layer, "drawn"),
+        profile("h200"),
+        vram=4 * GIB,
+        host=None,
+        workload=Workload(),
+        objective="fast",
+    ).plan
+    assert {block.tier for block in plan.blocks} == {"packed"}
+    assert plan.time.middle_s == pytest.approx(1.45e-3, rel=0.2)  # shared/reference: the prototype, fused
+    exact = make(
+        ModelDescription("mlp", layer, "drawn"),
+        profile("h200"),
+        vram=4 * GIB,
+        host=None,
+        workload=Workload(),
+        objective="exact",
+    ).plan
+    assert exact.time.middle_s == pytest.approx(3.9e-3, rel=0.15)  # unpack, then multiply
