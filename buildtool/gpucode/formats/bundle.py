@@ -19,6 +19,7 @@ PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runt
 HEAD_BYTES = 1 << 16  # the most bytes that a bundle's entry table may take here
 _MAX_ENTRIES = 1024
 _MAX_ID_BYTES = 512
+MOST_CODES = 1 << 18  # in one section or file; each takes some 400 bytes of memory
 _ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]++[0-9a-z:+-]*+|amdgcnspirv))?-?")
 
 
@@ -94,6 +95,11 @@ def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, plac
         raise BadBundle("a bundle's code object is outside the bundle", place=place)
     if any(end > start for (_, end), (start, _) in pairwise(full)):
         raise BadBundle("a bundle's code objects overlap", place=place)
+
+
+def too_many(place: int) -> BadBundle:
+    """The fault of a section with more code objects than MOST_CODES."""
+    return BadBundle(f"more than {MOST_CODES:,} pieces of GPU code in a row", place=place)
 
 
 def lay_out(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:

@@ -9,8 +9,10 @@ compressed length, at 28 u32 architecture, at 40 u64 flags, at 56 u64 uncompress
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from buildtool.gpucode.errors import BadBundle
+from buildtool.gpucode.formats.bundle import MOST_CODES, too_many
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId
 
@@ -57,13 +59,15 @@ class NvFatbin:
 def iter_fatbins(source: Source, start: int, end: int) -> Iterator[NvFatbin]:
     """Every fat binary between two file positions; with only zeros between. Raises BadBundle."""
     position = source.skip_zeros(start, end)
+    room = MOST_CODES
     while position < end:
-        fatbin = _read_fatbin(source, position, end)
+        fatbin = _read_fatbin(source, position, end, room)
+        room -= max(len(fatbin.entries), 1)
         yield fatbin
         position = source.skip_zeros(position + fatbin.n_bytes, end)
 
 
-def _read_fatbin(source: Source, start: int, end: int) -> NvFatbin:
+def _read_fatbin(source: Source, start: int, end: int, room: int) -> NvFatbin:
     head = source.exactly(start, HEADER_BYTES, "a fat binary's header")
     version, header_bytes, n_bytes = struct.unpack("<HHQ", head[4:])
     if head[:4] != MAGIC or version != 1 or header_bytes < HEADER_BYTES:
@@ -71,7 +75,10 @@ def _read_fatbin(source: Source, start: int, end: int) -> NvFatbin:
     total = header_bytes + n_bytes
     if total > end - start:
         raise BadBundle(f"a CUDA fat binary claims {total} bytes, {end - start} are there", place=start)
-    return NvFatbin(start, header_bytes, total, tuple(_entries(source, start + header_bytes, start + total)))
+    found = tuple(islice(_entries(source, start + header_bytes, start + total), max(room, 0) + 1))
+    if len(found) > room or room < 1:
+        raise too_many(start)
+    return NvFatbin(start, header_bytes, total, found)
 
 
 def _entries(source: Source, position: int, end: int) -> Iterator[NvEntry]:

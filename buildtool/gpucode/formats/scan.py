@@ -168,8 +168,12 @@ def iter_bundles(
     """
     allowance = allowance or ccob.Allowance(source.size)
     position = source.skip_zeros(start, end)
+    room = bundle.MOST_CODES
     while position < end:
         place = _read_bundle(source, position, end, allowance)
+        room -= len(place.bundle.entries)
+        if room < 0:
+            raise bundle.too_many(position)
         yield place
         position = source.skip_zeros(position + place.stored_bytes, end)
 

@@ -6,6 +6,7 @@ import pytest
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 from buildtool.gpucode.errors import BadBundle, BadElf, GpuCodeError
+from buildtool.gpucode.formats import bundle, nvfatbin
 from buildtool.gpucode.formats.ccob import Method, pack
 from buildtool.gpucode.formats.elf import read_elf
 from buildtool.gpucode.formats.scan import UNKNOWN, CodeFormat, FatbinScan, scan_file
@@ -178,3 +179,27 @@ def test_very_many_tiny_containers_are_read_in_linear_time(one: bytes, n_bytes: 
 
     scan_file(len(data), read_at)
     assert read < 300 * len(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "n_codes"),
+    [
+        (nv_fatbin([(2, 90, 0)] * 6), 6),
+        (nv_fatbin([(2, 90, 0)] * 3) * 2, 6),
+        (nv_fatbin([]) * 6, 6),
+        (raw_bundle({"gfx906": b"x", "gfx1100": b"y"}) * 2, 6),
+    ],
+    ids=["one fat binary", "two", "empty ones", "bundles"],
+)
+def test_more_code_objects_than_any_file_has_are_refused(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, n_codes: int
+) -> None:
+    """Each takes memory, and 4 GB of headers alone unpack from 40 MB of a layer."""
+    for most, fits in ((n_codes, True), (n_codes - 1, False)):
+        for module in (bundle, nvfatbin):
+            monkeypatch.setattr(module, "MOST_CODES", most)
+        if fits:
+            scan(data)
+        else:
+            with pytest.raises(BadBundle, match="pieces of GPU code in a row"):
+                scan(data)
