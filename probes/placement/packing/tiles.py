@@ -11,7 +11,7 @@ from typing import Final
 from probes.placement.packing.grid import is_matrix
 
 MOST_ROWS: Final = 16  # input rows, of a fused product
-_PROGRAMS: Final = 512  # about four for each multiprocessor of a large GPU
+_PROGRAMS: Final = 256  # about two for each multiprocessor of a large GPU
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,15 @@ def fused(input_rows: int, shape: tuple[int, ...], *, narrow: bool = False) -> T
         return None
     n, _ = shape
     if input_rows == 1:
-        return Tile(_rows(n, most=16, least=2), 128 if narrow else 256, warps=4, stages=3)
-    rows = _rows(n, most=32, least=16)
+        rows = _rows(n, most=8 if narrow else 16, least=2, programs=2 * _PROGRAMS)
+        return Tile(rows, 128 if narrow else 256, warps=4, stages=3)
+    rows = _rows(n, most=32, least=16, programs=_PROGRAMS)
     return Tile(rows, 32, warps=4, stages=2) if narrow else Tile(rows, 128, warps=4, stages=3)
 
 
-def _rows(n: int, *, most: int, least: int) -> int:
+def _rows(n: int, *, most: int, least: int, programs: int) -> int:
     """As many rows for a program as leave enough programs for a whole GPU."""
     rows = most
-    while rows > least and n // rows < _PROGRAMS:
+    while rows > least and n // rows < programs:
         rows //= 2
     return rows

@@ -171,6 +171,8 @@ def test_tiles_are_for_few_input_rows_and_matrices(n, narrow):
         assert tile.rows in (2, 4, 8, 16, 32)
         assert tile.columns in (32, 128, 256)
         assert n < 1024 or n // tile.rows >= 64
+    assert fused(1, (8192, 8192)).rows == 16  # as measured: decision 25
+    assert fused(16, (8192, 8192)).rows == 32
     assert fused(17, (n, 8192)) is None
     assert fused(0, (n, 8192)) is None
     assert fused(1, (n, 8193)) is None
