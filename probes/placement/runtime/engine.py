@@ -189,6 +189,9 @@ class Engine:
         if scratch.computed is not None:
             lane.wait(scratch.computed)
         scratch.holds = None
+        if one.unpackings == 1:
+            one.unpack = self.lanes.bundled(one.unpack, scratch.memory)
+        one.unpackings += 1
         if self.watches is None:
             lane.run(one.unpack)
         else:

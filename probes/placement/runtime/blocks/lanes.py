@@ -7,6 +7,7 @@ as long as the marks allow, to find an order that isn't enforced.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -69,6 +70,12 @@ class Lanes(Protocol):
         Graphs recorded `beside` another share its memory; they are never replayed at the same time.
         """
 
+    def bundled(self, work: Work, written: torch.Tensor) -> Work:
+        """The same work of the unpack lane, which has done it once, handed over at less cost if possible.
+
+        `written`: the bytes that it writes.
+        """
+
     def stopwatch(self) -> Any:
         """A mark that knows when it was reached."""
 
@@ -126,6 +133,10 @@ class HostLanes:
     def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Lanes
         """Nothing would be gained by it. Raises PlacementError."""
         raise PlacementError("there are no graphs without a GPU")
+
+    def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Lanes
+        """As it is."""
+        return work
 
     def stopwatch(self) -> _Clock:
         """A reading of the host's clock."""
@@ -190,6 +201,8 @@ class CudaLanes:
         self.copy: Lane = _Stream(device)
         self.unpack: Lane = _Stream(device)
         self._recording = torch.cuda.Stream(device)
+        self._bundles: list[_Bundle] = []  # of which the first has the pool of all
+        self._bundling = True
 
     def mark(self) -> Mark:
         """An event."""
@@ -203,6 +216,21 @@ class CudaLanes:
         """A CUDA graph: the streams of our own are forked from the caller's, and joined at its end."""
         return _Recorded(self, work, beside, self._recording)
 
+    def bundled(self, work: Work, written: torch.Tensor) -> Work:
+        """As a graph of its own, unless that fails, takes memory, or writes anything else."""
+        if not self._bundling or torch.cuda.is_current_stream_capturing():
+            return work
+        before = torch.cuda.memory_reserved(self.device)
+        try:
+            made = _Bundle(work, self.unpack, self._bundles[0] if self._bundles else None)
+            self._bundling = torch.cuda.memory_reserved(self.device) <= before and made.agrees(written)
+        except RuntimeError:
+            self._bundling = False
+        if not self._bundling:
+            return work
+        self._bundles.append(made)
+        return made
+
     def stopwatch(self) -> _Event:
         """An event with a time."""
         return _Event(timed=True)
@@ -210,6 +238,44 @@ class CudaLanes:
     def seconds(self, begin: _Event, end: _Event) -> float:
         """By the device's clock."""
         return float(begin.event.elapsed_time(end.event)) / 1e3
+
+
+class _Bundle:
+    """Work of one lane as a graph: a single launch, where each kernel's own would cost the host more."""
+
+    def __init__(self, work: Work, lane: Lane, beside: "_Bundle | None") -> None:
+        self._work, self._lane = work, lane
+        self._graph = torch.cuda.CUDAGraph()
+        lane.run(partial(self._capture, beside))
+
+    def agrees(self, written: torch.Tensor) -> bool:
+        """Whether a replay writes what the work writes, by the sum of all words. Waits for the device."""
+        words = written.view(torch.int64)
+        sums: list[int] = []
+
+        def compare() -> None:
+            for way in (self._work, self._graph.replay):
+                words.zero_()
+                way()
+                sums.append(int(words.sum()))
+
+        self._lane.run(compare)
+        return sums[0] == sums[1]
+
+    def _capture(self, beside: "_Bundle | None") -> None:
+        pool = {"pool": beside._graph.pool()} if beside else {}
+        self._graph.capture_begin(**pool, capture_error_mode="thread_local")
+        try:
+            self._work()
+        finally:
+            self._graph.capture_end()
+
+    def __call__(self) -> None:
+        """Do it; within a larger capture kernel by kernel."""
+        if torch.cuda.is_current_stream_capturing():
+            self._work()
+        else:
+            self._graph.replay()
 
 
 class _Recorded:

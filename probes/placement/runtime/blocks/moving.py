@@ -134,6 +134,7 @@ class Moving:
     products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
     inside: Exchange | None = None  # what its modules have during its present call
     unpack: Callable[[], Any] = int  # into its scratch buffer
+    unpackings: int = 0
     depth: int = 0  # calls of it under way
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
