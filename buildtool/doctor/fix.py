@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buildtool.doctor.advise import Advice, best_of
+from buildtool.doctor.advise import Advice
 from buildtool.doctor.hostfacts import EngineFacts, Host
+from buildtool.doctor.routes import best_of
 from probes.shared.unknown import Unknown
 
 ENV, OVERLAY = ".env", "compose.here.yaml"

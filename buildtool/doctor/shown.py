@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from buildtool.doctor.advise import Advice, CardAdvice, Route
+from buildtool.doctor.advise import Advice
 from buildtool.doctor.hostfacts import Display, EngineFacts, Host, TorchBuild
+from buildtool.doctor.routes import CardAdvice, Route
 from buildtool.engine.host import Row, State
 from probes.records.facts import Link
 from probes.shared.units import binary_bytes, decimal_bytes

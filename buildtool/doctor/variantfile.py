@@ -3,7 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from buildtool.doctor.advise import Advice, CardAdvice, Route, best_of
+from buildtool.doctor.advise import Advice
+from buildtool.doctor.routes import CardAdvice, Route, best_of
 from buildtool.errors import ConfigError
 from buildtool.model import Catalog, Registry, Variant
 from probes.shared.quoting import terminal

@@ -73,6 +73,8 @@ THOUGHT = {
     "buildtool/doctor/hostfacts.py",
     "buildtool/doctor/lint/",
     "buildtool/doctor/lint_report.py",
+    "buildtool/doctor/remarks.py",
+    "buildtool/doctor/routes.py",
     "buildtool/engine/bakefile.py",
     "buildtool/engine/proof.py",
     "buildtool/engine/reference.py",

@@ -7,6 +7,7 @@ from typing import Any
 
 from buildtool.doctor.lint import containers, typed
 from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.inbuilds import Where
 from buildtool.errors import ConfigError
 from buildtool.yamltext import Document, KeyPath, Limits, parse
 
@@ -96,7 +97,7 @@ def _service(own: dict[str, Any], at: KeyPath, document: Document) -> Iterator[F
     yield from _reservations(own, at, document)
     box = started(own, at, document)
     yield from containers.judged(box)
-    yield from typed._inner(box.command, box.line, typed.Where())
+    yield from typed._inner(box.command, box.line, Where())
 
 
 def _mappings(own: dict[str, Any], at: KeyPath, document: Document) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from buildtool.doctor.lint import containers, pythons, typed
 from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.inbuilds import Where
 from buildtool.errors import EnvironmentMissing
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _instruction(
     elif name in ("COPY", "ADD") and one.value:
         stage.copied.append(one.value[-1])
     elif name == "RUN":
-        where = typed.Where(
+        where = Where(
             image=stage.image,
             builds=True,
             caches=frozenset(_caches(one.flags)),
@@ -144,7 +145,7 @@ def _instruction(
 
 
 def _python_of(text: str, line: int) -> Iterator[Fault]:
-    yield from typed._inner(text, line, typed.Where(builds=True))
+    yield from typed._inner(text, line, Where(builds=True))
 
 
 def _variables(one: "dockerfile.Command", name: str, stage: Stage) -> Iterator[Fault]:
@@ -168,7 +169,7 @@ def _caches(flags: Sequence[str]) -> Iterator[str]:
 
 
 def _run(
-    one: "dockerfile.Command", stage: Stage, lines: list[str], *, where: typed.Where, escape: str
+    one: "dockerfile.Command", stage: Stage, lines: list[str], *, where: Where, escape: str
 ) -> Iterator[Fault]:
     if one.heredocs:
         first = one.value[0].strip() if one.value else ""

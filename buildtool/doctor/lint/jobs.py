@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from buildtool.doctor.lint import containers, typed
 from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.inbuilds import Where
 from buildtool.doctor.lint.shellwords import Command, commands_in, comments_in
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?")
@@ -44,7 +45,7 @@ def slurm(text: str) -> Iterator[Fault]:
         if found[1] in WRONG_OPTIONS:
             yield Fault(comment.line, "slurm-gpu-option", found[1])
     yield from _launches(commands, given)
-    yield from typed.judged(text, 1, typed.Where())
+    yield from typed.judged(text, 1, Where())
 
 
 def _launches(commands: list[Command], given: dict[str, str]) -> Iterator[Fault]:
@@ -100,9 +101,7 @@ def apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
         if name not in SECTIONS:
             yield Fault(line, "apptainer-section", f"%{name}")
         if name in SHELL_SECTIONS:
-            where = typed.Where(
-                image=image, builds=True, variables=frozenset(_exported(body)), for_cpu=for_cpu
-            )
+            where = Where(image=image, builds=True, variables=frozenset(_exported(body)), for_cpu=for_cpu)
             yield from typed.judged(body, line + 1, where)
         elif name == "environment":
             yield from _environment(body, line + 1)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from buildtool.doctor.lint import composefiles, devcontainers, dockerfiles, jobs, pip, pythons, typed
 from buildtool.doctor.lint.fault import Fault
+from buildtool.doctor.lint.inbuilds import Where
 
 MOST_BYTES = 256 << 10  # such files are a few kilobytes
 Kind = Literal[
@@ -85,4 +86,4 @@ def _faults(name: str, text: str) -> Iterator[Fault]:
         case "python":
             yield from pythons.judged(text)
         case "shell":
-            yield from typed.judged(text, 1, typed.Where(for_cpu=for_cpu))
+            yield from typed.judged(text, 1, Where(for_cpu=for_cpu))

@@ -3,15 +3,15 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from buildtool.doctor.lint import containers, pip, pythons
 from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.inbuilds import SHELLS, Where, one_in_a_build, together
 from buildtool.doctor.lint.shellwords import Command, commands_in
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
 PIP = re.compile(r"pip(3(\.\d+)?)?")
-SHELLS = ("sh", "bash", "dash", "zsh", "ash")
 MOST_DEPTH = 4  # of scripts within scripts
 GPU_IMAGE = re.compile(r"rocm|cuda|nvidia|nvcr\.io|pytorch|torch|vllm|triton|xpu|habana|jetson|l4t|amd", re.I)
 DISTRIBUTIONS = re.compile(
@@ -20,35 +20,13 @@ DISTRIBUTIONS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where a command stands."""
-
-    image: str = ""  # the base image of a build, empty in a script
-    builds: bool = False  # in a Dockerfile or an Apptainer definition: it ends up in an image
-    caches: frozenset[str] = frozenset()  # targets of cache mounts
-    variables: frozenset[str] = frozenset()  # ENV and ARG that are set
-    for_cpu: bool = False  # the file says that it is for CPUs
-    depth: int = 0
-
-    @property
-    def is_rocm(self) -> bool:
-        """The base image has ROCm."""
-        return bool(re.search(r"rocm", self.image, re.I))
-
-    @property
-    def is_cuda(self) -> bool:
-        """The base image has CUDA."""
-        return bool(re.search(r"nvidia/cuda|nvcr\.io|cuda\d|cuda:", self.image, re.I))
-
-
 def judged(text: str, first_line: int, where: Where) -> Iterator[Fault]:
     """Every fault of a script."""
     commands = commands_in(text, first_line)
     for command in commands:
         yield from _one(command, where)
     if where.builds:
-        yield from _together(commands, where)
+        yield from together(commands, where)
 
 
 def _one(command: Command, where: Where) -> Iterator[Fault]:
@@ -67,7 +45,7 @@ def _one(command: Command, where: Where) -> Iterator[Fault]:
     if name in ("apptainer", "singularity"):
         yield from apptainer_faults(rest)
     if where.builds:
-        yield from _build_faults(command)
+        yield from one_in_a_build(command)
 
 
 def _inner(text: str, line: int, where: Where) -> Iterator[Fault]:
@@ -242,103 +220,6 @@ def _apptainer_parts(words: Sequence[Word]) -> tuple[list[Word], Word | None, li
         place += 2 if words[place].text in _APPTAINER_VALUES else 1
     image = words[place] if place < len(words) else None
     return flags, image, list(words[place + 1 :])
-
-
-def _build_faults(command: Command) -> Iterator[Fault]:
-    """Commands that are wrong in an image only."""
-    name, rest = command.name, command.arguments()
-    texts = [word.text for word in rest]
-    line = command.words[0].line if command.words else 0
-    if name in ("curl", "wget") and command.piped_into in (*SHELLS, "python", "python3"):
-        yield Fault(line, "piped-installer", f"{name} | {command.piped_into}")
-    if name == "amdgpu-install" and "--no-dkms" not in texts and "--list-usecase" not in texts:
-        yield Fault(line, "driver-in-image", name)
-    if name in ("apt-get", "apt", "dnf", "yum") and "install" in texts:
-        for word in rest:
-            if re.match(r"nvidia-driver-|amdgpu-dkms|nvidia-dkms|xserver-xorg-video-nvidia", word.text):
-                yield Fault(word.line, "driver-in-image", word.text)
-    if command.words and command.words[0].text == "sudo":
-        yield Fault(line, "sudo-in-image", "sudo")
-    if name in ("huggingface-cli", "hf", "ollama") and texts[:1] in (["download"], ["pull"]):
-        yield Fault(line, "weights-in-layer", " ".join([name, *texts[:2]]))
-
-
-def _together(commands: Sequence[Command], where: Where) -> Iterator[Fault]:
-    """What the commands of one RUN do together."""
-    apt = [command for command in commands if command.name in ("apt-get", "apt")]
-    verbs = [next((w.text for w in command.arguments() if not w.text.startswith("-")), "") for command in apt]
-    cleaned = any(
-        command.name == "rm" and "/var/lib/apt" in " ".join(w.text for w in command.words)
-        for command in commands
-    )
-    cleaned = cleaned or any("/apt" in place for place in where.caches)
-    cleaned = cleaned or any(_removes_lists(command) for command in commands)
-    lines = {verb: command.words[0].line for verb, command in zip(verbs, apt, strict=True) if command.words}
-    if "update" in verbs and "install" in verbs and not cleaned:
-        yield Fault(lines["update"], "apt-lists", "apt-get update")
-    if "update" in verbs and not {
-        "install",
-        "upgrade",
-        "dist-upgrade",
-        "full-upgrade",
-        "build-dep",
-        "satisfy",
-    } & set(verbs):
-        yield Fault(lines["update"], "apt-update-alone", "apt-get update")
-    for command, verb in zip(apt, verbs, strict=True):
-        if verb == "install" and not _says_yes(command) and "yes" not in {c.name for c in commands}:
-            yield Fault(command.words[0].line, "apt-without-yes", "install")
-    yield from _conda_faults(commands, where)
-    yield from _lonely_faults(commands)
-
-
-def _removes_lists(command: Command) -> bool:
-    return command.name == "find" and "/var/lib/apt/lists" in {w.text.rstrip("/") for w in command.words}
-
-
-def _says_yes(command: Command) -> bool:
-    texts = [word.text for word in command.arguments()]
-    short = any(re.fullmatch(r"-[a-zA-Z]*y[a-zA-Z]*|-qq+", text) for text in texts)
-    return short or any(
-        text in ("--yes", "--assume-yes", "--download-only", "-d", "-s") or "$" in text for text in texts
-    )
-
-
-def _conda_faults(commands: Sequence[Command], where: Where) -> Iterator[Fault]:
-    conda = [command for command in commands if command.name in ("conda", "mamba", "micromamba")]
-    installs = [c for c in conda if {"install", "create", "update"} & {w.text for w in c.arguments()[:3]}]
-    cleans = any("clean" in [w.text for w in command.arguments()[:2]] for command in conda)
-    removed = any(
-        command.name == "rm" and "pkgs" in " ".join(w.text for w in command.words) for command in commands
-    )
-    if installs and not cleans and not removed and not any("pkgs" in place for place in where.caches):
-        yield Fault(installs[0].words[0].line, "conda-cache", installs[0].name)
-
-
-def _lonely_faults(commands: Sequence[Command]) -> Iterator[Fault]:
-    """A RUN that only changes a shell that ends, or removes what an earlier layer keeps."""
-    if not commands:
-        return
-    names = {command.name for command in commands}
-    line = commands[0].words[0].line if commands[0].words else 0
-    activates = all(
-        command.name in ("source", ".") or [w.text for w in command.words[:2]] == ["conda", "activate"]
-        for command in commands
-    )
-    if names <= {"cd"} or names <= {"export"} or activates:
-        yield Fault(line, "no-effect", " ".join(word.text for word in commands[0].words[:3]))
-    removed = " ".join(word.text for command in commands for word in command.words)
-    if _cleans(names, removed):
-        yield Fault(line, "cleaned-too-late", removed[:80])
-
-
-def _cleans(names: set[str], text: str) -> bool:
-    """Whether a whole RUN only removes caches."""
-    if names <= {"rm"}:
-        return bool(re.search(r"/var/lib/apt/lists|/root/\.cache|/tmp/\*|/var/cache/", text))
-    if names <= {"apt-get", "apt"}:
-        return bool({"clean", "autoremove"} & set(text.split())) and "install" not in text
-    return text in ("pip cache purge", "conda clean -afy", "conda clean --all")
 
 
 def exec_form(text: str) -> str | None:

@@ -10,8 +10,9 @@ from host_trees import ANN, ENGINE, STRANGER, Card, Case, host_of, python
 
 from buildtool.builder.catalog import load
 from buildtool.commands.doctor import display_named
-from buildtool.doctor.advise import OWN_VARIANT, SHIPPED_BUILD, advise, asked_host
+from buildtool.doctor.advise import advise, asked_host
 from buildtool.doctor.hostfacts import Host, Node
+from buildtool.doctor.routes import OWN_VARIANT, SHIPPED_BUILD
 from buildtool.doctor.shipped_data import compatibility
 from buildtool.doctor.shown import answer_text
 from buildtool.doctor.variantfile import variant_text
