@@ -20,7 +20,12 @@ FUSED_DTYPES: Final = ("bfloat16", "float16")
 MANY_ROWS_FUSED: Final = (
     0.73  # of the fused product's rate at batch 1, for 2 to 16 rows: 27.3 us against 37.2
 )
-REREAD_ROWS: Final = 270  # input rows for which a kernel reads a weight once more: h200-full.json, zero_copy
+TILE_ROWS: Final = (
+    128  # input rows for which a library's kernel reads all weights again: BERT, 1,024 rows, H200
+)
+PACKED_LAUNCH_S: Final = (
+    50e-6  # of Python for a packed tensor, unpacked or multiplied: 40 layers and BERT, H200
+)
 SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
 UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident must save in sum
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
@@ -132,14 +137,15 @@ class _Block:
             self._widening = 2.0
 
     def options(self) -> Iterator[Option]:
-        """All tiers, the plain ones first."""
+        """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
         machine, work = self._machine, self._work
         if not self._block.tensors:
             yield Option("resident", compute_s=self._fixed, launch_s=self._launch, vram_bytes=self._cache)
             return
         if machine.has_gpu:
-            yield from self._on_gpu()
-        if self._block.anytime and machine.has_gpu:
+            graph = ("disk",) if work.captured else ()
+            yield from (option for option in self._on_gpu() if option.tier not in graph)
+        if machine.has_gpu and (self._block.anytime or work.captured):
             return
         if not machine.has_gpu or self._lookup_only or work.objective == "fast":
             yield self._on_cpu()
@@ -162,11 +168,11 @@ class _Block:
         yield Option(
             "in_place",
             compute_s=self._in_place(),
-            shared_s=0.0 if machine.unified else self._read() / machine.link_rate,
+            shared_s=0.0 if machine.unified else self._read() * self._rereads() / machine.link_rate,
             launch_s=self._launch,
             vram_bytes=self._cache,
             pinned_bytes=self._bytes,
-            wire_bytes=self._read(),
+            wire_bytes=self._read() * self._rereads(),
         )
         copied = fetches * (machine.link_alpha_s + self._bytes / machine.link_rate)
         yield Option(
@@ -197,7 +203,8 @@ class _Block:
 
     def _when_packed(self) -> Iterator[Option]:
         machine, fetches = self._machine, self._block.fetches
-        moving = self._launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        launch = self._launch + (0.0 if self._work.captured else PACKED_LAUNCH_S * self._packed_tensors())
+        moving = launch + (0.0 if self._work.captured else machine.moving_s * fetches)
         scratch = int(self._bytes * self._widening)  # also of fused blocks, for passes of many rows
         if self._fused():
             rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
@@ -212,7 +219,7 @@ class _Block:
             "packed",
             compute_s=compute,
             unpack_s=unpack,
-            launch_s=self._launch,
+            launch_s=launch,
             vram_bytes=self._packed + self._cache,
             scratch_bytes=scratch,
         )
@@ -250,6 +257,11 @@ class _Block:
             and dtypes <= set(FUSED_DTYPES)
         )
 
+    def _packed_tensors(self) -> int:
+        """How many tensors are unpacked, or multiplied while packed, in a pass."""
+        mine = sum(packed_bytes(tensor) < tensor.n_bytes for tensor in self._block.tensors)
+        return mine * self._block.fetches
+
     def _products(self) -> float:
         return sum(tensor.products for tensor in self._block.tensors)
 
@@ -276,10 +288,14 @@ class _Block:
         return self._block.fetches * moved / self._machine.vram_rate
 
     def _in_place(self) -> float:
-        rows = 0 if self._lookup_only else self._work.rows
-        reads = self._read() * (1.0 + rows / REREAD_ROWS)
+        reads = self._read() * self._rereads()
         computed = self._compute(self._machine.vram_rate)
         return max(reads / self._machine.zero_copy_rate, computed) + self._widened()
+
+    def _rereads(self) -> int:
+        """How often a kernel reads the weights: once for one row, else for each tile and once more."""
+        rows = self._work.rows
+        return 1 if self._lookup_only or rows == 1 else 1 + -(-rows // TILE_ROWS)
 
     def _attention(self) -> float:
         """The GPU's time for scores and sums over the context, by bytes of keys and values or by products."""

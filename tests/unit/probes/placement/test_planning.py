@@ -156,6 +156,7 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
         host=None,
         workload=Workload(),
         objective="fast",
+        captured=True,
     ).plan
     assert {block.tier for block in plan.blocks} == {"packed"}
     assert plan.time.middle_s == pytest.approx(1.45e-3, rel=0.2)  # shared/reference: the prototype, fused
@@ -166,5 +167,6 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
         host=None,
         workload=Workload(),
         objective="exact",
+        captured=True,
     ).plan
     assert exact.time.middle_s == pytest.approx(3.9e-3, rel=0.15)  # unpack, then multiply
