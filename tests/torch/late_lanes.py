@@ -99,7 +99,9 @@ class Again:
         self._join([self.lanes.compute], [self.lanes.copy, self.lanes.unpack])
         for buffer in self.lanes.engine.buffers:
             buffer.forget()  # a graph waits for nothing that was done before it was recorded
+        self.lanes.engine.recording = True  # a graph runs no Python: nothing in it is recorded
         runs, self.outputs = self._counted()
+        self.lanes.engine.recording = False
         self._join([self.lanes.copy, self.lanes.unpack], [self.lanes.compute])
         self.lanes.learned(now)
         assert runs == self.recorded, "the pass isn't the one that was recorded"

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 from torch import nn
 
@@ -464,4 +465,22 @@ def test_a_report_says_what_is_taken_and_where_the_time_goes(model, x):
     assert report.vram_asked <= report.vram_taken <= 1.02 * report.vram_asked + 4096
     assert sum(use.weight_bytes for use in report.tiers) == sum(p.nbytes for p in model.parameters())
     assert "a pass takes" in str(report)
+    handle.remove()
+
+
+@torch.no_grad()
+def test_a_capture_of_a_model_that_is_placed_with_capture_is_one_graph_and_not_two(model, x):
+    want = model(x)
+    lanes = LateLanes(3)
+    names = [block.name for block in find_blocks(model)]
+    plan = plan_of(model, dict.fromkeys(names, "streamed"))
+    handle = settle(model, plan, ModuleSource(), lanes, capture=True)
+    lanes.engine = handle._engine
+    run = handle.captured(lambda x: model(x) * 2, x)
+    assert torch.equal(run(x), want * 2)
+    assert run.recorder.count == 1
+    assert handle.recorder.count == 0
+    assert torch.equal(model(x), want)
+    with pytest.raises(PlacementError, match="other shapes"):
+        run(torch.cat([x, x]))
     handle.remove()

@@ -42,7 +42,6 @@ class Recorder:
         self._passes: dict[Hashable, _Pass] = {}
         self._seen: Counter[Hashable] = Counter()
         self._done = engine.lanes.mark()
-        self._recording = False
         self.refused: dict[Hashable, str] = {}  # why some calls can't be recorded
 
     @property
@@ -55,7 +54,7 @@ class Recorder:
 
         A call that can't be recorded is done as always; `refused` says why.
         """
-        if self._recording or not self._engine.lanes.records:  # a model that calls itself; no GPU
+        if self._engine.recording or not self._engine.lanes.records:  # a model that calls itself; no GPU
             return work(*args, **kwargs)
         key = (key_of(args), key_of(kwargs), torch.is_inference_mode_enabled(), _autocast())
         found = self._passes.get(key)
@@ -78,13 +77,13 @@ class Recorder:
         before = engine.state()
         inputs: list[torch.Tensor] = []
         fixed_args, fixed_kwargs = _fixed(args, inputs), _fixed(kwargs, inputs)
-        self._recording = True
+        engine.recording = True
         beside = next((one.graph for one in self._passes.values()), None)
         try:
             graph = engine.lanes.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
             after = engine.state()
         finally:
-            self._recording = False
+            engine.recording = False
             engine.resume(before, None)  # nothing has been done yet
         return _Pass(graph, inputs, before, after)
 

@@ -48,6 +48,7 @@ class Engine:
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
         self._has_slots = self._has_scratch = False
         self.watches: Stopwatches | None = None  # while a pass is measured
+        self.recording = False  # a pass is being recorded as a graph
 
     def add(self, stored: Stored, wire: Wire, slot: Buffer | None, scratch: Buffer | None) -> Moving:
         """Take a block over. Its parameters become lazy ones until it is called."""
