@@ -1,12 +1,13 @@
 """The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from probes.errors import Exit, ReportError
+from probes.errors import Exit, ReportError, UsageError
 from probes.shared import files
 from probes.shared.output import hand_over, say, tell
 from probes.shared.units import parse_bytes
@@ -88,6 +89,7 @@ def _count(text: str) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Exit:
+    _refuse_overwriting(args)
     text, document, picture = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
@@ -135,6 +137,20 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "objective": args.objective,
         "captured": args.captured,
     }
+
+
+def _refuse_overwriting(args: argparse.Namespace) -> None:
+    """Refuse to write over what is read, or twice into one file. Raises UsageError."""
+    model = Path(args.model)
+    read = [model, Path(args.machine), model / "config.json"]
+    if model.is_dir():
+        read += model.glob("*.safetensors*")
+    places = {os.path.realpath(path) for path in read}
+    for path in (args.json, args.picture):
+        if path and path != Path("-") and os.path.realpath(path) in places:
+            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
+        if path:
+            places.add(os.path.realpath(path))
 
 
 def _write(path: Path, text: str) -> None:

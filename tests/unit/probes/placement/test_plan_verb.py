@@ -71,3 +71,25 @@ def test_what_makes_no_sense_is_said(
 ) -> None:
     assert main(["plan", *words, "--vram", "4GiB"]) == code
     assert said in capsys.readouterr().err
+
+
+def test_neither_the_model_nor_a_report_is_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, report = tmp_path / "model", tmp_path / "report.json"
+    model.mkdir()
+    (tmp_path / "link.json").symlink_to(report)
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+        (model / name).write_text("{}")
+    report.write_text("{}")
+    for words in (
+        [str(model), "--json", str(model / "config.json")],
+        [str(model), "--picture", str(model / "model.safetensors")],
+        [str(model), "--json", str(model / "model.safetensors.index.json")],
+        [str(model / "model.safetensors"), "--json", str(model / "model.safetensors")],
+        ["bert-base", "--machine", str(report), "--json", str(tmp_path / "link.json")],
+        ["bert-base", "--json", str(tmp_path / "new"), "--picture", str(tmp_path / "new")],
+    ):
+        assert main(["plan", *words, "--vram", "1GiB"]) == Exit.USAGE
+        assert "is what this command reads or writes already" in capsys.readouterr().err
+    assert {path.read_text() for path in (*model.iterdir(), report)} == {"{}"}
