@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-prune bench-probes bench-service bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,9 @@ bench-images: $(READY) ## `make images` from nothing, timed; empties the build c
 
 bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is left, and whether the next run works (as root)
 	@$(PY) tests/bench/bench_trouble.py
+
+bench-placement: $(TORCH_READY) ## packing, plans, loading and random placed modules, as far as a CPU can show them
+	@$(TORCH_PY) tests/bench/bench_placement.py
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes import placing
+from probes import placing, trials
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -144,6 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--markdown", action="store_true", help="for pasting")
     add_verbs(verbs)
     placing.add_verbs(verbs)
+    trials.add_verbs(verbs)
 
 
 def _size(text: str) -> int:
@@ -249,6 +250,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         "show": _show,
         **VERBS,
         **placing.VERBS,
+        **trials.VERBS,
     }[args.verb](args)
 
 

@@ -31,6 +31,7 @@ class Board:
         self.missed = False
         self._name = name or Path(sys.argv[0]).stem.removeprefix("bench_").replace("_", "-")
         self._command = command or f"make bench-{self._name}"
+        self.results = results
         self._file = results / f"bench-{self._name}.json" if whole else None
         self._rows: list[dict[str, object]] = []
         self._load_before = _load()

@@ -4,7 +4,7 @@
 """
 
 import json
-import resource
+import re
 import sys
 import time
 from pathlib import Path
@@ -34,6 +34,13 @@ def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
     return sum(tensor.nbytes for tensor in state.values())
 
 
+def resident(what: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most. The peak of getrusage may be the parent's."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
 def main(folder: Path, tier: str) -> None:
     torch.set_num_threads(1)
     small = folder / "small"
@@ -45,18 +52,21 @@ def main(folder: Path, tier: str) -> None:
         with torch.device("meta"):
             model = factory(*size)
         tiers = {str(i + 1): tier for i in range(len(model) - 1)}
-        return load(lambda: factory(*size), where, plan_of(model, tiers), device="cpu")
+        return load(
+            lambda: factory(*size), where, plan_of(model, tiers), device="cpu", cache=where / "packed"
+        )
 
     warm = placed(small, 2, 256)  # what torch allocates once
     with torch.inference_mode():
         warm(torch.zeros(1, dtype=torch.int64))
     warm.placement.remove()
     del warm
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+    base = resident("VmRSS")
     begun = time.perf_counter()
     model = placed(folder)
     seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resident("VmHWM")
     with torch.inference_mode():
         checked = float(model(torch.arange(4)).float().sum())
     print(json.dumps({"base": base, "peak": peak, "seconds": seconds, "sum": checked}))

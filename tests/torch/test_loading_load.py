@@ -1,12 +1,23 @@
 """Models loaded by a plan compute what the models they come from compute."""
 
+import errno
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
 import pytest
 import torch
 from placement_plans import plan_of
 from safetensors.torch import save_file
 from torch import nn
 
+from probes.errors import CheckpointUnreadable, PlacementError
+from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.load import load
+from probes.placement.packing import cache
+from probes.placement.runtime import settling
 from probes.placement.values import Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
@@ -57,7 +68,8 @@ def test_a_loaded_model_computes_what_the_saved_one_does(saved, tier, dtype):
 
     model = model.to(dtype)
     ids = torch.randint(0, 50, (3, 7))
-    placed = load(factory, folder, plan_of(model, {f"layers.{i}": tier for i in range(5)}), device="cpu")
+    plan = plan_of(model, {f"layers.{i}": tier for i in range(5)})
+    placed = load(factory, folder, plan, device="cpu", cache=folder / "packed")
     with torch.inference_mode():
         want = model(ids)
         for _ in range(3):
@@ -67,3 +79,156 @@ def test_a_loaded_model_computes_what_the_saved_one_does(saved, tier, dtype):
         assert torch.equal(placed(ids), want)
     for name, tensor in model.state_dict().items():
         assert torch.equal(placed.state_dict()[name], tensor), name
+
+
+class Counting:
+    """How often tensors are packed."""
+
+    def __init__(self, monkeypatch):
+        self.times = 0
+        self.real = settling.pack
+        monkeypatch.setattr(settling, "pack", self)
+
+    def __call__(self, *args, **options):
+        self.times += 1
+        return self.real(*args, **options)
+
+
+LARGE = {f"layers.{i}": "packed" for i in range(5)}
+
+
+def wait_until_settled(file):
+    """Nothing is noted of a file that was just written: it may change again within a tick of its times."""
+    os.utime(file, (time.time() - 60, time.time() - 60))
+    while time.time_ns() - file.stat().st_ctime_ns < 150_000_000:
+        time.sleep(0.02)
+
+
+def test_a_second_load_packs_nothing_and_reads_no_unpacked_weights_of_packed_blocks(
+    saved, monkeypatch, tmp_path
+):
+    model, folder = saved
+    wait_until_settled(folder / "model.safetensors")
+    counting = Counting(monkeypatch)
+    plan = plan_of(model, LARGE)
+    load(Model, folder, plan, device="cpu", cache=tmp_path / "packed").placement.remove()
+    first = counting.times
+    assert first
+    read = []
+    real = Checkpoint.read_into
+    monkeypatch.setattr(
+        Checkpoint, "read_into", lambda self, name, *rest: (read.append(name), real(self, name, *rest))[1]
+    )
+    again = load(Model, folder, plan, device="cpu", cache=tmp_path / "packed")
+    assert counting.times == first
+    assert not [name for name in read if name.endswith(("up.weight", "down.weight"))]
+    with torch.inference_mode():
+        assert torch.equal(again(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def test_a_changed_checkpoint_of_the_same_size_is_packed_again(saved, tmp_path):
+    model, folder = saved
+    wait_until_settled(folder / "model.safetensors")
+    plan = plan_of(model, LARGE)
+    load(Model, folder, plan, device="cpu", cache=tmp_path / "packed").placement.remove()
+    with torch.no_grad():
+        model.layers[0].up.weight.mul_(2)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "head.weight"}
+    save_file(state, folder / "model.safetensors")
+    again = load(Model, folder, plan, device="cpu", cache=tmp_path / "packed")
+    with torch.inference_mode():
+        assert torch.equal(again(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def test_a_checkpoint_loaded_in_two_dtypes_is_not_mixed_up_in_the_cache(saved, tmp_path):
+    model, folder = saved
+    wait_until_settled(folder / "model.safetensors")
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        same = Model().to(dtype).eval()
+        same.load_state_dict(model.state_dict())
+        placed = load(
+            lambda dtype=dtype: Model().to(dtype),
+            folder,
+            plan_of(same, LARGE),
+            device="cpu",
+            cache=tmp_path / "p",
+        )
+        with torch.inference_mode():
+            assert torch.equal(placed(torch.arange(6)[None]), same(torch.arange(6)[None]))
+        placed.placement.remove()
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(saved, tmp_path, monkeypatch):
+    model, folder = saved
+
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, "replacing", full)
+    placed = load(Model, folder, plan_of(model, LARGE), device="cpu", cache=tmp_path / "packed")
+    with torch.inference_mode():
+        assert torch.equal(placed(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def passes(model, ids):
+    for _ in range(4):
+        model(ids)
+
+
+def failing(monkeypatch, after):
+    """Reading fails after some tensors, as when the disk is gone."""
+    real, left = Checkpoint.read_into, iter(range(after))
+
+    def read(self, name, *rest):
+        if next(left, None) is None:
+            raise CheckpointUnreadable("model.safetensors can't be read: Input/output error")
+        return real(self, name, *rest)
+
+    monkeypatch.setattr(Checkpoint, "read_into", read)
+
+
+# blocks on disk are read in a pass, so only the rest can fail while loading
+@pytest.mark.parametrize(("tier", "after"), [("disk", 0), *((t, n) for t in TIERS[:-1] for n in (0, 5, 14))])
+def test_a_load_that_fails_midway_leaves_no_descriptor_and_no_thread(saved, monkeypatch, tier, after):
+    model, folder = saved
+    plan = plan_of(model, {f"layers.{i}": tier for i in range(5)})
+    files, threads = descriptors(), threading.active_count()
+    with monkeypatch.context() as patch:
+        failing(patch, after)
+        with pytest.raises(CheckpointUnreadable, match="Input/output error"):
+            load(Model, folder, plan, device="cpu", cache=False)
+    gc.collect()
+    assert descriptors() <= files
+    assert threading.active_count() <= threads
+    with torch.inference_mode():
+        placed = load(Model, folder, plan, device="cpu", cache=False)
+        assert torch.equal(placed(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def test_a_block_on_disk_whose_file_is_cut_is_an_error_of_the_pass_and_the_model_stays_usable(saved):
+    model, folder = saved
+    file = folder / "model.safetensors"
+    placed = load(Model, folder, plan_of(model, {f"layers.{i}": "disk" for i in range(5)}), device="cpu")
+    ids = torch.arange(6)[None]
+    with torch.inference_mode():
+        want = placed(ids)
+        whole = file.read_bytes()
+        with file.open("r+b") as opened:
+            opened.truncate(1000)
+        with pytest.raises(CheckpointUnreadable, match=r"(cut|changed) while it was read"):
+            passes(placed, ids)
+        with file.open("r+b") as opened:
+            opened.write(whole)
+        with pytest.raises(CheckpointUnreadable, match="changed while it was read"):
+            passes(placed, ids)
+    assert torch.equal(want, model(ids))
+
+
+def test_a_plan_of_another_model_is_refused(saved):
+    _, folder = saved
+    with pytest.raises(PlacementError, match="isn't the model that was planned"):
+        load(Model, folder, plan_of(Model(32), {}), device="cpu")

@@ -35,6 +35,7 @@ GATES = {
         "probes/measure/buffers.py",
         "probes/measure/device.py",
         "probes/placement/trial/stack.py",
+        "probes/placement/trial/peers.py",
         "probes/machine/torchfacts.py",
     },
     "triton": {"probes/placement/packing/kernels/"},
@@ -43,6 +44,7 @@ GATES = {
     "packaging": {"buildtool/doctor/lint/pip.py"},
     "tree_sitter": {"buildtool/doctor/lint/shellwords.py"},
     "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
+    "accelerate": {"probes/placement/trial/peers.py"},
     "transformers": {"probes/placement/architectures.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.

@@ -26,6 +26,10 @@ class Checkpoint:
                 self.tensors[tensor.name] = tensor
                 self._files[tensor.name] = file
 
+    def file_of(self, name: str) -> Path:
+        """The file that a tensor is in."""
+        return self._files[name].path
+
     def read_into(self, name: str, target: memoryview, start: int = 0) -> None:
         """Fill `target` with the bytes of a tensor from its byte `start` on. Raises CheckpointUnreadable."""
         self._files[name].read_into(target, self.tensors[name].offset + start, self._pool)

@@ -1,5 +1,6 @@
 """The values of a model's parameters and buffers, read from a checkpoint when they are asked for."""
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.fitting import Filling, fit, targets
 from probes.placement.loading.tensorbytes import Staging, bytes_of
 from probes.placement.models.headers import DTYPES
+from probes.placement.packing.cache import Origin
 
 COMPARED_BYTES = 16 << 20
 
@@ -28,6 +30,7 @@ class CheckpointValues:
         fillings = fit(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
         self._fillings = {id(filling.target.tensor): filling for filling in fillings}
         self._staging: Staging | None = None
+        self._lock = threading.Lock()  # one thread reads ahead while another gives values back
         for filling in fillings:
             self._refuse_unequal_ties(filling)
 
@@ -39,8 +42,16 @@ class CheckpointValues:
         name = self._fillings[id(parameter)].sources[0]
         stored = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
         read = partial(self._read, name)
-        self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
-        self._staging.bring(read, stored, target)
+        with self._lock:
+            self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
+            self._staging.bring(read, stored, target)
+
+    def origin(self, parameter: torch.Tensor) -> Origin | None:
+        """Where the parameter's bytes are in a file; None where they aren't stored as they are in memory."""
+        stored = self._checkpoint.tensors[self._fillings[id(parameter)].sources[0]]
+        if getattr(torch, DTYPES[stored.dtype]) is not parameter.dtype or not parameter.is_contiguous():
+            return None
+        return Origin(self._checkpoint.file_of(stored.name), stored.offset, stored.offset + stored.n_bytes)
 
     def _read(self, name: str, target: memoryview, start: int) -> None:
         self._checkpoint.read_into(name, target, start)

@@ -1,5 +1,6 @@
 """`load`: a model from its checkpoint to the tiers of a plan, without ever being whole in memory."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,12 +14,13 @@ from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
 from probes.placement.models.modules import Entry
+from probes.placement.packing.cache import Cache, usual_folder
 from probes.placement.packing.packed import Packed
-from probes.placement.packing.tensors import pack
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.place import lanes_of, settle
+from probes.placement.runtime.settling import packed_on
 from probes.placement.values import Plan
 
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
@@ -32,13 +34,15 @@ def load(
     device: torch.device | str | None = None,
     pinned: bool = True,
     ignored: Sequence[str] = (),
+    cache: Path | str | bool = True,
 ) -> nn.Module:
     """Build a model with `factory` and bring the checkpoint's weights to their tiers, one tensor at a time.
 
     `factory` takes no arguments and returns the model; its parameters are never initialised. `checkpoint` is
     a safetensors file, a folder of them, or an index. `ignored` has patterns of stored tensors that the model
-    doesn't need. `device` and `pinned` are as for `place`. The model is in evaluation mode;
-    `model.placement` is its `Handle`.
+    doesn't need. `device` and `pinned` are as for `place`. What was packed is kept in the folder `cache`
+    (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it there.
+    The model is in evaluation mode; `model.placement` is its `Handle`.
 
     Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
     checkpoint, model and plan don't fit each other or memory is refused. Nothing is kept then.
@@ -49,7 +53,7 @@ def load(
         files = stack.enter_context(opened(Path(checkpoint)))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
-        source = FromCheckpoint(values, plan, lanes, pinned=pinned)
+        source = FromCheckpoint(values, plan, lanes, pinned=pinned, cache=_cache(cache))
         stack.callback(source.end)
         handle = settle(model, plan, source, lanes, pinned=pinned)
         model.__dict__["placement"] = handle
@@ -57,11 +61,22 @@ def load(
     return model
 
 
+def _cache(asked: Path | str | bool) -> Cache | None:
+    if asked is False:
+        return None
+    return Cache(usual_folder(os.environ) if asked is True else Path(asked))
+
+
 class FromCheckpoint:
     """The runtime's source of values: a checkpoint that is open."""
 
-    def __init__(self, values: CheckpointValues, plan: Plan, lanes: Lanes, *, pinned: bool) -> None:
+    again = True
+
+    def __init__(
+        self, values: CheckpointValues, plan: Plan, lanes: Lanes, *, pinned: bool, cache: Cache | None
+    ) -> None:
         self._values = values
+        self._cache = cache
         self._lanes = lanes
         self._pinned = pinned and lanes.device.type == "cuda"
         self._largest = max((block.wire_bytes for block in plan.blocks if block.tier == "disk"), default=0)
@@ -73,11 +88,19 @@ class FromCheckpoint:
         self._values.bring(entry.parameter, target)
 
     def packed(self, entry: Entry) -> Packed | None:
-        """Read, and packed."""
+        """Packed, or read as it was packed before."""
+        packer = partial(packed_on, self._lanes.device)
+        if not self._cache:
+            return packer(self._stored(entry))
+        origin = self._values.origin(entry.parameter)
+        return self._cache.packed(partial(self._stored, entry), origin=origin, packer=packer)
+
+    def _stored(self, entry: Entry) -> torch.Tensor:
+        """The values with the dimensions in the order of memory."""
         order = memory_order(entry)
         found = torch.empty([entry.shape[d] for d in order], dtype=entry.dtype)
         self.fill(entry, found.permute([order.index(d) for d in range(len(order))]))
-        return pack(found)
+        return found
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """What reads a block ahead in each pass."""

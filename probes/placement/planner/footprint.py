@@ -31,13 +31,19 @@ class Surroundings:
         return budget - self.activations - self.workspace - self.loose_rounding
 
 
-def surroundings(blocks: Sequence[BlockDescription], machine: Constants, workload: Workload) -> Surroundings:
-    """What one pass of this workload takes besides weights."""
+def surroundings(
+    blocks: Sequence[BlockDescription], machine: Constants, workload: Workload, *, captured: bool = False
+) -> Surroundings:
+    """What one pass of this workload takes besides weights.
+
+    A library keeps a workspace for each stream. A captured pass is recorded on a stream of its own.
+    """
     if not machine.has_gpu:
         return Surroundings(0, 0, 0)
     rows = workload.batch * workload.tokens
     peak = max((_live_bytes(block) for block in blocks), default=0)
-    return Surroundings(rows * peak, machine.workspace_bytes, machine.context_bytes)
+    workspace = machine.workspace_bytes * (2 if captured else 1)
+    return Surroundings(rows * peak, workspace, machine.context_bytes)
 
 
 def _live_bytes(block: BlockDescription) -> int:

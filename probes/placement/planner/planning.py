@@ -89,7 +89,7 @@ class _Task:
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
         self.kinds: Sequence[Kind] = kinds(model.blocks, machine, self.work)
-        self.around: Surroundings = surroundings(model.blocks, machine, workload)
+        self.around: Surroundings = surroundings(model.blocks, machine, workload, captured=captured)
 
     def limits(self, vram: int, host: int | None) -> Limits:
         """What is left for weights."""

@@ -1,6 +1,6 @@
 """Brings every block to its tier: what `place` and `load` share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from torch import nn
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.forms import aligned
+from probes.placement.packing.forms import PackedForm, aligned
 from probes.placement.packing.packed import Packed, form, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
@@ -33,7 +33,12 @@ PACKED = ("packed", "streamed_packed")
 
 
 class Source(Protocol):
-    """Where a model's values come from: the module itself, or a checkpoint."""
+    """Where a model's values come from: the module itself, or a checkpoint.
+
+    `again`: values may be asked for twice, so packed ones aren't kept until VRAM for them is allocated.
+    """
+
+    again: bool
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """Write the values into `target`, of the entry's shape and dtype, on the host or in VRAM."""
@@ -49,7 +54,12 @@ class Source(Protocol):
 
 
 class ModuleSource:
-    """A model that is already built. Its tensors are packed on `device` where they fit there."""
+    """A model that is already built. Its tensors are packed on `device` where they fit there.
+
+    Its own values are released when they have been packed.
+    """
+
+    again = False
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
@@ -96,7 +106,7 @@ class _Settled:
     block: Block
     tier: Tier
     stored: Stored
-    packs: tuple[Packed | None, ...] = ()
+    packs: tuple[Callable[[], Packed | None], ...] = ()  # of each entry
     wire: Wire | None = None
     memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
 
@@ -167,19 +177,28 @@ class Settling:
                 self.homes.adopt(entry, _own(self.source, entry))
 
     def _packed(self, block: Block, tier: Tier) -> _Settled:
-        packs = tuple(self.source.packed(entry) for entry in block.entries)
-        one = _Settled(block, tier, lay_out(block, [form(p) if p else None for p in packs]), packs)
-        for entry, packed in zip(block.entries, packs, strict=True):
-            if packed is not None:  # the values are kept twice no longer than necessary
+        """A block's packed tensors; only their forms where the source gives them again for VRAM."""
+        again = self.source.again and tier in IN_VRAM
+        forms: list[PackedForm | None] = []
+        packs: list[Callable[[], Packed | None]] = []
+        for entry in block.entries:
+            packed = self.source.packed(entry)
+            forms.append(form(packed) if packed else None)
+            packs.append(partial(self.source.packed, entry) if again else partial(_same, packed))
+            if again:
+                self.homes.later(entry, partial(_own, self.source, entry))
+            elif packed is not None:  # the values are kept twice no longer than necessary
                 self.homes.later(entry, partial(_unpacked, entry, packed))
-        return one
+        return _Settled(block, tier, lay_out(block, forms), tuple(packs))
 
     def _fill(self, one: _Settled, memory: torch.Tensor) -> None:
         """Write the block's bytes, and let its parameters have theirs there."""
         on_host = memory.device.type == "cpu"
         for index, item in enumerate(one.stored.items):
-            packed = one.packs[index] if one.packs else None
+            packed = one.packs[index]() if item.form else None
             if packed is not None:
+                if form(packed) != item.form:
+                    raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
                 write_into(packed, item.bytes(memory))
                 self.homes.later(item.entry, partial(_unpacked_from, item, memory))
             else:
@@ -284,6 +303,10 @@ class Settling:
             self.host.release()
         self.settled.clear()
         self.host = self.vram = None
+
+
+def _same(packed: Packed | None) -> Packed | None:
+    return packed
 
 
 def _own(source: Source, entry: Entry) -> torch.Tensor:

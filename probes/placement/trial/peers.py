@@ -1,0 +1,248 @@
+"""Runs a model placed by its plan on this machine, and by others who do the same: `weir probe place`.
+
+The same weights, inputs and cap for all. Wall time of a pass in the steady state leads.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from torch import nn
+
+from probes.errors import LibraryMissing, Unsupported
+from probes.placement.architectures import Built, build, shape
+from probes.placement.planner.asking import plan
+from probes.placement.planner.constants import Constants
+from probes.placement.planner.profiles import matching, profile
+from probes.placement.runtime.place import place
+from probes.placement.split import StackPlan
+from probes.placement.values import Objective, Plan
+from probes.shared.unknown import Unknown
+
+WIDTH: Final = 8192  # of the linear layers of the model `mlp`
+LAYERS: Final = 40  # of it
+SAMPLES: Final = 5
+LEAST_S: Final = 0.2  # of a sample, so that a clock's step and the last wait don't count
+PEER_MARGIN: Final = 0.12  # of the cap, left to a peer for activations and the layer on its way
+
+Peer = Literal["accelerate", "resident"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run: a model with random weights, and the plan's inputs."""
+
+    model: str
+    dtype: str
+    vram: int  # bytes that torch's allocator may take
+    machine: str | None  # a profile's name or a report's file; None: the nearest card's profile
+    batch: int
+    tokens: int
+    objective: Objective
+    seed: int
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One way of running the model."""
+
+    how: str
+    wall_s: float | Unknown  # of a pass
+    same_bits: bool | Unknown  # as ours
+    peak_bytes: int | Unknown  # of VRAM, by torch's allocator
+
+
+@dataclass(frozen=True)
+class Found:
+    """The ways that were run, ours first, and the placed model's own report."""
+
+    ways: tuple[Ran, ...]
+    report: str
+
+
+def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
+    """Plan and place the model, time it, then each peer with the same weights and inputs.
+
+    Raises PlanImpossible and PlacementError where the model can't be placed, UsageError for a machine that
+    isn't known, Unsupported and LibraryMissing where a peer can't be run.
+    """
+    built = _built(asked)
+    inputs = _inputs(built, asked)
+    tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
+    made = plan(
+        built.module,
+        vram=asked.vram,
+        machine=asked.machine or _nearest(),
+        batch=asked.batch,
+        tokens=tokens,
+        objective=asked.objective,
+    )
+    with _capped(made.vram_budget):
+        handle = place(built.module, made)
+        try:
+            ours, output = _measured("placed", built, inputs)
+            report = str(handle.report())
+        finally:
+            handle.remove()
+    found = [ours]
+    for peer in compare:
+        context = _resident(built.module) if peer == "resident" else _accelerated(built.module, made)
+        cap = nullcontext() if peer == "resident" else _capped(made.vram_budget)
+        found.append(_of_peer(peer, built, inputs, context=context, cap=cap, output=output))
+    return Found(tuple(found), report)
+
+
+def _built(asked: Asked) -> Built:
+    """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
+    known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
+    whole = StackPlan(known, known.layers or LAYERS, ())
+    roomy = torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 2 * whole.weight_bytes
+    built = build(whole, "cuda" if roomy else "cpu", asked.seed)
+    built.module.requires_grad_(False).to("cpu")
+    _free()
+    return built
+
+
+def _inputs(built: Built, asked: Asked) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(asked.seed)
+    if built.vocabulary:
+        return torch.randint(0, built.vocabulary, (asked.batch, asked.tokens), generator=draw)
+    size = (asked.batch, built.width) if asked.model == "mlp" else (asked.batch, asked.tokens, built.width)
+    return torch.randn(size, generator=draw).to(getattr(torch, asked.dtype))
+
+
+def _nearest() -> Constants:
+    """The profile of the card that is here, or that most like it; without a GPU, everything on the CPU."""
+    if not torch.cuda.is_available():
+        return replace(profile("h200"), name="CPU", vram_bytes=0)
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    target = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
+    return profile(matching(facts.name, target))
+
+
+def _of_peer(
+    peer: Peer,
+    built: Built,
+    inputs: torch.Tensor,
+    *,
+    context: AbstractContextManager[object],
+    cap: AbstractContextManager[object],
+    output: torch.Tensor,
+) -> Ran:
+    how = "all resident, not capped" if peer == "resident" else "accelerate's device_map"
+    try:
+        with cap, context:
+            ran, theirs = _measured(how, built, inputs)
+    except torch.OutOfMemoryError as error:
+        why = Unknown(f"out of memory: {str(error).splitlines()[0][:120]}")
+        return Ran(how, why, why, why)
+    finally:
+        built.module.to("cpu")
+        _free()
+    return Ran(how, ran.wall_s, torch.equal(output, theirs), ran.peak_bytes)
+
+
+def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[Ran, torch.Tensor]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = inputs.to(device)
+
+    def one() -> torch.Tensor:
+        with torch.inference_mode():
+            return built.call(given)
+
+    output = one().cpu()
+    seconds = wall_s(one)
+    peak = torch.cuda.max_memory_reserved() if device == "cuda" else Unknown("there is no GPU")
+    return Ran(how, seconds, True, peak), output
+
+
+def wall_s(one: Callable[[], object]) -> float:
+    """Median seconds of a pass: several in a row, then a wait for the device, divided."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    one()
+    wait()
+    begun = time.perf_counter()
+    one()
+    wait()
+    times = max(1, min(1000, int(LEAST_S / max(time.perf_counter() - begun, 1e-6))))
+    found = []
+    for _ in range(SAMPLES):
+        begun = time.perf_counter()
+        for _ in range(times):
+            one()
+        wait()
+        found.append((time.perf_counter() - begun) / times)
+    return statistics.median(found)
+
+
+def _nothing() -> None:
+    return None
+
+
+@contextmanager
+def _capped(n_bytes: int) -> Iterator[None]:
+    """torch's allocator refuses more than this; nothing happens without a GPU."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    _free()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, n_bytes / total))
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _free() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _resident(module: nn.Module) -> Iterator[None]:
+    if not torch.cuda.is_available():
+        raise Unsupported(
+            "nothing can be resident in VRAM: there is no GPU", "run it without --compare resident"
+        )
+    torch.cuda.reset_peak_memory_stats()
+    module.to("cuda")
+    yield
+
+
+@contextmanager
+def _accelerated(module: nn.Module, plan: Plan) -> Iterator[None]:
+    """accelerate's device_map with its defaults: what fits in VRAM, the rest on the host."""
+    try:
+        from accelerate import dispatch_model, infer_auto_device_map
+        from accelerate.hooks import remove_hook_from_submodules
+    except ImportError as error:
+        raise LibraryMissing(f"--compare accelerate needs {error.name}", "pip install accelerate") from error
+    if not torch.cuda.is_available():
+        raise Unsupported("accelerate's device_map needs a GPU to compare with", "run it without --compare")
+    whole = {
+        type(module.get_submodule(block.name)).__name__
+        for block in plan.blocks
+        if _is_module(module, block.name)
+    }
+    room = {0: int(plan.vram_budget * (1 - PEER_MARGIN)), "cpu": plan.host_budget}
+    devices = infer_auto_device_map(module, max_memory=room, no_split_module_classes=sorted(whole))
+    dispatch_model(module, devices, main_device=0, force_hooks=True)
+    try:
+        yield
+    finally:
+        remove_hook_from_submodules(module)
+
+
+def _is_module(model: nn.Module, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True

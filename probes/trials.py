@@ -1,0 +1,102 @@
+"""The verb `place`: a model with random weights, placed on this machine and timed next to peers."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit
+from probes.placement.split import DTYPES, MODELS
+from probes.shared.output import tell
+from probes.shared.units import binary_bytes, duration, parse_bytes
+from probes.shared.unknown import Unknown
+
+if TYPE_CHECKING:
+    from probes.placement.trial.peers import Ran
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PEERS = ("accelerate", "resident")
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verb and its arguments."""
+    place = verbs.add_parser(
+        "place", help="run a model (random weights) in a VRAM budget on this machine, next to what others do"
+    )
+    place.add_argument("model", metavar="MODEL", choices=MODELS, help=", ".join(MODELS))
+    place.add_argument(
+        "--vram", type=_size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+    )
+    place.add_argument(
+        "--machine",
+        metavar="NAME|REPORT",
+        help="where the plan's constants come from: a probe report of this machine, or a profile "
+        "(default: the profile of the nearest card)",
+    )
+    place.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
+    place.add_argument(
+        "--tokens", type=_count, default=128, metavar="N", help="of each sequence (%(default)s)"
+    )
+    place.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the weights (%(default)s)")
+    place.add_argument(
+        "--objective",
+        choices=("exact", "fast"),
+        default="exact",
+        help="fast: also products from packed weights, with sums rounded in another order (%(default)s)",
+    )
+    place.add_argument(
+        "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
+    )
+    place.add_argument("--seed", type=int, default=0, help="of the weights (%(default)s)")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) <= 10**6):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000")
+    return int(text)
+
+
+def _place(args: argparse.Namespace) -> Exit:
+    from probes.placement.trial import peers
+
+    asked = peers.Asked(
+        model=args.model,
+        dtype=args.dtype,
+        vram=args.vram,
+        machine=args.machine,
+        batch=args.batch,
+        tokens=args.tokens,
+        objective=args.objective,
+        seed=args.seed,
+    )
+    found = peers.run(asked, tuple(args.compare))
+    tell(f"{args.model}, {args.dtype}, batch {args.batch}, {binary_bytes(args.vram)} of VRAM")
+    tell("\n".join(found.report.splitlines()))
+    for ran in found.ways:
+        tell(line(ran, found.ways[0]))
+    return Exit.OK
+
+
+def line(ran: "Ran", ours: "Ran") -> str:
+    """One way of running it, with how its time compares with ours. Pure."""
+    if isinstance(ran.wall_s, Unknown):
+        return f"{ran.how}: {ran.wall_s}"
+    said = f"{ran.how}: {duration(ran.wall_s)} a pass (wall)"
+    if ran is not ours and not isinstance(ours.wall_s, Unknown):
+        said += f", {ran.wall_s / ours.wall_s:.2f} of ours"
+    if isinstance(ran.peak_bytes, int):
+        said += f", {binary_bytes(ran.peak_bytes)} of VRAM at most"
+    if ran is not ours:
+        said += ", same bits" if ran.same_bits is True else ", other bits"
+    return said
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"place": _place})

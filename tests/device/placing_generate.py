@@ -1,0 +1,147 @@
+"""Generation with Qwen2.5-3B: 64 tokens, resident and placed, eager by transformers' `generate` and as one
+graph a token.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from placing_case import BUDGET, Bench
+from placing_measure import captured, free
+from placing_models import qwen_3b
+
+NEW = 64
+PROMPT = 32
+ROOM = 128  # tokens that the cache has room for
+
+
+def eager(model: Any, ids: torch.Tensor, *, samples: int = 3, new: int = NEW) -> tuple[float, torch.Tensor]:
+    """Seconds (median) of `generate` with its own growing cache, greedy, and the tokens."""
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    times, found = [], None
+    for _ in range(samples):
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    assert found is not None
+    return sorted(times)[len(times) // 2], found[0, ids.shape[1] :].cpu()
+
+
+class Decoder:
+    """Greedy decoding with a cache of fixed size. A step reads and writes buffers that stay where they are,
+    so it can be captured: token, position and cache are the same tensors each time.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        from transformers import StaticCache
+
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=ROOM)
+        self.token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def prefill(self, ids: torch.Tensor) -> None:
+        """The prompt, and the first token."""
+        self.cache.reset()
+        places = torch.arange(ids.shape[1], device=ids.device)
+        self._forward(ids, places)
+        self.position.fill_(ids.shape[1])
+
+    def step(self) -> None:
+        """One more token."""
+        self._forward(self.token, self.position)
+        self.position.add_(1)
+
+    def _forward(self, ids: torch.Tensor, places: torch.Tensor) -> None:
+        logits = self.model(
+            input_ids=ids,
+            position_ids=places[None],
+            cache_position=places,
+            past_key_values=self.cache,
+            use_cache=True,
+            attention_mask=self._mask(places),
+            logits_to_keep=1,
+        ).logits
+        self.token.copy_(logits[:, -1:].argmax(-1))
+
+    def _mask(self, places: torch.Tensor) -> torch.Tensor:
+        """Which of the cache's places each token sees: booleans (1, 1, tokens, ROOM)."""
+        return (torch.arange(ROOM, device=places.device) <= places[:, None])[None, None]
+
+
+def decoded(
+    model: Any, ids: torch.Tensor, capture: Callable[[Callable[[], Any]], Callable[[], Any]]
+) -> tuple[float, torch.Tensor]:
+    """Seconds for 64 tokens, the prompt's pass included, each step as `capture` makes it; and the tokens."""
+    decoder = Decoder(model, ids.device)
+    with torch.inference_mode():
+        decoder.prefill(ids)
+        step = capture(decoder.step)
+        found = []
+        for _ in range(3):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            decoder.prefill(ids)
+            tokens = [decoder.token.clone()]
+            for _ in range(NEW - 1):
+                step()
+                tokens.append(decoder.token.clone())
+            torch.cuda.synchronize()
+            found.append((time.perf_counter() - begun, torch.cat(tokens, 1)[0].cpu()))
+    return sorted(found, key=lambda one: one[0])[1]
+
+
+def qwen(group: Any) -> None:
+    """The bars of Qwen2.5-3B."""
+    from placing_peers import accelerated
+
+    bench: Bench = group.bench(qwen_3b())
+    ids = bench.model.inputs(1, bench.device)["input_ids"]
+    with torch.inference_mode():
+        resident_s, resident = eager(bench.module, ids)
+        static_s, static = decoded(bench.module, ids, lambda step: captured(step)[0])
+    tokens_per_s = {"all-resident, eager": NEW / resident_s, "all-resident, captured": NEW / static_s}
+    bench.resident(1)
+    made = bench.plan(1, "exact", context=ROOM)
+    with bench.placed(made) as handle:
+        placed_s, placed = eager(bench.module, ids)
+        tokens_per_s["placed, eager"] = NEW / placed_s
+        graph_s, graph = decoded(bench.module, ids, handle.captured)
+        tokens_per_s["placed, captured"] = NEW / graph_s
+        group.board.line({"case": "Qwen2.5-3B, generate", "vram": group.vram.peak(), "budget": BUDGET})
+    with bench.placed(bench.plan(1, "fast", context=ROOM)) as handle:
+        fast_s, _ = decoded(bench.module, ids, handle.captured)
+        tokens_per_s["placed, captured, fused"] = NEW / fast_s
+    group.keep("Qwen2.5-3B, one pass of 32 tokens", bench.measure(bench.plan(1, "exact")), bench)
+    with (
+        group.vram.capped(BUDGET),
+        accelerated(bench.module, BUDGET, pinned=False, whole=("Qwen2DecoderLayer",)) as dispatched,
+    ):
+        few = 16
+        peer_s, peer = eager(dispatched, ids, samples=1, new=few)
+        tokens_per_s["accelerate device_map"] = few / peer_s
+    free()
+    for name, rate in tokens_per_s.items():
+        group.board.figure(f"Qwen2.5-3B, {name}", rate, "tokens/s")
+    _bars(group.board, tokens_per_s)
+    group.board.figure("Qwen2.5-3B: different tokens among the 64", len(set(resident.tolist())), "tokens")
+    group.board.bar("Qwen2.5-3B: other tokens, eager", int((placed != resident).sum()), 0, "tokens")
+    group.board.bar("Qwen2.5-3B: other tokens, captured", int((graph != static).sum()), 0, "tokens")
+    group.board.bar(
+        "Qwen2.5-3B: other tokens of accelerate", int((peer != resident[:few]).sum()), 0, "tokens"
+    )
+
+
+def _bars(board: Any, rates: dict[str, float]) -> None:
+    base, peer = rates["all-resident, eager"], rates["accelerate device_map"]
+    best = max(rates["placed, captured"], rates["placed, captured, fused"])
+    board.bar(
+        "Qwen2.5-3B: placed over resident, eager", rates["placed, eager"] / base, 0.85, "x", at_least=True
+    )
+    exact = rates["placed, captured"]
+    board.bar("Qwen2.5-3B: captured (same bits) over resident eager", exact / base, 2.0, "x", at_least=True)
+    board.bar("Qwen2.5-3B: captured over resident eager", best / base, 2.0, "x", at_least=True)
+    board.bar("Qwen2.5-3B: captured over accelerate", exact / peer, 12.0, "x", at_least=True)

@@ -1,0 +1,59 @@
+"""`weir probe place`: its lines, and what it refuses before it does anything."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from probes import cli
+from probes.errors import Exit
+from probes.shared.unknown import Unknown
+from probes.trials import line
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    how: str
+    wall_s: object
+    same_bits: object
+    peak_bytes: object
+
+
+OURS = Row("placed", 0.004, True, 4 * GIB)
+
+
+def test_our_line_has_time_and_memory():
+    assert line(OURS, OURS) == "placed: 4 ms a pass (wall), 4.00 GiB of VRAM at most"
+
+
+def test_a_peer_is_compared_with_ours():
+    peer = Row("accelerate's device_map", 0.2, True, 3 * GIB)
+    assert line(peer, OURS) == (
+        "accelerate's device_map: 200 ms a pass (wall), 50.00 of ours, 3.00 GiB of VRAM at most, same bits"
+    )
+    assert line(Row("resident", 0.001, False, Unknown("no GPU")), OURS).endswith(", other bits")
+
+
+def test_a_peer_that_cannot_be_run_says_why():
+    why = Unknown("out of memory: 5 GiB were asked for")
+    assert line(Row("accelerate's device_map", why, why, why), OURS) == (
+        "accelerate's device_map: unknown (out of memory: 5 GiB were asked for)"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["place", "gpt-5", "--vram", "4GiB"],
+        ["place", "bert-base"],
+        ["place", "bert-base", "--vram", "much"],
+        ["place", "bert-base", "--vram", "4GiB", "--batch", "0"],
+        ["place", "bert-base", "--vram", "4GiB", "--compare", "magic"],
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == Exit.USAGE
+    assert "Traceback" not in capsys.readouterr().err
