@@ -474,7 +474,8 @@ def test_a_capture_of_a_model_that_is_placed_with_capture_is_one_graph_and_not_t
     lanes = LateLanes(3)
     names = [block.name for block in find_blocks(model)]
     plan = plan_of(model, dict.fromkeys(names, "streamed"))
-    handle = settle(model, plan, ModuleSource(), lanes, capture=True)
+    work = Arithmetic(reads=lanes.reads)
+    handle = settle(model, plan, ModuleSource(), lanes, capture=True, work=work)
     lanes.engine = handle._engine
     run = handle.captured(lambda x: model(x) * 2, x)
     assert torch.equal(run(x), want * 2)
