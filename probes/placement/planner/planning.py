@@ -221,9 +221,9 @@ class _Task:
             how = (
                 "converted to float32 in each pass"
                 if self.objective == "exact"
-                else "made float16 while loading, which keeps values from 6e-8 to 65504"
+                else "loaded as float16, which keeps values from 6e-8 to 65504"
             )
-            notes.append(f"{machine.name} has no bfloat16 units: weights are {how}")
+            notes.append(f"{machine.name} has no bfloat16 units: this is planned for weights {how}")
         if not machine.triton and any(o.unpack_s for o in found.chosen):
             notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
         if any(o.tier == "disk" for o in found.chosen):
