@@ -26,6 +26,10 @@ TILE_ROWS: Final = (
 PACKED_LAUNCH_S: Final = (
     50e-6  # of Python for a packed tensor, unpacked or multiplied: 40 layers and BERT, H200
 )
+UNPACK_GAP_S: Final = 12e-6  # of the GPU before an eager unpacking: 40 layers took 4.26 ms, captured 3.77
+HOST_SHARE: Final = (
+    0.2  # of the CPU's time that copies lose: 64 layers with 10 on the CPU took 34.6 ms, not 29.5
+)
 SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
 UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident must save in sum
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
@@ -52,7 +56,7 @@ class Option:
     unpack_s: float = 0.0  # of the GPU
     cpu_s: float = 0.0
     copy_s: float = 0.0  # of the copy engine, and so of the link
-    shared_s: float = 0.0  # of the link, while kernels read host memory in place
+    shared_s: float = 0.0  # of the link: kernels read in place, or the CPU reads the same memory
     disk_s: float = 0.0
     launch_s: float = 0.0  # of Python
     vram_bytes: int = 0
@@ -214,7 +218,8 @@ class _Block:
             compute = self._compute(
                 machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
             )
-            unpack = fetches * (self._packed + scratch) / machine.unpack_rate
+            gap = 0.0 if self._work.captured else UNPACK_GAP_S
+            unpack = fetches * ((self._packed + scratch) / machine.unpack_rate + gap)
         yield Option(
             "packed",
             compute_s=compute,
@@ -243,6 +248,7 @@ class _Block:
         return Option(
             "cpu",
             cpu_s=block.calls * (took + sync),
+            shared_s=HOST_SHARE * block.calls * took if machine.has_gpu else 0.0,
             launch_s=self._launch,
             pageable_bytes=self._bytes + self._cache,
         )

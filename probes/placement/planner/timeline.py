@@ -96,6 +96,7 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     if option.cpu_s:
         begin = max(lanes.python, lanes.device)
         lanes.python = lanes.device = begin + option.cpu_s
+        lanes.card.copy += option.shared_s  # both read the host's memory
         lanes.spans.append(Span(index, "cpu", begin, lanes.device))
     if option.unpack_s:
         ready = _unpack(lanes, index, option, ready)

@@ -170,3 +170,37 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
         captured=True,
     ).plan
     assert exact.time.middle_s == pytest.approx(3.9e-3, rel=0.15)  # unpack, then multiply
+
+
+@pytest.mark.parametrize(
+    ("objective", "captured", "measured_s"),
+    [
+        ("exact", True, 3.774e-3),
+        ("exact", False, 4.255e-3),
+        ("fast", True, 1.15e-3),
+        ("fast", False, 2.62e-3),
+    ],
+)
+def test_times_measured_on_an_h200_are_predicted_within_a_tenth(
+    objective: Objective, captured: bool, measured_s: float
+) -> None:
+    """40 x 8192^2 bfloat16 in 4 GiB, batch 1, wall time of the trial of 2026-11-21."""
+    layers = tuple(
+        BlockDescription(
+            f"{i}",
+            (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),),
+            operations=1,
+            live_numbers=16384,
+        )
+        for i in range(40)
+    )
+    plan = make(
+        ModelDescription("mlp", layers, "drawn"),
+        profile("h200"),
+        vram=4 * GIB,
+        host=None,
+        workload=Workload(),
+        objective=objective,
+        captured=captured,
+    ).plan
+    assert plan.time.middle_s == pytest.approx(measured_s, rel=0.1)
