@@ -61,9 +61,12 @@ def require_source(source: str) -> None:
     if place_at(Path(source)) is not Place.NOTHING:
         return
     if means_file(source) or source.endswith(".json"):
-        raise DataError(
-            f"can't read {source}: No such file or directory", "check the path and its permissions"
-        )
+        try:
+            Path(source).stat()
+        except OSError as err:
+            raise DataError(
+                f"can't read {source}: {err.strerror}", "check the path and its permissions"
+            ) from err
     parse_pullable(source)
 
 
