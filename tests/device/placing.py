@@ -101,7 +101,8 @@ def twice(group: Group) -> None:
     rate = line_rate()
     for objective in ("fast", "exact"):
         with group.tried(f"64 layers, {objective}"):
-            found = bench.measure(bench.plan(1, objective))
+            # with "fast" the CPU helps, and no graph holds its work
+            found = bench.measure(bench.plan(1, objective, captured=objective == "exact"))
             group.keep(f"64 layers, batch 1, {objective}", found, bench)
             weights = sum(block.weight_bytes for block in found.plan.blocks)
             over = found.best_s / ((weights - BUDGET) / rate)
