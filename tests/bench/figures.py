@@ -239,6 +239,21 @@ def cores(results: Results) -> str:
     return f"{results.document['cores']} cores"
 
 
+# groups of tests/device/run_placement.sh
+ON_A_GPU = (
+    "square",
+    "twice",
+    "dtypes",
+    "stream",
+    "qwen",
+    "bert",
+    "gpt2",
+    "dit",
+    "experts",
+    "peers",
+    "trouble",
+)
+
 FIGURES: dict[str, Figure] = {
     "images": bench("images", images_block),
     "audit.bars": bench("audit", bars),
@@ -251,6 +266,10 @@ FIGURES: dict[str, Figure] = {
     "device.quick": bench("device-quick", bars),
     "device.full": bench("device-full", bars),
     "doctor.bars": bench("doctor", bars),
+    "placement.bars": bench("placement", bars),
+    "placement.bits": value("placement", "packing, bfloat16, Gaussian: bits a weight", "{:.2f}"),
+    "placement.modules": value("placement", "random modules x plans", "{:,.0f}"),
+    **{f"placement.{group}": bench(f"placement-{group}", bars) for group in ON_A_GPU},
     "prune.bars": bench("prune", bars),
     "prune.images": bench("prune", prune_images),
     "prune.libraries": bench("prune", prune_libraries),
@@ -296,6 +315,8 @@ def render(text: str, load: Callable[[str], Any]) -> tuple[str, set[str]]:
 
 def maker(file: str) -> str:
     """How to make a file of results."""
+    if file.startswith("bench-placement-"):
+        return "run tests/device/run_placement.sh on a machine with a GPU and copy it from there"
     if file.startswith("bench-device") or not file.startswith("bench-"):
         return "run tests/device/run_quick.sh on a machine with a GPU and copy it from there"
     return f"run make {Path(file).stem}"
