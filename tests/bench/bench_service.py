@@ -189,7 +189,9 @@ def one_caller(board: Board, batched: Server, single: Server, seconds: float) ->
     shown = {name: round(1000 * each, 2) for name, each in p50.items()}
     board.bar("one-caller-p50", p50["kept"] / p50["single"], 1.05, "x of one at a time", p50_ms=shown)
     for name in ("kept", "new"):
-        board.bar(f"overhead-p50-{name}", 1000 * (p50[name] - p50["bare"]), 3, "ms over the bare pass")
+        own = quantile(added[name], 0.5)  # where others keep the machine busy, a bare loop suffers more
+        over = max(own, p50[name] - p50["bare"])
+        board.bar(f"overhead-p50-{name}", 1000 * over, 3, "ms over the bare pass or its own, the larger")
         board.bar(
             f"overhead-p99-{name}", 1000 * quantile(added[name], 0.99), 6, "ms of a request not computing"
         )
