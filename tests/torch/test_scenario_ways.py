@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_all_ways_through_the_model_give_one_output_and_release_it(dtype):
-    shape = linear_shape(256, dtype)
+    shape = linear_shape(1024, dtype)
     layer = shape.layer_bytes
     plan = plan_stack(shape, weight_bytes=16 * layer, budget_bytes=12 * layer, room_bytes=2**30)
     stack = LayerStack(plan, 1, zero_copy=None, wait=lambda _: None)
