@@ -13,6 +13,7 @@ from probes.placement.loading.checkpoint import opened
 from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
+from probes.placement.loading.tensorbytes import host_buffer
 from probes.placement.models.modules import Entry
 from probes.placement.packing.cache import Cache, usual_folder
 from probes.placement.packing.packed import Packed
@@ -110,10 +111,7 @@ class FromCheckpoint:
 
     def _staging(self, least: int) -> list[Buffer]:
         size = max(self._largest, least)
-        return [
-            Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned), self._lanes.mark())
-            for _ in range(STAGED)
-        ]
+        return [Buffer(host_buffer(size, pinned=self._pinned), self._lanes.mark()) for _ in range(STAGED)]
 
     def _fill(self, stored: Stored, memory: torch.Tensor) -> None:
         for item in stored.items:

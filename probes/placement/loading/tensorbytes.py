@@ -7,6 +7,7 @@ through a staging buffer of fixed size, so that host memory doesn't depend on ho
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -24,11 +25,19 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_uint8 * n_bytes).from_address(tensor.data_ptr())).cast("B")
 
 
+def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Host memory, pinned if wanted and granted: the driver or the system's limits may refuse it."""
+    if pinned:
+        with suppress(RuntimeError):
+            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(n_bytes, dtype=torch.uint8)
+
+
 class Staging:
     """The buffer that bytes pass through. It is pinned where that is possible, for the copy to VRAM."""
 
     def __init__(self, n_bytes: int = STAGING_BYTES, *, pinned: bool) -> None:
-        self._memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._memory = host_buffer(n_bytes, pinned=pinned)
 
     def bring(self, read: Read, stored: torch.dtype, target: torch.Tensor) -> None:
         """Fill `target`, of any device and strides, with stored numbers in row-major order."""
