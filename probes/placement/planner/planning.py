@@ -10,7 +10,7 @@ from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes, decoded_dtype
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
-from probes.placement.planner.search import Found, Kind, fits, kinds, search
+from probes.placement.planner.search import Found, Kind, anything, kinds, search
 from probes.placement.values import (
     BlockPlan,
     Bound,
@@ -123,7 +123,7 @@ class _Task:
         return said, "; or ".join(ways)
 
     def _fits(self, limits: Limits) -> bool:
-        return limits.vram >= 0 and fits(self.kinds, limits)
+        return limits.vram >= 0 and anything(self.kinds, limits) is not None
 
     def _smallest_vram(self, least: int) -> str:
         """`least` bytes for weights, rings and cache as a budget, or as a card."""
@@ -228,7 +228,9 @@ class _Task:
             notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
         if any(o.tier == "disk" for o in found.chosen):
             notes.append("the host memory is too small for all weights: some are read from disk in each pass")
-        if found.gap > NOTABLE_GAP:
+        if found.gap >= 1.0:
+            notes.append("the budget is so tight that the first placement that fits was taken and improved")
+        elif found.gap > NOTABLE_GAP:
             notes.append(f"the search ended early: a better plan may take up to {found.gap:.1%} less time")
         return tuple(notes)
 

@@ -89,8 +89,10 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     """
     left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
     starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits))]
-    if not starts:
-        return None
+    if not starts:  # the budget is so tight that no split of the search came to whole counts
+        tight = anything(found, limits)
+        made = polished(tight, _choices(found), limits) if tight else None
+        return Found(made.chosen, made.rings, made.timeline, gap=1.0) if made else None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
     if best.timeline.seconds > min(counts.cost for _, counts in starts) * (1 + WORTH_POLISHING):
         different = {one.chosen: one for one, _ in starts}.values()
@@ -108,8 +110,8 @@ def _choices(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-def fits(found: Sequence[Kind], limits: Limits) -> bool:
-    """Whether anything fits within the limits, however slow."""
+def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
+    """Some placement within the limits, however slow; None where nothing fits."""
     for slot, scratch in _sizes(found):
         allowed = [replace(kind, options=tuple(_fitting(kind.options, slot, scratch))) for kind in found]
         program = _program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
@@ -117,9 +119,11 @@ def fits(found: Sequence[Kind], limits: Limits) -> bool:
             replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
             for group in program.groups
         )
-        if solve(Program(timeless, (1.0,), program.limits)):
-            return True
-    return False
+        counts = solve(Program(timeless, (1.0,), program.limits))
+        made = placed(_spread(allowed, counts), limits) if counts else None
+        if made:
+            return made
+    return None
 
 
 def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
