@@ -30,6 +30,8 @@ def folder(tmp_path_factory):
         ("resident", EMBEDDING + 12 * LAYER),
         ("streamed", EMBEDDING + 12 * LAYER + 2 * LAYER),  # and two slots, which are host memory on the CPU
         ("disk", EMBEDDING + 3 * LAYER + 2 * LAYER),  # three buffers that files are read into, and the slots
+        # packed tensors aren't held in host memory until VRAM for all of them is allocated
+        ("packed", EMBEDDING + 9 * LAYER + 3 * LAYER + PACKING),
         ("streamed_packed", EMBEDDING + 9 * LAYER + 4 * LAYER + PACKING),
     ],
 )
