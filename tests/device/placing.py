@@ -58,6 +58,14 @@ class Group:
             reference = bench.reference(found.plan.workload.batch)
             row["resident"] = {"eager_s": reference.eager_s, "captured_s": reference.captured_s}
         self.board.line({"case": name, "at_s": round(time.monotonic() - self.begun, 1), **row})
+        replayed = found.more["captured_differing"]
+        if replayed is not None and found.plan.objective == "exact":
+            self.board.bar(f"{name}, captured: differing bits", replayed, 0, "elements")
+        taken = found.more["taken"]
+        for what in ("vram", "pinned"):
+            if taken[f"{what}_asked"]:
+                over = taken[f"{what}_taken"] / taken[f"{what}_asked"]
+                self.board.bar(f"{name}: {what} taken over asked", over, 1.02, "x")
         peak, predicted = found.vram["peak"], found.plan.vram.total
         share = found.vram["reserved"] / found.plan.vram_budget
         self.board.bar(
