@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -485,3 +486,98 @@ def test_a_capture_of_a_model_that_is_placed_with_capture_is_one_graph_and_not_t
     with pytest.raises(PlacementError, match="other shapes"):
         run(torch.cat([x, x]))
     handle.remove()
+
+
+class Positions(nn.Module):
+    """A table that gives a part of itself, as Whisper's positions do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 64))
+
+    def forward(self, x, wrap):
+        return wrap(self.weight[: x.shape[0]])
+
+
+@dataclass
+class Wrapped:
+    part: torch.Tensor
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", MOVING)
+@pytest.mark.parametrize(
+    ("wrap", "part"),
+    [
+        (lambda t: t, lambda t: t),
+        (lambda t: {"a": [t, 1]}, lambda found: found["a"][0]),
+        (Wrapped, lambda found: found.part),
+    ],
+    ids=["tensor", "dict", "dataclass"],
+)
+def test_a_weight_that_a_block_returns_keeps_its_values_while_other_blocks_are_called(x, tier, wrap, part):
+    torch.manual_seed(0)
+    positions, model = Positions(), Model()
+    both = nn.ModuleList([positions, *model.layers]).eval()
+    want = positions.weight[:2].clone()
+    placed(both, tier)
+    for _ in range(3):
+        found = positions(x, wrap)
+        for layer in model.layers:
+            assert torch.equal(part(found), want)
+            layer(x)
+
+
+@torch.no_grad()
+def test_a_block_without_weights_in_its_output_returns_the_very_object(model, x):
+    given = [x]
+    model.layers[1].forward = lambda x: given
+    handle = placed(model, "streamed")
+    assert model.layers[1](x) is given
+    handle.remove()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", [*TIERS, "all"])
+def test_a_parameter_without_dimensions_is_placed_and_given_back(x, tier):
+    model = nn.Sequential(nn.Linear(64, 64), nn.PReLU(64), nn.Linear(64, 64))
+    for layer in model:
+        layer.gain = nn.Parameter(torch.tensor(2.5))
+        layer.register_forward_hook(lambda module, _, y: y * module.gain)
+    want = model(x)
+    handle = placed(model, tier)
+    assert torch.equal(model(x), want)
+    handle.remove()
+    assert torch.equal(model(x), want)
+    assert model[0].gain.shape == ()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", TIERS)
+def test_placing_twice_is_refused_whatever_the_tiers_are(model, x, tier):
+    want = model(x)
+    handle = placed(model, tier)
+    with pytest.raises(PlacementError, match="placed already"):
+        placed(model, tier)
+    if tier not in ("resident", "in_place"):  # these have nothing that a call brings
+        with pytest.raises(PlacementError, match="placed already"):
+            placed(nn.Sequential(*model.layers), tier)
+    handle.remove()
+    placed(model, tier)
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.no_grad()
+def test_tracing_is_refused_because_a_trace_would_keep_addresses(model, x):
+    want = model(x)
+    placed(model, "streamed")
+    with pytest.raises(PlacementError, match="can't be traced"):
+        torch.jit.trace(model, (x,))
+    assert torch.equal(model(x), want)
+
+
+def test_a_parameter_that_is_a_buffer_too_is_refused(model):
+    model.layers[2].register_buffer("same", model.layers[0].linear.weight)
+    with pytest.raises(PlacementError, match=r"layers\.0\.linear\.weight is the buffer layers\.2\.same too"):
+        placed(model, "packed")

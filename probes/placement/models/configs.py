@@ -55,14 +55,18 @@ class Fields:
         return default
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A yes or no."""
-        value = self._values.get(name)
-        return default if value is None else bool(value)
+        """A yes or no. Raises CheckpointUnreadable."""
+        value = self._values.get(name, default)
+        if value is not None and type(value) is not bool:
+            raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not true or false")
+        return default if value is None else value
 
     def text(self, name: str) -> str:
-        """A word, or nothing."""
+        """A word, or nothing. Raises CheckpointUnreadable."""
         value = self._values.get(name)
-        return value if isinstance(value, str) else ""
+        if value is not None and not isinstance(value, str):
+            raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not a text")
+        return value or ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ tensor with dtype, shape and two offsets into the data), the data without gaps. 
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def read_header(path: Path) -> StoredFile:
 
     Raises CheckpointUnreadable, naming the file and what is wrong in it.
     """
+    require_regular(path)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -111,6 +113,16 @@ def read_checkpoint(path: Path) -> tuple[StoredFile, ...]:
             raise _wrong(path, "it has no file *.safetensors", "give the folder that has the model's weights")
         return _distinct(tuple(map(read_header, found)))
     return _indexed(path) if path.name.endswith(".json") else (read_header(path),)
+
+
+def require_regular(path: Path) -> None:
+    """Raise CheckpointUnreadable where nothing is, or a pipe or device: opening a pipe waits for a writer."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _wrong(path, error.strerror or str(error), "check the path and its permissions") from error
+    if not stat.S_ISREG(mode):
+        raise _wrong(path, "it is not a regular file", "give the file itself")
 
 
 def _wrong(path: Path, what: str, hint: str = "") -> CheckpointUnreadable:
@@ -205,6 +217,7 @@ def _distinct(found: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
 
 
 def _indexed(index: Path) -> tuple[StoredFile, ...]:
+    require_regular(index)
     try:
         text = files.read_text(index, most_bytes=MOST_INDEX_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -222,7 +235,7 @@ def _indexed(index: Path) -> tuple[StoredFile, ...]:
 
 
 def _is_beside(name: str) -> bool:
-    return name == os.path.basename(name) and name.endswith(".safetensors")  # noqa: PTH119
+    return name == os.path.basename(name) and name.endswith(".safetensors") and name.isprintable()  # noqa: PTH119
 
 
 def _part(index: Path, path: Path, names: set[str]) -> StoredFile:

@@ -159,11 +159,17 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
 def _entries(model: nn.Module) -> tuple[Entry, ...]:
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     found: dict[int, tuple[str, nn.Parameter]] = {}
+    buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 full = f"{prefix}.{name}".lstrip(".")
                 _refuse_unusual(full, parameter)
+                if id(parameter) in buffers:
+                    raise PlacementError(
+                        f"{full} is the buffer {buffers[id(parameter)]} too: only parameters move",
+                        "register it as a parameter in both places",
+                    )
                 found.setdefault(id(parameter), (full, parameter))
                 owners[id(parameter)].append((module, name))
     return tuple(
@@ -184,12 +190,17 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
     if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
         kind = type(parameter if type(parameter) is not nn.Parameter else parameter.data).__name__
         if kind == "Lazy":
-            raise PlacementError(
-                "this model is placed already", "call remove() of its handle before you place it again"
-            )
+            raise placed_already()
         raise PlacementError(
             f"{name} is a {kind}: tensor subclasses, such as those of quantised models, can't be placed",
             "place the model before it is quantised, or leave it to the library that quantised it",
         )
     if parameter.layout is not torch.strided or parameter.is_quantized:
         raise PlacementError(f"{name} is sparse or quantised: only plain tensors can be placed")
+
+
+def placed_already() -> PlacementError:
+    """The error for a model, or a part of one, that a handle has placed."""
+    return PlacementError(
+        "this model is placed already", "call remove() of its handle before you place it again"
+    )

@@ -11,8 +11,9 @@ from probes.placement.models import stored
 from probes.placement.models.configs import INSTEAD, Fields, Maker, described, sizes
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.families import BARE, FAMILIES
-from probes.placement.models.headers import read_checkpoint
+from probes.placement.models.headers import read_checkpoint, require_regular
 from probes.shared import files
+from probes.shared.codec import load
 
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
@@ -67,13 +68,14 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
 
 
 def _config(path: Path) -> ModelDescription:
+    require_regular(path)
     try:
-        values = json.loads(files.read_text(path, most_bytes=MOST_CONFIG_BYTES))
+        values = load(files.read_text(path, most_bytes=MOST_CONFIG_BYTES))
     except OSError as error:
         raise CheckpointUnreadable(
             f"can't read {path}: {error.strerror or error}", "check the path and its permissions"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointUnreadable(f"can't read {path}: it is not JSON: {str(error)[:120]}") from error
     if not isinstance(values, dict):
         raise CheckpointUnreadable(

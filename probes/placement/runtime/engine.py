@@ -85,6 +85,11 @@ class Engine:
 
     def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call. Raises PlacementError for training, and while another thread runs the model."""
+        if torch.jit.is_tracing():
+            raise PlacementError(
+                "a placed model can't be traced: the trace would keep addresses at which weights come and go",
+                "trace it before it is placed, or call remove() of the handle",
+            )
         if torch.is_grad_enabled():
             refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
         if not self.lock.acquire(blocking=False):

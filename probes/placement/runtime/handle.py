@@ -30,7 +30,7 @@ class Called(Guard):
         """Bring the weights, compute, release them."""
         self._engine.enter(self._one, args, kwargs)
         try:
-            return self.forward(*args, **kwargs)
+            return self._one.kept(self.forward(*args, **kwargs))
         finally:
             self._engine.leave(self._one)
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
-from probes.placement.models.modules import Block, find_blocks
+from probes.placement.models.modules import Block, find_blocks, placed_already
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import OnHost
+from probes.placement.runtime.blocks.hostside import Guard, OnHost
 from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.capture import Recorder
@@ -33,6 +33,7 @@ def place(
     default, and the CPU where there is none: every block then computes there. Without `pinned` host memory
     stays pageable, and copies are slower. With `capture` calls of the model become CUDA graphs when they come
     for the third time with the same shapes; what such a call returns is overwritten by the next one.
+    Weights are only read: what a forward writes to its own weights is lost where they move.
 
     Raises PlacementError where the model isn't the planned one, can't be placed, or memory is refused. The
     model is then as before.
@@ -95,6 +96,8 @@ def planned_blocks(model: nn.Module, plan: Plan) -> list[tuple[Block, Tier]]:
             raise PlacementError(
                 "a scripted or compiled model can't be placed", "place the model it was made of"
             )
+        if isinstance(module.__dict__.get("forward"), Guard):
+            raise placed_already()
     tiers = {block.name: block for block in plan.blocks}
     found = {block.name: block for block in find_blocks(model, tiers)}
     strange = sorted(tiers.keys() - found.keys()) or sorted(found.keys() - tiers.keys())

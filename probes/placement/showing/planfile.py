@@ -8,7 +8,7 @@ from probes.errors import ReportError
 from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, encode
+from probes.shared.codec import Misfit, decode, encode, load
 
 MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
 
@@ -44,7 +44,7 @@ def read_plan(path: Path) -> Plan:
     """The plan in a file. Raises ReportError, naming the file and the place that doesn't fit."""
     again = "make it again: plan MODEL --vram SIZE --json FILE"
     try:
-        value = json.loads(files.read_text(path, most_bytes=MOST_BYTES))
+        value = load(files.read_text(path, most_bytes=MOST_BYTES))
         if not isinstance(value, dict) or value.get("schema") != PLAN_SCHEMA:
             raise ReportError(f"{path} is not a plan of the schema {PLAN_SCHEMA}", again)
         return decode(Plan, value, "plan")
@@ -52,5 +52,5 @@ def read_plan(path: Path) -> Plan:
         raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
     except Misfit as error:
         raise ReportError(f"{path} is not a plan: {error}", again) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ReportError(f"{path} is not JSON: {str(error)[:120]}", again) from error

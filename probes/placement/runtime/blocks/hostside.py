@@ -1,6 +1,7 @@
 """Blocks that compute on the host: what goes in comes to the host, what comes out goes back."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -39,16 +40,25 @@ class OnHost(Guard):
 
 def moved(thing: Any, device: torch.device) -> Any:
     """Every tensor in tuples, lists, mappings and dataclasses on the device; other things as they are."""
+    return exchanged(thing, lambda tensor: tensor.to(device))
+
+
+def exchanged(thing: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with every tensor in tuples, lists, mappings and dataclasses changed."""
     if isinstance(thing, torch.Tensor):
-        return thing.to(device)
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(moved(one, device) for one in thing))
+        return change(thing)
+    kind = type(thing)
     if isinstance(thing, tuple | list):
-        return type(thing)(moved(one, device) for one in thing)
-    if is_dataclass(thing) and isinstance(thing, Mapping):  # an output of transformers
-        return type(thing)(**{key: moved(value, device) for key, value in thing.items()})
+        parts = [exchanged(one, change) for one in thing]
+        return kind(*parts) if hasattr(thing, "_fields") else kind(parts)
     if isinstance(thing, dict):
-        return type(thing)((key, moved(value, device)) for key, value in thing.items())
+        named = {key: exchanged(value, change) for key, value in thing.items()}
+        return kind(**named) if is_dataclass(thing) else kind(named)  # a dataclass: transformers' outputs
+    if is_dataclass(thing) and not isinstance(thing, type):
+        made = copy(thing)
+        for part in fields(thing):
+            object.__setattr__(made, part.name, exchanged(getattr(thing, part.name), change))
+        return made
     return thing
 
 

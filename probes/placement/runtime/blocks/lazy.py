@@ -70,7 +70,7 @@ class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types 
     @staticmethod
     def of(away: Away, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "Lazy":
         """A parameter whose values are elsewhere."""
-        poison = torch.empty(1, dtype=dtype, device=device).expand(shape)
+        poison = torch.empty((), dtype=dtype, device=device).expand(shape)
         made: Lazy = torch.Tensor._make_subclass(Lazy, poison, False)
         made.away = away
         return made

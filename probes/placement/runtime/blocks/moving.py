@@ -14,6 +14,7 @@ from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.blockstore import Item, Stored, lay_out, memory_order
+from probes.placement.runtime.blocks.hostside import exchanged, tensors_in
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
 from probes.placement.runtime.blocks.wires import Wire
@@ -139,11 +140,31 @@ class Moving:
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
+    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slot and scratch buffer
 
     @property
     def name(self) -> str:
         """The block's name."""
         return self.stored.block.name
+
+    def kept(self, output: Any) -> Any:
+        """What a call returns, with copies of tensors in its buffers: another block uses those soon.
+
+        A table of positions returns a part of its weight. To be called before the call ends.
+        """
+        if any(map(self._holds, tensors_in(output))):
+            return exchanged(output, lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
+        return output
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is a part of its slot or scratch buffer."""
+        if type(tensor) is Lazy:
+            return False
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # sparse, or wrapped by a transformation: it was computed
+            return False
+        return any(begin <= address < end for begin, end in self.spans)
 
     def used(self) -> Buffer | None:
         """The buffer that a call reads its weights from."""
@@ -154,6 +175,8 @@ def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: di
     """Make a block's parameters, and the steps that unpack it. `lazies`: by the identity of the entry."""
     source = one.slot.memory if one.slot else one.wire.whole()
     one.target = one.slot.memory[: one.stored.n_bytes] if one.slot else None
+    memories = [buffer.memory for buffer in (one.slot, one.scratch) if buffer]
+    one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
     unpacked = lay_out(one.stored.block).items
     steps: list[Callable[[], Any]] = []
     present: list[nn.Parameter] = []

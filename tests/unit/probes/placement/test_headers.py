@@ -158,3 +158,9 @@ def test_two_files_with_one_tensor_are_refused_and_an_empty_folder_too(tmp_path:
         written(tmp_path / f"{name}.safetensors", TWO)
     with pytest.raises(CheckpointUnreadable, match="'a' too"):
         headers.read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["a\0.safetensors", "\x1b[2J.safetensors", "\ud800.safetensors"])
+def test_an_index_that_names_an_impossible_file_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(CheckpointUnreadable, match="not a file beside it"):
+        headers.read_checkpoint(indexed(tmp_path, {"a": place}))

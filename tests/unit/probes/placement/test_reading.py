@@ -1,6 +1,7 @@
 """Descriptions from names, configs and safetensors files, and what is refused with a way out."""
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,40 @@ def test_a_config_without_a_dtype_says_what_was_assumed(tmp_path: Path) -> None:
     model = describe(config(tmp_path, BERT))
     assert model.notes == ("the config names no dtype: float32",)
     assert model.blocks[0].tensors[0].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("torch_dtype", 5, "torch_dtype is '5', not a text"),
+        ("tie_word_embeddings", "no", "tie_word_embeddings is 'no', not true or false"),
+        ("model_type", ["llama"], "not a text"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_not_guessed(
+    tmp_path: Path, field: str, value: Any, said: str
+) -> None:
+    with pytest.raises(CheckpointUnreadable, match=said):
+        describe(config(tmp_path, {**LLAMA, field: value}))
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "llama", "hidden_size": NaN}', '{"a": 1, "a": 2}'])
+def test_a_config_that_only_python_takes_for_json_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointUnreadable, match="is not JSON"):
+        describe(str(path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str, whole: bool) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointUnreadable, match="not a regular file"):
+        describe(str(tmp_path if whole else tmp_path / name))
+
+
+def test_a_device_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointUnreadable, match="not a regular file"):
+        describe(str(tmp_path))
