@@ -1,5 +1,6 @@
 """Host memory of exact size: taken as asked, registered once, and pageable where the driver refuses."""
 
+import gc
 import os
 from types import SimpleNamespace
 
@@ -123,3 +124,18 @@ def test_a_device_that_nothing_can_be_placed_on_is_refused():
     model = nn.Linear(4, 4)
     with pytest.raises(PlacementError, match="not on mps"):
         place(model, plan_of(model), device="mps")
+
+
+@torch.no_grad()
+def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
+    model = nn.Linear(64, 64).eval()
+    handle = place(model, plan_of(model, {"": "streamed"}))
+    handle._settling.host.pin()
+    del handle
+    gc.collect()
+    model(torch.ones(1, 64))
+    assert len(driver.registered) == 1
+    assert not driver.released  # copies still read it
+    del model
+    gc.collect()
+    assert driver.released == [address for address, _ in driver.registered]

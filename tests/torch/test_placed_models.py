@@ -3,7 +3,7 @@
 import copy
 import pickle
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -581,3 +581,49 @@ def test_a_parameter_that_is_a_buffer_too_is_refused(model):
     model.layers[2].register_buffer("same", model.layers[0].linear.weight)
     with pytest.raises(PlacementError, match=r"layers\.0\.linear\.weight is the buffer layers\.2\.same too"):
         placed(model, "packed")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda plan: {"blocks": (*plan.blocks, plan.blocks[0])}, "twice"),
+        (
+            lambda plan: {"blocks": (replace(plan.blocks[0], tier="vram"), *plan.blocks[1:])},
+            "the tier 'vram'",
+        ),
+        (lambda plan: {"rings": Rings(10**15)}, "aren't each from 0"),
+        (lambda plan: {"rings": Rings(2, scratches=-3)}, "aren't each from 0"),
+        (lambda plan: {"rings": Rings(2, ahead=-1)}, "aren't each from 0"),
+    ],
+)
+def test_an_edited_plan_that_cannot_be_followed_is_refused(model, x, edit, said):
+    want = model(x)
+    plan = plan_of(model, {"layers.0": "streamed", "layers.1": "packed"}, objective="fast")
+    with pytest.raises(PlacementError, match=said):
+        place(model, replace(plan, **edit(plan)))
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused(model, device):
+    with pytest.raises(PlacementError):
+        place(model, plan_of(model), device=device)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", ["host", "vram"])
+def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(model, x, monkeypatch, what):
+    def refuse(*_args, **_options):
+        raise (OSError(12, "Cannot allocate memory") if what == "host" else RuntimeError("can't allocate"))
+
+    want = model(x)
+    plan = plan_of(model, {"layers.0": "streamed"})
+    with monkeypatch.context() as patch:
+        if what == "host":
+            patch.setattr("probes.placement.runtime.arena._Pages", refuse)
+        else:
+            patch.setattr("probes.placement.runtime.arena.torch.empty", refuse)
+        with pytest.raises(PlacementError, match="refused"):
+            place(model, plan)
+    assert torch.equal(model(x), want)

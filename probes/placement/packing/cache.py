@@ -24,7 +24,7 @@ import torch
 from probes.placement.packing.forms import ALIGNMENT, PackedForm, aligned
 from probes.placement.packing.packed import Packed, form, packed_in, write_into
 from probes.placement.packing.tensors import pack
-from probes.shared.codec import decode, encode
+from probes.shared.codec import decode, encode, load
 from probes.shared.files import replacing, sweep_partials, write_text
 
 _VERSION: Final = 1  # of the layouts and of these files: another one has other names
@@ -183,7 +183,7 @@ def _read(file: BufferedReader) -> Packed | None:
     line = file.readline(_MOST_HEADER)
     if not line.endswith(b"\n") or len(line) % ALIGNMENT:
         raise ValueError("the header is cut")
-    header = decode(_Header, json.loads(line))
+    header = decode(_Header, load(line))
     of = header.form
     n_bytes = of.n_bytes if of else 0
     if os.fstat(file.fileno()).st_size != len(line) + n_bytes:

@@ -25,6 +25,26 @@ _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
 _PORTABLE_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 
+class _Pages(mmap.mmap):
+    """Pages that the driver forgets before they go back to the kernel, however late that is.
+
+    Without `remove()` the last tensor that uses them decides. The driver would refuse to register new pages
+    at the address of pages that it still knows.
+    """
+
+    registered = 0  # the address that the driver knows
+
+    def unregister(self) -> None:
+        """Twice does no harm."""
+        if self.registered:
+            torch.cuda.cudart().cudaHostUnregister(self.registered)
+            self.registered = 0
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter may be about to end
+            self.unregister()
+
+
 class HostArena:
     """Host memory that is handed out piece by piece, then pinned as a whole.
 
@@ -34,7 +54,13 @@ class HostArena:
 
     def __init__(self, room: int, node: int | Unknown) -> None:
         size = -(-max(room, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise PlacementError(
+                f"{binary_bytes(size)} of host memory were refused: {error}",
+                "plan again with a smaller host, or end other programs",
+            ) from error
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._node = node
         self._populated = 0
@@ -80,6 +106,7 @@ class HostArena:
         except (RuntimeError, AttributeError, AssertionError) as error:
             self.why_pageable = f"the memory can't be registered: {first_line(error)}"
             return
+        self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
         self.why_pageable = (
             f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
         )
@@ -87,7 +114,7 @@ class HostArena:
     def release(self) -> None:
         """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
         if not self.why_pageable:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._map.unregister()
             self.why_pageable = "it was released"
 
 
@@ -95,7 +122,15 @@ class DeviceArena:
     """One allocation on the device, handed out piece by piece, each aligned as the caching allocator's."""
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
-        self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        try:
+            self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise PlacementError(
+                f"{binary_bytes(n_bytes)} on {device} were refused: {first_line(error)}",
+                "plan again with a smaller vram",
+            ) from error
         self.used = 0
 
     @property

@@ -1,12 +1,15 @@
 """Places a model that is already built."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import torch
 from torch import nn
 
 from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, find_blocks, placed_already
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Guard, OnHost
@@ -16,7 +19,9 @@ from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Called, Handle, WholePass
 from probes.placement.runtime.settling import ModuleSource, Settling, Source
-from probes.placement.values import Plan, Tier
+from probes.placement.values import TIERS, Plan, Tier
+
+MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
 
 
 def place(
@@ -45,11 +50,20 @@ def place(
 
 def lanes_of(device: torch.device | str | None) -> Lanes:
     """The lanes of a device, of the current GPU by default, of the CPU where there is none."""
-    wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise PlacementError(
+            f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
+        ) from None
     if wanted.type == "cpu":
         return HostLanes()
     if wanted.type != "cuda":
         raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {wanted}")
+    if (wanted.index or 0) >= torch.cuda.device_count():
+        raise PlacementError(
+            f"there is no {wanted}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
+        )
     return CudaLanes(
         torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
     )
@@ -98,6 +112,7 @@ def planned_blocks(model: nn.Module, plan: Plan) -> list[tuple[Block, Tier]]:
             )
         if isinstance(module.__dict__.get("forward"), Guard):
             raise placed_already()
+    _require_sound(plan)
     tiers = {block.name: block for block in plan.blocks}
     found = {block.name: block for block in find_blocks(model, tiers)}
     strange = sorted(tiers.keys() - found.keys()) or sorted(found.keys() - tiers.keys())
@@ -114,6 +129,24 @@ def planned_blocks(model: nn.Module, plan: Plan) -> list[tuple[Block, Tier]]:
                 "plan again",
             )
     return [(found[name], block.tier) for name, block in tiers.items()]
+
+
+def _require_sound(plan: Plan) -> None:
+    """Raise PlacementError for what no planner makes: a plan is a file that anybody can edit."""
+    names = Counter(block.name for block in plan.blocks)
+    twice = [name for name, times in names.items() if times > 1]
+    strange = [block for block in plan.blocks if block.tier not in TIERS]
+    rings = plan.rings
+    if twice:
+        why = f"it has {twice[0]!r} twice"
+    elif strange:
+        why = f"{strange[0].name!r} has the tier {strange[0].tier!r}; known are {', '.join(TIERS)}"
+    elif not all(0 <= count <= MOST_BUFFERS for count in (rings.slots, rings.scratches, rings.ahead)):
+        said = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers and {rings.ahead:,} blocks ahead"
+        why = f"{said} aren't each from 0 to {MOST_BUFFERS:,}"
+    else:
+        return
+    raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
 
 
 def _another(why: str) -> PlacementError:

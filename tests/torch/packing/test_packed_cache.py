@@ -107,7 +107,7 @@ def entry(folder: Path) -> Path:
     return next(folder.glob("*.packed"))
 
 
-@pytest.mark.parametrize("spoil", ["cut", "flip", "form", "empty", "longer", "other", "header"])
+@pytest.mark.parametrize("spoil", ["cut", "flip", "form", "empty", "longer", "other", "header", "deep"])
 def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
     kept.packed(reader, packer=reader.pack)
@@ -121,6 +121,8 @@ def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     elif spoil == "form":
         spoilt = bytearray(bytes(whole).replace(b'"base": 10', b'"base": 11'))
         assert spoilt != whole
+    elif spoil == "deep":
+        spoilt = bytearray(b"[" * 65_535 + b"\n")
     elif spoil == "longer":
         spoilt = whole + b"x"
     elif spoil == "other":
