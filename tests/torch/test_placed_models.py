@@ -627,3 +627,24 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
         with pytest.raises(PlacementError, match="refused"):
             place(model, plan)
     assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["all", "resident", "in_place"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.Module.half,
+        lambda m: m.to("meta"),
+        lambda m: m.load_state_dict({n: v * 0 for n, v in m.state_dict().items()}),
+    ],
+    ids=["half", "to", "load_state_dict"],
+)
+def test_a_refused_change_leaves_no_weight_changed(model, x, tier, change):
+    want = model(x)
+    handle = placed(model, tier)
+    with pytest.raises(PlacementError, match="only read"):
+        change(model)
+    assert torch.equal(model(x), want)
+    handle.remove()
+    change(model)

@@ -96,6 +96,7 @@ def settle(
         trainable = any(entry.trains for block, _ in blocks for entry in block.entries)
         make = partial(WholePass, engine=engine, model=model, trainable=trainable, recorder=handle.recorder)
         homes.guard(model, make)
+        homes.refuse_changes(model)
         engine.begin()
     except BaseException:
         handle.remove()

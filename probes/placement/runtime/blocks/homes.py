@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import nn
 
+from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
 from probes.placement.runtime.blocks.blockstore import raw_view
 from probes.placement.runtime.blocks.hostside import Guard
 
 Fetch = Callable[[], torch.Tensor]
+_CHANGES: Final = ("_apply", "load_state_dict")  # the first is what to(), half() and cuda() call
 
 
 @dataclass(eq=False)
@@ -53,6 +56,14 @@ class _MovedBuffer:
             self.holder[self.key] = now.to(self.home.device)
 
 
+def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
+    what = "converted or moved" if name == "_apply" else "loaded from a state dict"
+    raise PlacementError(
+        f"a placed model can't be {what}: the weights of a placed model are only read",
+        "call remove() of the handle first",
+    )
+
+
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The values in host memory of their own, in the parameter's order of dimensions."""
     made = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
@@ -73,6 +84,7 @@ class Homes:
         self._homes: dict[int, _Home] = {}
         self._buffers: list[_MovedBuffer] = []
         self._forwards: list[tuple[nn.Module, Guard, Any]] = []
+        self._refusing: list[tuple[nn.Module, str]] = []
 
     def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
         """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
@@ -118,8 +130,18 @@ class Homes:
         module.__dict__["forward"] = guard
         self._forwards.append((module, guard, before))
 
+    def refuse_changes(self, model: nn.Module) -> None:
+        """Refuse what would change weights one after another, and stop at the first that moves."""
+        for name in _CHANGES:
+            if name not in model.__dict__:
+                model.__dict__[name] = partial(_refuse_change, name)
+                self._refusing.append((model, name))
+
     def unguard(self) -> None:
-        """Give modules their own forwards back."""
+        """Give modules their own forwards back, and let weights be changed again."""
+        for model, name in self._refusing:
+            model.__dict__.pop(name, None)
+        self._refusing.clear()
         for module, guard, before in reversed(self._forwards):
             if module.__dict__.get("forward") is not guard:
                 continue  # it has been exchanged since: it's the user's
