@@ -66,7 +66,7 @@ types: $(READY)
 unit: unit-first unit-second
 
 # two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests
-FIRST := tests/unit/audit tests/unit/gpucode tests/unit/prune
+FIRST := $(addprefix tests/unit/,audit builder doctor engine gpucode prune service)
 
 # their files lie in memory where that can be: a thousand of them are synced
 unit-first unit-second: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)

@@ -5,10 +5,8 @@ import graphlib
 import re
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import architecture
-import pytest
 from architecture import MODULES, ROOT, imports, name_of, nodes
 
 # package -> the one set of modules that may import it ("dir/" means every module below)
@@ -188,18 +186,18 @@ SPEAKING = {"probes/shared/output.py", "buildtool/progress.py"}  # these alone w
 FLUSHING = {"probes/shared/entry.py"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_nothing_reaches_a_terminal_unquoted(path: Path) -> None:
-    relative = path.relative_to(ROOT).as_posix()
-    for node in nodes(path):
-        assert not (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "print"
-            and relative not in SPEAKING
-        ), f"{relative} prints: only {SPEAKING} may"
-        if isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr") and is_sys(node.value):
-            assert relative in SPEAKING | FLUSHING, f"{relative} uses {ast.unparse(node)}"
+def test_nothing_reaches_a_terminal_unquoted() -> None:
+    for path in MODULES:
+        relative = path.relative_to(ROOT).as_posix()
+        for node in nodes(path):
+            assert not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "print"
+                and relative not in SPEAKING
+            ), f"{relative} prints: only {SPEAKING} may"
+            if isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr") and is_sys(node.value):
+                assert relative in SPEAKING | FLUSHING, f"{relative} uses {ast.unparse(node)}"
 
 
 def is_sys(node: ast.AST) -> bool:
@@ -210,31 +208,31 @@ def allowed(relative: str, places: set[str]) -> bool:
     return any(relative == place or (place.endswith("/") and relative.startswith(place)) for place in places)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_module_keeps_to_its_layer(path: Path) -> None:
-    relative = path.relative_to(ROOT).as_posix()
-    program = relative.split("/")[0]
-    across = ACROSS[program] | FORWARDING.get(relative, set())
-    for name in imports(path):
-        top = name.split(".")[0]
-        if top in GATES:
-            assert allowed(relative, GATES[top]), f"{relative} imports {name}: only {GATES[top]} may"
-        if top in ACROSS and top != program and name != top:
-            ok = any(name == a or name.startswith(a + ".") for a in across)
-            assert ok, f"{relative} imports {name} of the other program"
-        if allowed(relative, THOUGHT):
-            assert name not in ACTING, f"{relative} thinks, {name} acts"
+def test_module_keeps_to_its_layer() -> None:
+    for path in MODULES:
+        relative = path.relative_to(ROOT).as_posix()
+        program = relative.split("/")[0]
+        across = ACROSS[program] | FORWARDING.get(relative, set())
+        for name in imports(path):
+            top = name.split(".")[0]
+            if top in GATES:
+                assert allowed(relative, GATES[top]), f"{relative} imports {name}: only {GATES[top]} may"
+            if top in ACROSS and top != program and name != top:
+                ok = any(name == a or name.startswith(a + ".") for a in across)
+                assert ok, f"{relative} imports {name} of the other program"
+            if allowed(relative, THOUGHT):
+                assert name not in ACTING, f"{relative} thinks, {name} acts"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_the_container_has_what_the_probes_import(path: Path) -> None:
-    relative = path.relative_to(ROOT).as_posix()
-    tops = {name.split(".")[0] for name in imports(path)}
-    if relative.startswith("probes/"):
-        assert tops <= {"probes", *GATES, *sys.stdlib_module_names, "_typeshed"}, relative
-    if relative.startswith("probes/shared/"):
-        beside = {name for name in imports(path) if name.split(".")[0] in ACROSS}
-        assert all(name.startswith(SHARED) for name in beside | {SHARED}), f"{relative} imports {beside}"
+def test_the_container_has_what_the_probes_import() -> None:
+    for path in MODULES:
+        relative = path.relative_to(ROOT).as_posix()
+        tops = {name.split(".")[0] for name in imports(path)}
+        if relative.startswith("probes/"):
+            assert tops <= {"probes", *GATES, *sys.stdlib_module_names, "_typeshed"}, relative
+        if relative.startswith("probes/shared/"):
+            beside = {name for name in imports(path) if name.split(".")[0] in ACROSS}
+            assert all(name.startswith(SHARED) for name in beside | {SHARED}), f"{relative} imports {beside}"
 
 
 def test_only_the_verb_that_draws_a_page_imports_what_draws_it() -> None:
@@ -287,24 +285,24 @@ def test_the_page_names_every_package() -> None:
     assert rows == packages
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_files_are_written_in_one_way(path: Path) -> None:
-    relative = path.relative_to(ROOT).as_posix()
-    lines = [line for line in path.read_text().splitlines() if WRITES.search(IS_OURS.sub("", line))]
-    if relative not in WRITERS:
-        assert not lines, (
-            f"{relative} writes files by itself: buildtool/files.py or probes/shared/files.py does it"
-        )
+def test_files_are_written_in_one_way() -> None:
+    for path in MODULES:
+        relative = path.relative_to(ROOT).as_posix()
+        lines = [line for line in path.read_text().splitlines() if WRITES.search(IS_OURS.sub("", line))]
+        if relative not in WRITERS:
+            assert not lines, (
+                f"{relative} writes files by itself: buildtool/files.py or probes/shared/files.py does it"
+            )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_no_text_is_read_or_written_in_the_users_own_encoding(path: Path) -> None:
+def test_no_text_is_read_or_written_in_the_users_own_encoding() -> None:
     """In a locale such as C without its coercion, that is ASCII, and our own files hold more than that."""
-    unsaid = [
-        node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if (node.func.attr, len(node.args)) in (("read_text", 0), ("write_text", 1))
-        if not any(word.arg == "encoding" for word in node.keywords)
-    ]
-    assert not unsaid, f"{path.relative_to(ROOT)} names no encoding in lines {unsaid}"
+    for path in MODULES:
+        unsaid = [
+            node.lineno
+            for node in nodes(path)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if (node.func.attr, len(node.args)) in (("read_text", 0), ("write_text", 1))
+            if not any(word.arg == "encoding" for word in node.keywords)
+        ]
+        assert not unsaid, f"{path.relative_to(ROOT)} names no encoding in lines {unsaid}"

@@ -67,6 +67,7 @@ def test_every_exit_code_says_when_it_comes(reference: dict[str, str], program: 
         assert re.search(rf"^\| {member.value} \| `{member.name}` \| \w.*\|$", page, re.M), member
 
 
+@pytest.mark.thorough
 def test_every_module_has_a_section_and_none_is_imported_for_it() -> None:
     imported = set(sys.modules)
     made = pages.module_pages()

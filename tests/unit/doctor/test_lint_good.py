@@ -19,12 +19,14 @@ from buildtool.doctor.shipped_data import rules
 GOOD = good()
 
 
+@pytest.mark.thorough
 def test_at_most_one_good_file_in_fifty_raises_an_alarm() -> None:
     assert len({text for _, text in GOOD}) >= 200
     alarms = {name: judged(name, text.encode()) for name, text in GOOD}
     assert len([name for name, faults in alarms.items() if faults]) <= len(GOOD) // 50
 
 
+@pytest.mark.thorough
 def test_a_good_file_that_is_spoilt_raises_an_alarm() -> None:
     for name, text in GOOD:
         if name.endswith("Dockerfile"):
@@ -60,6 +62,7 @@ def test_a_hostile_file_ends_in_a_fault(name: str) -> None:
     assert {fault.rule for fault in faults} & {"unreadable", "compose-wrong-type"}, faults
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -155,6 +155,7 @@ def test_retry_after_is_whole_seconds_and_never_too_short(drain_s: float | None,
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
 
+@pytest.mark.thorough
 @given(LENGTHS, st.data())
 def test_a_window_holds_its_anchor_and_both_limits(lengths: list[int], data: st.DataObject) -> None:
     rows = [Row(number, 0, tokens) for number, tokens in enumerate(sorted(lengths))]
@@ -167,6 +168,7 @@ def test_a_window_holds_its_anchor_and_both_limits(lengths: list[int], data: st.
         assert chosen.padded - chosen.tokens <= POLICY.max_padding * chosen.padded
 
 
+@pytest.mark.thorough
 @given(LENGTHS, st.data())
 @settings(max_examples=50)
 def test_no_larger_window_would_have_fitted(lengths: list[int], data: st.DataObject) -> None:
@@ -218,6 +220,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(EVENTS, st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_every_row_is_computed_once_or_given_up_once(

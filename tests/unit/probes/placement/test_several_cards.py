@@ -30,6 +30,7 @@ def made(cards: int, *, machine: str = "rtx4090", vram: int = 6 * GIB, host: int
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cards", [1, 2, 4])
 def test_every_block_is_on_one_card_and_in_order(cards: int) -> None:
     plan = made(cards).plan
@@ -53,6 +54,7 @@ def test_one_card_is_the_plan_for_one_card() -> None:
     assert made(1).plan.time.middle_s == pytest.approx(alone.time.middle_s)
 
 
+@pytest.mark.thorough
 def test_each_card_keeps_to_its_own_budget_and_the_host_is_shared() -> None:
     plan = made(4, vram=2 * GIB, host=32 * GIB).plan
     for card in plan.cards:
@@ -60,6 +62,7 @@ def test_each_card_keeps_to_its_own_budget_and_the_host_is_shared() -> None:
     assert sum(card.host.pinned + card.host.pageable for card in plan.cards) <= 32 * GIB
 
 
+@pytest.mark.thorough
 def test_more_cards_keep_more_resident_and_so_take_less_time() -> None:
     times = [made(cards, vram=4 * GIB).plan.time.middle_s for cards in (1, 2, 4)]
     assert times == sorted(times, reverse=True)
