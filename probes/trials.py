@@ -48,7 +48,13 @@ def add_verbs(verbs: "Verbs") -> None:
     place.add_argument(
         "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
     )
-    place.add_argument("--seed", type=int, default=0, help="of the weights (%(default)s)")
+    place.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the weights (%(default)s)")
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2^63")
+    return int(text)
 
 
 def _size(text: str) -> int:

@@ -57,3 +57,13 @@ def test_what_makes_no_sense_is_a_usage_error(words, capsys):
         cli.main(words)
     assert ended.value.code == Exit.USAGE
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "9" * 26, "9223372036854775808"])
+def test_a_seed_that_torch_does_not_take_is_a_usage_error(
+    seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["place", "mlp", "--vram", "1GiB", f"--seed={seed}"])
+    assert ended.value.code == 2
+    assert "is not a whole number below 2^63" in capsys.readouterr().err
