@@ -199,6 +199,7 @@ def test_two_prunes_of_one_tree_do_not_mix(tree: Path) -> None:
     assert gone_and_cut(tree) == (set(), set())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "text", [
         "{}", "[]", "no json", '{"schema_version": 9, "runs": []}', "[" * 100_000,
@@ -391,6 +392,7 @@ def deep(tree: Path) -> Iterator[Path]:
     os.close(here)
 
 
+@pytest.mark.thorough
 def test_a_deep_tree_is_no_traceback(deep: Path) -> None:
     assert prune(deep) in (Exit.OK, Exit.ENVIRONMENT)
 

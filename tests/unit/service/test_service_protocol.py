@@ -177,6 +177,7 @@ JSON = st.recursive(
 PINNED = ModelInfo("m", "random", "", "t", "cpu", "cpu", ("a", "b"), 1, 2000, 8)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 def test_no_json_object_does_worse_than_a_400(document: dict[str, Any]) -> None:

@@ -82,6 +82,7 @@ def file_list(contents: ImageContents) -> list[list[tuple[bytes, int]]]:
 EXPECTED = [[(b"etc", 0), (b"etc/one", 900)], [(b"two", 70_000)], []]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", SOURCES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("pack", PACKERS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("write", WRITERS, ids=lambda f: f.__name__)
@@ -108,6 +109,7 @@ def test_a_legacy_archive_gives_the_same_image_without_a_digest(source, tmp_path
 LISTS = ("manifest.json", "index.json", "repositories")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lost", [(), LISTS[:1], LISTS[1:2], LISTS], ids=lambda lost: " ".join(lost) or "-")
 @pytest.mark.parametrize("dialect", make.DIALECTS)
 def test_every_dialect_gives_the_same_image_shuffled_and_with_its_lists_lost(dialect: str, lost) -> None:

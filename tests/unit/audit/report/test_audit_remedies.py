@@ -116,6 +116,7 @@ def compared(text: str) -> Comparison:
     return Comparison(text, Tolerance(), (Regression(text, 1, 2, text, (text,)),), (text,))
 
 
+@pytest.mark.thorough
 def test_no_output_format_fails_on_or_interprets_a_hostile_name() -> None:
     plain_tags = [tags for _, tags, _ in read.markdown_renderings(_markdown("plain"))]
     for text in CHOSEN[::8]:

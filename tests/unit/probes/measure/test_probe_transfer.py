@@ -194,6 +194,7 @@ def test_for_passes_the_wall_clock_gets_the_full_effort() -> None:
     assert (len(found.device_s), len(found.wall_s)) == (2, 8)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_the_seed_fixes_the_order_and_another_changes_it() -> None:
     def order(seed: int) -> list[tuple[str, int]]:
         found = measured(FakeBench(), Settings(quick=True, seed=seed, vram_cap_bytes=None))

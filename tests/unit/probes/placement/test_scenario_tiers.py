@@ -8,6 +8,7 @@ from probes.placement.trial.ways import budget_bytes, fixed_plan, layer_tiers, l
 WAYS = ("resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layers", [8, 16, 40])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.75, 0.9])

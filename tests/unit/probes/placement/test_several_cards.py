@@ -41,6 +41,7 @@ def test_every_block_is_on_one_card_and_in_order(cards: int) -> None:
     assert max(shares) < 1.3 * min(shares)
 
 
+@pytest.mark.thorough
 def test_one_card_is_the_plan_for_one_card() -> None:
     alone = make(
         describe(MODEL),
@@ -81,6 +82,7 @@ def test_more_cards_than_blocks_and_parts_that_fit_nowhere_are_refused() -> None
         made(2, vram=1 << 20)
 
 
+@pytest.mark.thorough
 def test_the_verb_plans_for_several_cards(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", MODEL, "--machine", "wx4100", "--vram", "4GiB", "--cards", "4", "--objective", "fast"]
     assert main(asked) == Exit.OK

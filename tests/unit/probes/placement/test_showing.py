@@ -84,6 +84,7 @@ def test_the_picture_marks_every_block_and_every_span(mixed: Made) -> None:
         assert float(mark.attrib["x"]) + float(mark.attrib["width"]) <= width
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CHOSEN)
 def test_names_from_a_file_are_text_in_a_picture(name: str, mixed: Made) -> None:
     blocks = tuple(replace(block, name=name) for block in mixed.plan.blocks)

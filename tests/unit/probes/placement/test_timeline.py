@@ -57,6 +57,7 @@ def test_a_pass_that_waits_for_python_takes_as_long_as_python() -> None:
     ).seconds == pytest.approx(4 * MS, rel=0.01)
 
 
+@pytest.mark.thorough
 @given(
     blocks=st.lists(OPTIONS, min_size=1, max_size=12), slots=st.integers(1, 3), scratches=st.integers(1, 2)
 )
