@@ -269,6 +269,14 @@ FIGURES: dict[str, Figure] = {
     "placement.bars": bench("placement", bars),
     "placement.bits": value("placement", "packing, bfloat16, Gaussian: bits a weight", "{:.2f}"),
     "placement.modules": value("placement", "random modules x plans", "{:,.0f}"),
+    "placement.fused": value("placement-square", "40 layers, batch 1, fused, over all-resident", "{:.2f}"),
+    "placement.exact": value(
+        "placement-square", "40 layers, batch 1, bit-identical, over all-resident", "{:.2f}"
+    ),
+    "placement.qwen-x": value(
+        "placement-qwen", "Qwen2.5-3B: captured (same bits) over resident eager", "{:.2f}"
+    ),
+    "placement.predicted": value("placement-summary", "predicted time of the held-out half, worst", "{:.0%}"),
     **{f"placement.{group}": bench(f"placement-{group}", bars) for group in ON_A_GPU},
     "prune.bars": bench("prune", bars),
     "prune.images": bench("prune", prune_images),

@@ -54,7 +54,7 @@ SUBSTITUTED = re.compile(r"<\(([^()]+)\)")  # a command whose output another one
 SETTINGS = re.compile(r"^(?:\w+=(?:\$\([^)]*\)|'[^']*'|\S+)\s+)+")
 ORDER = ("README.md", "docs/tutorial", "docs/howto", "CONTRIBUTING.md", "docs")
 COMPOSE_VERBS = {"up", "down", "run", "logs", "ps", "config"}
-NOT_SHOWN = {"docs/prototypes", "docs/tools"}
+NOT_SHOWN = {"docs/tools"}
 
 
 @dataclass(frozen=True)

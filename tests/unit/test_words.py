@@ -43,7 +43,7 @@ COMMENT = re.compile(r"(?:^|  ) *# (.*(?:\n *# .*)*)", re.MULTILINE)
 FIGURES = re.compile(r"<!--f .*?<!--/f-->|```.*?```|`[^`\n]*`", re.DOTALL)
 PAGES = [
     *architecture.ROOT.glob("*.md"),
-    *(page for page in (architecture.ROOT / "docs").rglob("*.md") if page.parent.name != "prototypes"),
+    *(architecture.ROOT / "docs").rglob("*.md"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 Compute follows the roofline: bytes over bandwidth or products over rate, whichever is longer, and a fixed
 time for each operation that torch launches. Unpacking and multiplying share the GPU, so their times add up,
-as they did when measured (docs/prototypes/placement.md).
+as they did when measured (docs/decisions/0025-packed-weights.md).
 """
 
 from collections.abc import Iterator
