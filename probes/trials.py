@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.errors import Exit
+from probes.errors import Exit, LibraryMissing
 from probes.placement.split import DTYPES, MODELS
+from probes.shared.invocation import probe_command
 from probes.shared.output import tell
 from probes.shared.units import binary_bytes, duration, parse_bytes
 from probes.shared.unknown import Unknown
@@ -71,8 +72,15 @@ def _count(text: str) -> int:
 
 
 def _place(args: argparse.Namespace) -> Exit:
-    from probes.placement.trial import peers
-
+    try:
+        from probes.placement.trial import peers
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise LibraryMissing(
+            "place runs a model, and torch isn't installed here",
+            f"run it where torch is; for a prediction, which needs none: {probe_command()} plan {args.model}",
+        ) from missing
     asked = peers.Asked(
         model=args.model,
         dtype=args.dtype,

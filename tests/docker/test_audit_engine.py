@@ -82,5 +82,5 @@ def test_an_image_that_the_engine_lacks_is_reported_with_the_next_step() -> None
 
 
 def test_a_name_that_no_image_can_have_is_a_mistake_in_the_command() -> None:
-    with pytest.raises(ConfigError, match="must be lowercase\n  write NAME"):
+    with pytest.raises(ConfigError, match=r"`Weir/Nothing`\n  write .*NAME in lower case"):
         audit_image("Weir/Nothing", engine=Engine())

@@ -225,6 +225,7 @@ def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: 
             monkeypatch.setattr(transport, "write", noting)
             super().connection_made(transport)
 
+    assert here.ask("GET", "/v2") == 200  # a server that starts sets the class by itself
     here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
         Noting, door=Door(9), timeout_s=5
     )

@@ -20,6 +20,7 @@ from parsers import Refused, parse, programs  # noqa: E402
 
 AMD, NVIDIA, WSL = "needs an AMD card", "needs an NVIDIA card", "needs Windows with WSL"
 TORCH = "needs torch on the host; tests/docker runs the same program in the image"
+PLACED = "needs torch on the host; tests/torch runs the verb with a small model"
 BEFORE = "`make test` has just run it"
 INSIDE = "runs these tests"
 REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
@@ -38,6 +39,8 @@ NOT_RUN = {
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
+    "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate": PLACED,
+    "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate --compare resident": PLACED,
     "docker compose up -d --wait api-cuda": NVIDIA,
     "docker compose up -d --wait api-wsl": WSL,
     "RENDER_GID=$(stat -c %g /dev/dri/renderD128) docker compose up -d --wait api-rocm": AMD,

@@ -1,5 +1,6 @@
 """`weir probe place`: its lines, and what it refuses before it does anything."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -67,3 +68,12 @@ def test_a_seed_that_torch_does_not_take_is_a_usage_error(
         cli.main(["place", "mlp", "--vram", "1GiB", f"--seed={seed}"])
     assert ended.value.code == 2
     assert "is not a whole number below 2^63" in capsys.readouterr().err
+
+
+def test_a_host_without_torch_is_told_so_and_gets_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "probes.placement.trial.peers", raising=False)
+    assert cli.main(["place", "mlp", "--vram", "1GiB"]) == Exit.DEVICE
+    assert "torch isn't installed here" in capsys.readouterr().err
