@@ -32,9 +32,13 @@ def add_verbs(verbs: "Verbs") -> None:
     two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
     metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE")
-    schema = verbs.add_parser("schema", help="print the JSON Schema of reports or of plans")
+    schema = verbs.add_parser("schema", help="print the JSON Schema of a kind of file")
     schema.add_argument(
-        "of", nargs="?", choices=("report", "plan", "cards"), default="report", help="(%(default)s)"
+        "of",
+        nargs="?",
+        choices=("report", "plan", "cards", "throughput"),
+        default="report",
+        help="(%(default)s)",
     )
 
 
@@ -81,8 +85,14 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 def _schema(args: argparse.Namespace) -> Exit:
     from probes.placement.showing.planfile import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
+    from probes.throughput.document import throughput_schema
 
-    made = {"report": report_schema, "plan": plan_schema, "cards": cards_schema}
+    made = {
+        "report": report_schema,
+        "plan": plan_schema,
+        "cards": cards_schema,
+        "throughput": throughput_schema,
+    }
     hand_over(made[args.of]())
     return Exit.OK
 

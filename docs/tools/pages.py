@@ -31,6 +31,7 @@ def reference() -> dict[str, str]:
         "reference/lint-rules.md": rules_page(),
         "reference/placement-plan.md": schema_page("Placement plan", schemas / "placement-plan.schema.json"),
         "reference/probe-report.md": schema_page("Probe report", schemas / "probe-report.schema.json"),
+        "reference/throughput.md": schema_page("Throughput report", schemas / "throughput.schema.json"),
     }
 
 

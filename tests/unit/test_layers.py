@@ -35,6 +35,7 @@ GATES = {
         "probes/placement/trial/stack.py",
         "probes/placement/trial/peers.py",
         "probes/machine/torchfacts.py",
+        "probes/throughput/ceilings/topspeed.py",
     },
     "triton": {"probes/placement/packing/kernels/"},
     "matplotlib": {"probes/report/page/"},
@@ -108,6 +109,8 @@ THOUGHT = {
     "probes/shared/codec.py",
     "probes/shared/quoting.py",
     "probes/shared/units.py",
+    "probes/throughput/ceilings/ceiling.py",
+    "probes/throughput/direct/scanned.py",
 }
 ACTING = {
     "buildtool.command",
@@ -140,6 +143,7 @@ ACTING = {
     "probes.placement.trial.stack",
     "probes.run.journal",
     "probes.run.supervisor",
+    "probes.throughput.ceilings.topspeed",
 }
 MOST_MODULES = 12  # of a folder, for a reader to see at once
 LONGEST_CHAIN = 7  # of imports within a folder

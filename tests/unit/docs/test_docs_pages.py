@@ -21,6 +21,7 @@ SCHEMAS = {
     "reference/audit-report.md": ROOT / "docs" / "schema" / "audit-report.schema.json",
     "reference/placement-plan.md": ROOT / "docs" / "schema" / "placement-plan.schema.json",
     "reference/probe-report.md": ROOT / "docs" / "schema" / "probe-report.schema.json",
+    "reference/throughput.md": ROOT / "docs" / "schema" / "throughput.schema.json",
 }
 
 

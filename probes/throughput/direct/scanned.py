@@ -1,0 +1,92 @@
+"""What the direct half of a scan holds: every trial of every batch size, by way.
+
+Derived figures aren't stored: throughput with its error, the knee and saturation are functions of these.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Device
+
+Mode = Literal["fp32", "tf32", "fp16", "bf16", "autocast"]
+Backend = Literal["pytorch", "onnxruntime"]
+Inputs = Literal["copied", "in-place"]
+End = Literal["finished", "out of memory", "interrupted", "failed", "absent"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model that was scanned."""
+
+    name: str
+    inputs: tuple[str, ...]  # each input's shape without the batch, as 20 x 50
+    parameters: int
+    weight_bytes: int  # in fp32
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running the model: a line of every plot."""
+
+    device: Device
+    backend: Backend
+    precision: Mode
+    inputs: Inputs  # copied to the device inside the timed part, or left where they are
+    provider: str = ""  # ONNX Runtime's
+
+    @property
+    def label(self) -> str:
+        """A name for tables and legends, different for each way of a scan."""
+        provider = f" ({self.provider})" if self.provider else ""
+        return f"{self.device} {self.backend}{provider} {self.precision} {self.inputs}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass asks for, counted from the operations that torch runs, not measured.
+
+    `op_bytes` is a model: each operation reads its inputs and writes its outputs once, whatever caches
+    and fusion save. `least_bytes` is its lower bound: weights, inputs and outputs once.
+    """
+
+    tag: ClassVar[str] = "work"
+    flop: float  # of products, convolutions and attention; a multiplication and an addition are two
+    op_bytes: float
+    least_bytes: float
+    input_bytes: int
+    operations: int  # that do something, views not counted
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One batch size, measured."""
+
+    batch: int
+    wall_s: tuple[float, ...]  # of each trial, in order
+    pass_s: float | Unknown  # of the pass without copies, by the device's clock, the host far ahead
+    work: Work | Unknown
+    peak_bytes: int | Unknown  # of the device's memory, by torch's allocator
+    joules: float | Unknown  # of the device over `powered` passes
+    powered: int  # passes
+    busy_percent: float | Unknown  # what nvidia-smi calls utilisation, its mean over the trials
+
+
+@dataclass(frozen=True)
+class Series:
+    """The batch sizes of one way, and how it ended."""
+
+    way: Way
+    rows: tuple[BatchRow, ...]
+    end: End
+    reason: str = ""  # for an end other than finished
+    hint: str = ""  # what to install or type
+
+
+@dataclass(frozen=True)
+class DirectScan:
+    """The direct half of a scan."""
+
+    tag: ClassVar[str] = "direct"
+    model: ModelFacts | Unknown
+    series: tuple[Series, ...]

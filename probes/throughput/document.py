@@ -1,0 +1,119 @@
+"""The report of a throughput scan: settings, machine, ceilings, and its two halves. Reads and writes it.
+
+Derived figures are not stored. New keys with a default don't change the version.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from probes.errors import ReportError
+from probes.records.json_schema import document
+from probes.records.schema import Machine
+from probes.shared import files
+from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.invocation import probe_command
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.direct.scanned import DirectScan
+from probes.throughput.served.servedscan import ServedScan
+
+Kind = Literal["throughput"]
+KIND: Kind = "throughput"
+READABLE = (1,)
+VERSION = 1
+MOST_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """What a scan was asked for. Empty tuples: what this machine has."""
+
+    model: str
+    batches: tuple[int, ...]
+    trials: int
+    inputs: tuple[str, ...]  # copied, in-place
+    backends: tuple[str, ...]
+    precisions: tuple[str, ...]
+    devices: tuple[str, ...]  # cpu, gpu
+    seed: int  # of weights and inputs
+    threads: int  # of torch and ONNX Runtime on the CPU; 0: as they choose
+
+
+@dataclass(frozen=True)
+class ThroughputReport:
+    """One run of `weir probe throughput`; a half that wasn't asked for is null."""
+
+    kind: Kind
+    schema_version: int
+    tool_version: str
+    started: str  # UTC, 2026-02-08T12:00:00Z
+    settings: ScanSettings
+    machine: Machine
+    ceilings: Ceilings | Unknown
+    direct: DirectScan | None = None
+    served: ServedScan | None = None
+
+
+def throughput_schema() -> str:
+    """The JSON Schema of a throughput report, as its file holds it."""
+    return document(
+        ThroughputReport,
+        title="Weir throughput report",
+        description="How much a device does over batch size or under load, and this machine's ceilings, by "
+        "every raw trial. Derived figures are not stored. "
+        'A figure that may be {"is": "unknown", "reason": ...} is never 0.',
+        versions={"schema_version": READABLE},
+    )
+
+
+def to_json(report: ThroughputReport) -> str:
+    """The report as a file holds it."""
+    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> ThroughputReport:
+    """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
+    try:
+        value = load(text)
+    except ValueError as error:
+        raise ReportError(f"not JSON: {error}") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if not is_throughput(value) or version not in READABLE:
+        raise ReportError(
+            f"not a throughput report of version {READABLE[-1]}", "read it with the Weir that wrote it"
+        )
+    try:
+        return decode(ThroughputReport, value)
+    except Misfit as error:
+        raise ReportError(str(error)) from error
+
+
+def is_throughput(value: object) -> bool:
+    """Whether a JSON value is a throughput report, to tell it from a probe report."""
+    return isinstance(value, dict) and value.get("kind") == KIND
+
+
+def named_scan(path: Path) -> tuple[ThroughputReport, str]:
+    """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
+    make_one = f"make one: {probe_command()} throughput"
+    try:
+        text = files.read_text(path, most_bytes=MOST_BYTES)
+        return from_json(text), text
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror or error}", make_one) from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"can't read {path}: not UTF-8 text", make_one) from error
+    except ReportError as error:
+        raise ReportError(f"{path} can't be used: {error.message}", error.hint or make_one) from error
+
+
+def write_scan(report: ThroughputReport, path: Path) -> None:
+    """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
+    try:
+        files.write_text(path, to_json(report))
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror}", "choose a writable path: --out FILE"
+        ) from error

@@ -1,0 +1,1 @@
+"""The served half of a throughput scan: a server under rising load."""
