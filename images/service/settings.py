@@ -61,6 +61,8 @@ class Settings:
     threads: int | None = None  # of torch on the CPU; None: what the container's CPU quota gives
     dtype: Dtype = "float32"  # of the weights on the device
     compile: bool = False  # by torch.compile
+    capture: bool | None = None  # passes on a GPU as CUDA graphs; None: unless the GPU is AMD's
+    capture_bytes: int = 512 * 10**6  # of VRAM that they may take
     model_control: bool = False  # whether callers may load and unload models
     placement: Placement | None = None  # None: all weights are on the device
 
@@ -83,9 +85,13 @@ NUMBERS = {
     "stall_s": (1, 3600),
     "threads": (1, 1024),
 }
-FLAGS = ("compile", "model_control")  # profile keys that are true or false; each is a field of Settings
+FLAGS = (
+    "compile",
+    "capture",
+    "model_control",
+)  # profile keys that are true or false; each is a field of Settings
 PLACEMENT_KEYS = ("placement", "machine", "vram_budget")
-PROFILE_KEYS = ("device", "dtype", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
+PROFILE_KEYS = ("device", "dtype", "capture_vram", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
 _UNITS = {"MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
 
@@ -123,6 +129,9 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
     if dtype not in DTYPES:
         raise SettingsError(f"{source}: dtype is {dtype!r}", f"write one of {', '.join(DTYPES)}")
     flags = {key: _flag(source, key, profile[key]) for key in FLAGS if key in profile}
+    capture_bytes = Settings.capture_bytes
+    if "capture_vram" in profile:
+        capture_bytes = _bytes(source, "capture_vram", profile["capture_vram"])
     weights = env.get("WEIR_WEIGHTS") or "auto"
     if weights not in WEIGHTS:
         raise SettingsError(f"WEIR_WEIGHTS {weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
@@ -144,6 +153,8 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         threads=threads,
         dtype=dtype,
         compile=flags.get("compile", False),
+        capture=flags.get("capture"),
+        capture_bytes=capture_bytes,
         model_control=flags.get("model_control", False),
         placement=_placement(source, profile),
     )

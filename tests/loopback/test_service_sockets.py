@@ -49,6 +49,9 @@ class Fake:
     def memory(self) -> dict[str, int]:
         return {}
 
+    def counts(self) -> dict[str, int]:
+        return {}
+
 
 @dataclass
 class Served:

@@ -52,6 +52,9 @@ class Busy:
     def memory(self) -> dict[str, int]:
         return {}
 
+    def counts(self) -> dict[str, int]:
+        return {}
+
 
 def settings() -> Settings:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -158,6 +161,9 @@ class Named:
         self.classify([Encoded((1, 2))])
 
     def memory(self) -> dict[str, int]:
+        return {}
+
+    def counts(self) -> dict[str, int]:
         return {}
 
 

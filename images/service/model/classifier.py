@@ -75,3 +75,7 @@ class Classifier(Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes of memory by kind, as far as they are known. Any thread may call it."""
         ...
+
+    def counts(self) -> Mapping[str, int]:
+        """What has been counted since the model was loaded, by name. Any thread may call it."""
+        ...

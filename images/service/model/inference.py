@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
 from service.model import bert, checkpoint
 from service.model.architecture import BertShape, parameter_count, parameter_shapes
+from service.model.buckets import buckets
+from service.model.captured import Captured, GraphRecorder, Recorder, capture
 from service.model.cards import check_cards
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.model.device import Device, Gpu, TorchBuild, choose
@@ -105,6 +107,7 @@ class TorchClassifier:
     tokenizer: Tokenizer
     device: Device
     expected: Probabilities = ()  # of the first canary
+    captured: Captured = field(default_factory=Captured)  # passes that are launched as one
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         """See `Classifier.encode`."""
@@ -139,6 +142,10 @@ class TorchClassifier:
             found["pinned_by_torch"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
         return found | gtt_bytes(_DRM)
 
+    def counts(self) -> Mapping[str, int]:
+        """See `Classifier.counts`."""
+        return {"captured_batches": self.captured.batches, "captured_padding_tokens": self.captured.padding}
+
     def _guarded(self, task: Task, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
         """One pass; where memory is short, two of half the size, so that only a row too many is refused."""
         try:
@@ -158,6 +165,9 @@ class TorchClassifier:
         return self._guarded(task, batch[:half]) + self._guarded(task, batch[half:])
 
     def _pass(self, task: Task, batch: Sequence[Encoded]) -> torch.Tensor:
+        replayed = self.captured.run(batch, task)
+        if replayed is not None:
+            return replayed
         longest = max(len(row.ids) for row in batch)
         place = self.device.torch_name
         padded = [[*row.ids, *[_PAD] * (longest - len(row.ids))] for row in batch]
@@ -298,7 +308,13 @@ def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> To
     rows = plain.encode(CANARIES)
     reference = [] if as_is else _proven(plain, rows)
     outputs, description = _outputs(plain, settings, device)
-    found = _proven(replace(plain, outputs=outputs, device=device), rows, compiled=settings.compile)
+    made = replace(plain, outputs=outputs, device=device)
+    found = _proven(made, rows, compiled=settings.compile)
+    if isinstance(outputs, Resident) and captures(settings, device):
+        captured = capture_passes(made, settings, GraphRecorder(device.torch_name))
+        found = _proven(replace(made, captured=captured), rows)
+        made = replace(made, captured=captured)
+        description += f"; {len(captured.graphs)} shapes captured in {captured.n_bytes / 1e6:.0f} MB"
     info = replace(
         plain.info,
         device=device.label,
@@ -306,7 +322,33 @@ def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> To
         dtype=settings.dtype,
         accuracy=None if as_is else largest_difference(found, reference),
     )
-    return replace(plain, info=info, outputs=outputs, device=device, expected=found[0])
+    return replace(made, info=info, expected=found[0])
+
+
+def captures(settings: Settings, device: Device) -> bool:
+    """Whether passes are captured: on a GPU, unless the profile says no; with HIP only where it says yes."""
+    if device.torch_name == "cpu":
+        return False
+    is_hip = bool(getattr(torch.version, "hip", None))  # no AMD card has run this yet
+    return settings.capture if settings.capture is not None else not is_hip
+
+
+def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder) -> Captured:
+    """The passes of a model that is resident on its device, recorded. See `captured.capture`."""
+    resident = made.outputs
+    assert isinstance(resident, Resident)
+
+    def compute(
+        ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = resident.hidden_states(resident.weights, resident.shape, ids, mask, types)
+        logits = bert.classified(resident.weights, hidden)
+        return torch.softmax(logits.float(), dim=-1), bert.embedded(hidden, mask)
+
+    positions = resident.shape.max_position_embeddings
+    shapes = buckets(made.info.max_tokens, positions, settings.limits.max_batch_tokens)
+    place, most = made.device.torch_name, settings.capture_bytes
+    return capture(compute, shapes, recorder, place=place, max_bytes=most)
 
 
 def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:

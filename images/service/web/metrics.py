@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,21 @@ class _Memory(Collector):
         yield family
 
 
+class _Counts(Collector):
+    """What each model has counted itself, asked at each scrape."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter with a sample for each model and name."""
+        family = CounterMetricFamily("weir_model", "Counted by the model", labels=["model", "what"])
+        for model, counts in self._read().items():
+            for what, count in counts.items():
+                family.add_metric([model, what], count)
+        yield family
+
+
 class Metrics:
     """Counters and gauges of one service, in a registry of its own."""
 
@@ -38,6 +53,7 @@ class Metrics:
         in_flight: Callable[[], int],
         ready: Callable[[], bool],
         memory: Callable[[], Mapping[str, int]],
+        counts: Callable[[], Mapping[str, Mapping[str, int]]],
     ) -> None:
         """The arguments are asked at each scrape."""
         self._registry = here = CollectorRegistry()
@@ -61,6 +77,7 @@ class Metrics:
         ):
             Gauge(name, what, registry=here).set_function(read)
         here.register(_Memory(memory))
+        here.register(_Counts(counts))
         ProcessCollector(registry=here)
 
     def answered(self, route: str, status: int, seconds: float) -> None:

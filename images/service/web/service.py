@@ -42,6 +42,7 @@ class Service:
             in_flight=lambda: self.admission.in_flight,
             ready=lambda: self.ready,
             memory=self._memory,
+            counts=lambda: {each.info.name: each.counts() for each in self.models.loaded},
         )
 
     @property

@@ -59,6 +59,9 @@ class Fake:
     def memory(self) -> dict[str, int]:
         return {"vram_allocated": 7}
 
+    def counts(self) -> dict[str, int]:
+        return {}
+
 
 @pytest.fixture
 def fake(info: ModelInfo) -> Fake:

@@ -70,6 +70,16 @@ def test_a_profile_chooses_precision_and_control() -> None:
     assert (settings.dtype, settings.compile, settings.model_control) == ("bfloat16", True, True)
 
 
+def test_a_profile_decides_about_captured_passes_and_their_memory() -> None:
+    settings = build_settings({}, {"device": "cpu"}, SOURCE)
+    assert (settings.capture, settings.capture_bytes) == (None, 512_000_000)
+    profile = {"device": "cuda", "capture": False, "capture_vram": "2 GB"}
+    settings = build_settings({}, profile, SOURCE)
+    assert (settings.capture, settings.capture_bytes) == (False, 2_000_000_000)
+    with pytest.raises(SettingsError, match="capture_vram is 5"):
+        build_settings({}, {"device": "cuda", "capture_vram": 5}, SOURCE)
+
+
 @pytest.mark.parametrize(
     ("env", "profile", "said"),
     [
