@@ -5,4 +5,5 @@
 # PYTHON: which python. MACHINE: the profile of `weir plan` for the placed run.
 set -uo pipefail
 PYTHONPATH=images:tests/bench:.:${PYTHONPATH:-} exec "${PYTHON:-python3}" tests/device/service_on_gpu.py \
-    --device "${DEVICE:-cuda}" --machine "${MACHINE:-h100}" --out "${OUT:-reports/probes}"
+    --device "${DEVICE:-cuda}" --machine "${MACHINE:-h100}" --seconds "${SECONDS_EACH:-2}" --only "${ONLY:-}" \
+    --out "${OUT:-reports/probes}"

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -63,11 +64,13 @@ def facts(port: int) -> dict[str, Any]:
     said = json.loads(get(port, "/v2/models/finbert")[:-1])["parameters"]
     lines = [line for line in get(port, "/metrics").splitlines() if line.startswith("weir_memory_bytes")]
     memory = {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
+    counts = [line for line in get(port, "/metrics").splitlines() if line.startswith("weir_model_total")]
     return {
         "dtype": said["dtype"],
         "largest_difference": said["largest_difference_from_float32"],
         "description": said["device_description"],
         "memory": memory,
+        "counts": {line.split('"')[3]: int(float(line.split()[-1])) for line in counts},
     }
 
 
@@ -93,17 +96,23 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--machine", default="h100")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--only", default="", help="runs whose name this regular expression finds")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     base = f"device: {args.device}\n{ROOM}"
     placed = f"placement: auto\nmachine: {args.machine}\nvram_budget: 350 MB\n"
+    eager, half = "capture: false\n", "dtype: bfloat16\n"
     runs = {
+        "float32 one at a time, uncaptured": base + SINGLE + eager,
         "float32 one at a time": base + SINGLE,
+        "float32 uncaptured": base + BATCHED + eager,
         "float32": base + BATCHED,
-        "bfloat16": base + BATCHED + "dtype: bfloat16\n",
+        "bfloat16 uncaptured": base + BATCHED + half + eager,
+        "bfloat16": base + BATCHED + half,
         "float16": base + BATCHED + "dtype: float16\n",
         "float32 placed in 350 MB": base + "max_batch_tokens: 1024\n" + placed,
     }
+    runs = {name: profile for name, profile in runs.items() if re.search(args.only, name)}
     found: list[dict[str, Any]] = []
     for name, profile in runs.items():
         with TemporaryDirectory() as folder:
@@ -124,8 +133,11 @@ def run(name: str, profile: str, folder: Path, seconds: float) -> dict[str, Any]
             for callers, tokens in ((1, 12), (32, 12), (32, 32), (32, 128), (32, "mixed"), (256, 12)):
                 row["rows"].append(measured(port, callers, tokens, seconds))
                 print("  ", json.dumps(row["rows"][-1]), flush=True)
-            row["memory_after"] = facts(port)["memory"]
-            print("  ", json.dumps(row["memory_after"]), flush=True)
+            after = facts(port)
+            row["memory_after"], row["counts"] = after["memory"], after["counts"]
+            print("  ", json.dumps(row["counts"]), json.dumps(row["memory_after"]), flush=True)
+        row["log"] = [line for line in (folder / "log").read_text().splitlines() if "captur" in line]
+        print("\n".join(row["log"]), flush=True)
     except (RuntimeError, OSError, ValueError) as error:
         row["error"] = str(error)
         print(name, "failed:", error, flush=True)
