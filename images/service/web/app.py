@@ -1,7 +1,5 @@
 """The HTTP side: routes, and the steps of every request. Knows a `Classifier`, never torch."""
 
-import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -9,16 +7,14 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from service.batching.worker import Outcome
 from service.errors import RequestError, bad_request
-from service.model.classifier import Classifier, Encoded, ModelInfo, Text
+from service.model.classifier import ModelInfo
 from service.protocols import binary
 from service.protocols.asks import Answer, Ask, read_json, timeout_of
 from service.protocols.embeddings import parse_embeddings, render_embeddings
@@ -26,14 +22,12 @@ from service.protocols.infer import joined, parameters_of, parse_infer, render_i
 from service.protocols.predict import parse_predict, render_predict
 from service.settings import Limits
 from service.web import page, repository
+from service.web.answering import answered
 from service.web.metrics import CONTENT_TYPE
 from service.web.observed import App, observed
 from service.web.service import Service
 
 SERVER = {"name": "weir", "version": "1", "extensions": ["binary_tensor_data", "model_repository"]}
-_INLINE_CHARS = 4096  # tokenised at once in the event loop; more takes longer than a thread's start
-
-log = logging.getLogger("service")
 
 
 @dataclass(frozen=True)
@@ -134,8 +128,9 @@ async def _serve(service: Service, form: Form, request: Request) -> Response:
         classifier = service.require(named or _model_of(document))
         ask = form.parse(document, service.limits, classifier.info, raw)
         timeout_s = timeout_of(form.parameters(document), request.headers.get("x-timeout-ms"))
-        answer = await _answer(service, classifier, ask, request, arrived=arrived, timeout_s=timeout_s)
-    _log_answer(classifier.info, answer)
+        answer = await answered(
+            service, classifier, ask, arrived=arrived, timeout_s=timeout_s, gone=partial(_until_gone, request)
+        )
     return form.render(classifier.info, ask, answer)
 
 
@@ -146,80 +141,9 @@ def _model_of(document: Mapping[str, Any]) -> str:
     return name
 
 
-async def _answer(
-    service: Service,
-    classifier: Classifier,
-    ask: Ask,
-    request: Request,
-    *,
-    arrived: float,
-    timeout_s: float | None,
-) -> Answer:
-    """Encode, queue, and wait for the results, the deadline, or the caller's leaving. Raises RequestError."""
-    begun = time.monotonic()
-    rows = await _encode(classifier, ask.texts) if ask.texts else ask.encoded
-    encoded = time.monotonic()
-    compute = classifier.embed if ask.task == "embed" else classifier.classify
-    job = service.worker.submit(
-        compute,
-        rows,
-        lengths=[len(row.ids) for row in rows],
-        group=(id(classifier), ask.task),
-        deadline_s=float("inf") if timeout_s is None else arrived + timeout_s,
-    )
-    try:
-        left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
-        outcome = await _first(job.future, request, left_s)
-    finally:
-        if not job.future.done():
-            service.worker.withdraw(job)
-    return Answer(
-        rows,
-        outcome.results,
-        wait_s=max(0.0, begun - arrived) + max(0.0, outcome.started_s - encoded),
-        encode_s=encoded - begun,
-        inference_s=outcome.compute_s,
-    )
-
-
-async def _encode(classifier: Classifier, texts: tuple[Text, ...]) -> tuple[Encoded, ...]:
-    n_chars = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
-    if n_chars <= _INLINE_CHARS:
-        return classifier.encode(texts)
-    return await anyio.to_thread.run_sync(classifier.encode, texts, abandon_on_cancel=True)
-
-
-async def _first(future: "asyncio.Future[Outcome]", request: Request, left_s: float | None) -> Outcome:
-    """The outcome, unless the deadline comes first (504) or the caller goes away."""
-    gone = asyncio.ensure_future(_until_gone(request))
-    try:
-        await asyncio.wait((future, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return future.result()
-        if gone.done():
-            raise RequestError(499, "the caller went away")
-    finally:
-        gone.cancel()
-    raise RequestError(504, "the answer wasn't there before the deadline")
-
-
 async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _log_answer(info: ModelInfo, answer: Answer) -> None:
-    log.info(
-        "predicted rows=%d tokens=%d weights=%s device=%s wait_s=%.4f encode_s=%.4f inference_s=%.4f",
-        len(answer.rows),
-        sum(len(row.ids) for row in answer.rows),
-        info.weights,
-        info.device,
-        answer.wait_s,
-        answer.encode_s,
-        answer.inference_s,
-        extra={"data": {"model": info.name}},
-    )
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:

@@ -1,0 +1,102 @@
+"""From a checked request to its answer: the steps that every protocol shares."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio.to_thread
+
+from service.batching.worker import Outcome
+from service.errors import RequestError
+from service.model.classifier import Classifier, Encoded, ModelInfo, Text
+from service.protocols.asks import Answer, Ask
+from service.web.service import Service
+
+_INLINE_CHARS = 4096  # tokenised at once in the event loop; more takes longer than a thread's start
+
+log = logging.getLogger("service")
+
+
+async def answered(
+    service: Service,
+    classifier: Classifier,
+    ask: Ask,
+    *,
+    arrived: float,
+    timeout_s: float | None,
+    gone: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> Answer:
+    """Encode, queue, and wait for the results, the deadline, or the caller's leaving. Raises RequestError.
+
+    `arrived`: when (monotonic seconds) the request was whole. `gone` returns when the caller has left; a
+    protocol that cancels this instead needs none. Either way what hasn't begun isn't computed.
+    """
+    begun = time.monotonic()
+    rows = await _encode(classifier, ask.texts) if ask.texts else ask.encoded
+    encoded = time.monotonic()
+    compute = classifier.embed if ask.task == "embed" else classifier.classify
+    job = service.worker.submit(
+        compute,
+        rows,
+        lengths=[len(row.ids) for row in rows],
+        group=(id(classifier), ask.task),
+        deadline_s=float("inf") if timeout_s is None else arrived + timeout_s,
+    )
+    try:
+        left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
+        outcome = await _first(job.future, gone, left_s)
+    finally:
+        if not job.future.done():
+            service.worker.withdraw(job)
+    answer = Answer(
+        rows,
+        outcome.results,
+        wait_s=max(0.0, begun - arrived) + max(0.0, outcome.started_s - encoded),
+        encode_s=encoded - begun,
+        inference_s=outcome.compute_s,
+    )
+    _log_answer(classifier.info, answer)
+    return answer
+
+
+async def _encode(classifier: Classifier, texts: tuple[Text, ...]) -> tuple[Encoded, ...]:
+    n_chars = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+    if n_chars <= _INLINE_CHARS:
+        return classifier.encode(texts)
+    return await anyio.to_thread.run_sync(classifier.encode, texts, abandon_on_cancel=True)
+
+
+async def _first(
+    future: "asyncio.Future[Outcome]",
+    gone: Callable[[], Coroutine[None, None, None]] | None,
+    left_s: float | None,
+) -> Outcome:
+    """The outcome, unless the deadline comes first (504) or the caller goes away."""
+    leaving = [asyncio.ensure_future(gone())] if gone else []
+    try:
+        awaited: set[asyncio.Future[Any]] = {future, *leaving}
+        await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        if any(each.done() for each in leaving):
+            raise RequestError(499, "the caller went away")
+    finally:
+        for each in leaving:
+            each.cancel()
+    raise RequestError(504, "the answer wasn't there before the deadline")
+
+
+def _log_answer(info: ModelInfo, answer: Answer) -> None:
+    log.info(
+        "predicted rows=%d tokens=%d weights=%s device=%s wait_s=%.4f encode_s=%.4f inference_s=%.4f",
+        len(answer.rows),
+        sum(len(row.ids) for row in answer.rows),
+        info.weights,
+        info.device,
+        answer.wait_s,
+        answer.encode_s,
+        answer.inference_s,
+        extra={"data": {"model": info.name}},
+    )
