@@ -99,7 +99,7 @@ def sample(
 ) -> Samples:
     """Time the operations, in rotation. `queued`: they can be handed over before they run (not pageable)."""
     turns = _Turns(operations)
-    with _no_collection():
+    with no_collection():
         _warm_up(bench, turns)
         clock = _DeviceClock(bench, turns, _queue_s(bench, turns) if queued else 0.0, queued=queued)
         if queued:
@@ -150,7 +150,7 @@ def ticks_per_s(timed_sleep: Callable[[int], float]) -> float:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Holds off Python's garbage collector while a batch is handed over: the device would run out of work."""
     was_on = gc.isenabled()
     gc.disable()

@@ -32,7 +32,7 @@ class Built:
     call: Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Linear(nn.Module):  # type: ignore[misc]
+class Linear(nn.Module):  # type: ignore[misc]
     """A square linear layer with ReLU. He's scale keeps activations through ReLU, so float16 holds them."""
 
     def __init__(self, width: int) -> None:
@@ -44,7 +44,7 @@ class _Linear(nn.Module):  # type: ignore[misc]
         return functional.relu(functional.linear(x, self.weight))
 
 
-class _Block(nn.Module):  # type: ignore[misc]
+class Block(nn.Module):  # type: ignore[misc]
     """A plain pre-norm transformer block."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -95,9 +95,9 @@ def build(plan: StackPlan, device: str, seed: int) -> Built:
 
 def _build(model: str, *, layers: int, width: int) -> Built:
     if model == "mlp":
-        return _sequence(nn.Sequential(*(_Linear(width) for _ in range(layers))), width)
+        return _sequence(nn.Sequential(*(Linear(width) for _ in range(layers))), width)
     if model == "transformer":
-        blocks = (_Block(PLAIN_WIDTH, PLAIN_HEADS) for _ in range(PLAIN_LAYERS))
+        blocks = (Block(PLAIN_WIDTH, PLAIN_HEADS) for _ in range(PLAIN_LAYERS))
         return _sequence(nn.Sequential(*blocks), PLAIN_WIDTH)
     return _published(model)
 

@@ -8,7 +8,7 @@ from probes.machine.expectation import maker_of
 from probes.records.facts import Check, Machine, TorchFacts
 from probes.records.schema import Failed, Settings
 from probes.run import session, supervisor
-from probes.run.child import CHECK, Job
+from probes.run.child import CHECK, Job, Told
 
 LIMIT_S = 120.0  # a first convolution compiles its kernels
 NOTHING = Settings(quick=True, seed=0, vram_cap_bytes=None)
@@ -23,7 +23,7 @@ def look() -> tuple[Machine, tuple[Check, ...]]:
     ) if usable else ()
 
 
-def checks(run: Callable[[Job], supervisor.Ended]) -> tuple[Check, ...]:
+def checks(run: Callable[[Job], supervisor.Ended[Told]]) -> tuple[Check, ...]:
     """The checks that a process made; one that ends the process is a failed check of its own."""
     ended = run(Job(CHECK, NOTHING, None))
     found = tuple(record for record in ended.records if isinstance(record, Check))

@@ -11,12 +11,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from probes.errors import DeviceUnusable, ProbeError
 from probes.machine import numa
@@ -37,6 +37,8 @@ from probes.records.schema import (
 )
 from probes.run.catalog import PROBES, Context
 from probes.shared.codec import decode, encode, load
+
+J = TypeVar("J")
 
 DESCRIBE = "describe"  # not a probe: reports TorchFacts
 CHECK = "check"  # nor this: tries claims about the card
@@ -128,21 +130,23 @@ def _preload() -> None:
         importlib.import_module("probes.measure.device")
 
 
-def write(out: TextIO, message: Message) -> None:
+def write(out: TextIO, message: object) -> None:
     """Writes one line, which is delivered when this returns."""
-    out.write(json.dumps(encode(Line(message)), allow_nan=False) + "\n")
+    out.write(json.dumps({"message": encode(message)}, allow_nan=False) + "\n")
     out.flush()
 
 
-def main(argv: list[str]) -> int:
+def work(
+    argv: list[str], shape: type[J], messages: Callable[[J], Iterator[object]], *, preload: Callable[[], None]
+) -> int:
     """Do the job on stdin; returns 0 when a last message was written, of any kind."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
-    _preload()
+    preload()
     line = sys.stdin.readline()
     if not line:  # there was no job
         return 0
-    job = decode(Job, load(line), "job")
+    job = decode(shape, load(line), "job")
     with open(descriptor, "w", encoding="utf-8") as out:
         for message in messages(job):
             write(out, message)
@@ -154,4 +158,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(work(sys.argv[1:], Job, messages, preload=_preload))

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 from probes.errors import Exit
 from probes.records.schema import Done, Failed, Outcome
-from probes.run.child import Job, Line, Message, Told
-from probes.shared.codec import decode, encode, load
+from probes.run.child import Job, Line, Told
+from probes.shared.codec import Json, decode, encode, load
+
+T = TypeVar("T")
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
 KEPT_LINES = 8  # of the output of the worker's libraries, enough to hold the cause
@@ -25,11 +28,11 @@ READ_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Generic[T]):
     """How a job ended and everything it had sent by then."""
 
     outcome: Outcome
-    records: tuple[Told, ...]
+    records: tuple[T, ...]
     seconds: float
 
 
@@ -46,13 +49,33 @@ def run(
     command: Callable[[int], Sequence[str]] = command,
     grace_s: float = GRACE_S,
     spare: "Spare | None" = None,
-) -> Ended:
+) -> Ended[Told]:
+    """Run a probe's job; see `oversee`."""
+    return oversee(job, told, limit_s=limit_s, heard=heard, command=command, grace_s=grace_s, spare=spare)
+
+
+def told(line: Json) -> Told | Done | Failed:
+    """A message of a probe's worker. Raises ValueError for anything else."""
+    return decode(Line, line, "message").message
+
+
+def oversee(
+    job: object,
+    parse: Callable[[Json], T | Done | Failed],
+    *,
+    limit_s: float,
+    heard: Callable[[T], None],
+    command: Callable[[int], Sequence[str]],
+    grace_s: float = GRACE_S,
+    spare: "Spare | None" = None,
+) -> Ended[T]:
     """Run the job for at most `limit_s` in a fresh process, passing every record to `heard` as it comes.
 
-    Never raises for what the worker does. An interrupt ends the worker and is an outcome too.
+    `parse` makes a message of a line, or raises ValueError. Never raises for what the worker does. An
+    interrupt ends the worker and is an outcome too.
     """
     began = time.monotonic()
-    ear = _Ear(heard)
+    ear = _Ear(heard, parse)
     chosen = spare or start(command)
     try:
         outcome = _watch(chosen.process, chosen.pipe, job=job, ear=ear, limit_s=limit_s, grace_s=grace_s)
@@ -107,7 +130,13 @@ def _start(args: Sequence[str], inherited: int) -> "subprocess.Popen[bytes]":
 
 
 def _watch(
-    process: "subprocess.Popen[bytes]", reading: int, *, job: Job, ear: "_Ear", limit_s: float, grace_s: float
+    process: "subprocess.Popen[bytes]",
+    reading: int,
+    *,
+    job: object,
+    ear: "_Ear[T]",
+    limit_s: float,
+    grace_s: float,
 ) -> Outcome:
     """Read all of the worker's messages, or stop it."""
     try:
@@ -134,7 +163,7 @@ def _watch(
     return _judge(ear, process.returncode)
 
 
-def _hand_over(process: "subprocess.Popen[bytes]", job: Job) -> None:
+def _hand_over(process: "subprocess.Popen[bytes]", job: object) -> None:
     assert process.stdin
     with suppress(BrokenPipeError):  # it died before it read; its exit code shows why
         process.stdin.write(json.dumps(encode(job)).encode() + b"\n")
@@ -150,11 +179,12 @@ def _acknowledge(process: "subprocess.Popen[bytes]") -> None:
 
 
 @dataclass
-class _Ear:
+class _Ear(Generic[T]):
     """Collects a worker's output: messages from its pipe, the last lines of anything else."""
 
-    heard: Callable[[Told], None]
-    records: list[Told] = field(default_factory=list)
+    heard: Callable[[T], None]
+    parse: Callable[[Json], T | Done | Failed]
+    records: list[T] = field(default_factory=list)
     last: Done | Failed | None = None
     garbage: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -177,7 +207,7 @@ class _Ear:
         if self.garbage is not None:
             return
         try:
-            message: Message = decode(Line, load(line), "message").message
+            message = self.parse(load(line))
         except ValueError as error:
             self.garbage = f"{line[:80]!r} ({error})"
             return
@@ -189,7 +219,7 @@ class _Ear:
             self.kept()
 
 
-def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear, until: float) -> bool:
+def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear[T], until: float) -> bool:
     """Read everything until the pipe is closed at the other end or garbage comes; False when time is up."""
     assert process.stdout
     with selectors.DefaultSelector() as selector:
@@ -221,7 +251,7 @@ def _end(process: "subprocess.Popen[bytes]", *, at_once: bool, grace_s: float) -
     return False
 
 
-def _judge(ear: _Ear, code: int) -> Outcome:
+def _judge(ear: _Ear[T], code: int) -> Outcome:
     if ear.garbage is not None:
         return _failed(f"the worker wrote something unreadable: {ear.garbage}", tail=ear.tail)
     if ear.last is not None:

@@ -33,7 +33,7 @@ class ScanSettings:
     model: str
     batches: tuple[int, ...]
     trials: int
-    inputs: tuple[str, ...]  # copied, in-place
+    inputs: tuple[str, ...]  # copied, pinned, in-place, resident
     backends: tuple[str, ...]
     precisions: tuple[str, ...]
     devices: tuple[str, ...]  # cpu, gpu

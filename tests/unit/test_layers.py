@@ -110,6 +110,9 @@ THOUGHT = {
     "probes/shared/quoting.py",
     "probes/shared/units.py",
     "probes/throughput/ceilings/ceiling.py",
+    "probes/throughput/direct/figures.py",
+    "probes/throughput/direct/knee.py",
+    "probes/throughput/direct/saturation.py",
     "probes/throughput/direct/scanned.py",
 }
 ACTING = {

@@ -77,6 +77,7 @@ class DeviceCeilings:
 class Ceilings:
     """The ceilings of every device that a run measures."""
 
+    tag: ClassVar[str] = "ceilings"
     devices: tuple[DeviceCeilings, ...]
 
     def on(self, device: str) -> DeviceCeilings | Unknown:

@@ -11,14 +11,17 @@ from probes.throughput.ceilings.ceiling import Device
 
 Mode = Literal["fp32", "tf32", "fp16", "bf16", "autocast"]
 Backend = Literal["pytorch", "onnxruntime"]
-Inputs = Literal["copied", "in-place"]
-End = Literal["finished", "out of memory", "interrupted", "failed", "absent"]
+# "copied" from pageable and "pinned" from pinned host memory, within the timed part; "in-place": left in
+# host memory and read over the link; "resident": in the device's memory before. The CPU's are resident.
+Inputs = Literal["copied", "pinned", "in-place", "resident"]
+End = Literal["finished", "out of memory", "too long", "interrupted", "failed", "absent"]
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """The model that was scanned."""
 
+    tag: ClassVar[str] = "model"
     name: str
     inputs: tuple[str, ...]  # each input's shape without the batch, as 20 x 50
     parameters: int
@@ -32,7 +35,7 @@ class Way:
     device: Device
     backend: Backend
     precision: Mode
-    inputs: Inputs  # copied to the device inside the timed part, or left where they are
+    inputs: Inputs
     provider: str = ""  # ONNX Runtime's
 
     @property
@@ -62,11 +65,12 @@ class Work:
 class BatchRow:
     """One batch size, measured."""
 
+    tag: ClassVar[str] = "row"
     batch: int
     wall_s: tuple[float, ...]  # of each trial, in order
     pass_s: float | Unknown  # of the pass without copies, by the device's clock, the host far ahead
     work: Work | Unknown
-    peak_bytes: int | Unknown  # of the device's memory, by torch's allocator
+    peak_bytes: int | Unknown  # of the device's memory by torch's allocator; of the process on the CPU
     joules: float | Unknown  # of the device over `powered` passes
     powered: int  # passes
     busy_percent: float | Unknown  # what nvidia-smi calls utilisation, its mean over the trials

@@ -18,13 +18,13 @@ from probes.run import supervisor
 )
 def test_a_worker_that_ends_early_fails_with_how_it_ended(code: int, reason: str) -> None:
     """Also by a signal without a name, which was a traceback."""
-    outcome = supervisor._judge(supervisor._Ear(lambda _: None), code)
+    outcome = supervisor._judge(supervisor._Ear(lambda _: None, supervisor.told), code)
     assert isinstance(outcome, Failed)
     assert outcome.reason == reason
 
 
 def test_only_a_kill_is_put_down_to_memory() -> None:
-    ear = supervisor._Ear(lambda _: None)
+    ear = supervisor._Ear(lambda _: None, supervisor.told)
     hints = [supervisor._judge(ear, -number).hint for number in (signal.SIGKILL, signal.SIGTERM)]  # type: ignore[union-attr]
     assert "for memory" in hints[0]
     assert hints[1] == ""

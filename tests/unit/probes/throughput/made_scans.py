@@ -7,7 +7,7 @@ from probes.throughput.direct.scanned import BatchRow, DirectScan, ModelFacts, S
 from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport
 
 NONE = Unknown("made without it")
-WAY = Way("cpu", "pytorch", "fp32", "copied")
+WAY = Way("cpu", "pytorch", "fp32", "resident")
 
 
 def ceiling(rate: float) -> Ceiling:
@@ -67,7 +67,7 @@ def report() -> ThroughputReport:
         schema_version=VERSION,
         tool_version="0.1.0",
         started="2026-11-21T23:00:00Z",
-        settings=ScanSettings("made", (), 5, ("copied",), ("pytorch",), ("fp32",), ("cpu",), 0, 2),
+        settings=ScanSettings("made", (), 5, ("resident",), ("pytorch",), ("fp32",), ("cpu",), 0, 2),
         machine=machine(),
         ceilings=ceilings(),
         direct=direct(),

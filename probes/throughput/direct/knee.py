@@ -1,0 +1,153 @@
+"""Where throughput stops growing with the batch: two straight lines in log2 throughput over log2 batch. Pure.
+
+Up to the knee more inputs at once cost less than their share; after it they cost their share. The lines
+meet at the knee. It is searched on a fine grid; for each place least squares give both lines. Its error is
+the half-width of the places whose residual isn't worse than the best by more than one residual variance.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from probes.shared.unknown import Unknown
+from probes.throughput.direct.figures import throughput
+from probes.throughput.direct.scanned import Series
+
+GROWS = 0.05  # per doubling: what counts as growth at the end of a scan
+NEAR = 0.05  # of the largest throughput: within it a batch size counts as saturating
+FEWEST = 4  # batch sizes that two lines and a knee need
+STEPS = 64  # places to the octave
+LEAST_ERROR = 0.005  # of a throughput: below it errors don't weigh more
+SURE = 2.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Point:
+    """Throughput at a batch size, inputs/s."""
+
+    batch: int
+    mean: float
+    error: float  # standard error
+
+
+@dataclass(frozen=True)
+class Knee:
+    """Throughput saturates."""
+
+    tag: ClassVar[str] = "knee"
+    batch: float  # where the lines meet
+    octaves: float  # the standard error of log2 of that
+    saturated_from: int  # the smallest measured batch within NEAR of the largest throughput
+    at_most: float  # the largest throughput, inputs/s
+    before: float  # growth exponent up to the knee: 1 is proportional
+    after: float  # behind it: 0 is flat, less falls
+
+    @property
+    def least(self) -> float:
+        """A standard error below."""
+        return float(self.batch * 2**-self.octaves)
+
+    @property
+    def most(self) -> float:
+        """A standard error above."""
+        return float(self.batch * 2**self.octaves)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Throughput is as large at the smallest batch as anywhere: the knee is at it or below."""
+
+    tag: ClassVar[str] = "flat"
+    batch: int  # the smallest measured
+    at_most: float
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Throughput still grows at the largest batch."""
+
+    tag: ClassVar[str] = "growing"
+    batch: int  # the largest measured
+    per_doubling: float  # the growth at the end: 0.2 is 20 % for twice the batch
+
+
+Found = Knee | Flat | Growing | Unknown
+
+
+def of_series(series: Series) -> Found:
+    """The knee of one way's rows."""
+    rows = [(row.batch, throughput(row)) for row in series.rows]
+    return find([Point(batch, found.mean, found.error or 0.0) for batch, found in rows])
+
+
+def find(points: Sequence[Point]) -> Found:
+    """The knee of throughput over batch, in any order. Unknown for too few batch sizes."""
+    ordered = sorted(points, key=lambda point: point.batch)
+    if len(ordered) < FEWEST:
+        return Unknown(f"{len(ordered)} batch sizes are too few for a knee; {FEWEST} are needed")
+    growth = _growth(ordered[-2], ordered[-1])
+    if growth > GROWS:
+        return Growing(ordered[-1].batch, growth)
+    largest = max(point.mean for point in ordered)
+    saturated = next(point.batch for point in ordered if point.mean >= largest * (1 - NEAR))
+    if saturated == ordered[0].batch:
+        return Flat(saturated, largest)
+    return _knee(ordered, saturated, largest)
+
+
+def _growth(before: Point, last: Point) -> float:
+    """Per doubling, and 0 where the errors may have made it."""
+    noise = SURE * math.hypot(before.error, last.error)
+    if last.mean - before.mean <= noise:
+        return 0.0
+    return float((last.mean / before.mean) ** (1 / math.log2(last.batch / before.batch)) - 1)
+
+
+def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Unknown:
+    xs = [math.log2(point.batch) for point in points]
+    ys = [math.log2(point.mean) for point in points]
+    weights = [1 / max(point.error / point.mean, LEAST_ERROR) ** 2 for point in points]
+    steps = round((xs[-1] - xs[0]) * STEPS)
+    places = [xs[0] + step / STEPS for step in range(1, steps)]
+    fits = [(place, *_lines(xs, ys, weights, place)) for place in places]
+    rising = [fit for fit in fits if fit[2] > fit[3]]
+    if not rising:
+        return Unknown("throughput over batch doesn't bend as saturation does")
+    best = min(rising, key=lambda fit: fit[1])
+    # Whatever the trials' own errors say, the lines are no better than their residuals.
+    variance = max(best[1] / max(len(points) - 4, 1), (math.log2(math.e)) ** 2)
+    near = [place for place, loss, *_ in rising if loss <= best[1] + variance]
+    octaves = max((max(near) - min(near)) / 2, 0.5 / STEPS)
+    return Knee(2 ** best[0], octaves, saturated, largest, before=best[2], after=best[3])
+
+
+def _lines(
+    xs: Sequence[float], ys: Sequence[float], weights: Sequence[float], place: float
+) -> tuple[float, float, float]:
+    """Weighted least squares of c + a min(x - k, 0) + b max(x - k, 0): the loss, a and b."""
+    columns = [[1.0, min(x - place, 0.0), max(x - place, 0.0)] for x in xs]
+    normal = [
+        [math.fsum(w * row[i] * row[j] for w, row in zip(weights, columns, strict=True)) for j in range(3)]
+        + [math.fsum(w * row[i] * y for w, row, y in zip(weights, columns, ys, strict=True))]
+        for i in range(3)
+    ]
+    c, a, b = _solved(normal)
+    loss = math.fsum(
+        w * (y - c * row[0] - a * row[1] - b * row[2]) ** 2
+        for w, row, y in zip(weights, columns, ys, strict=True)
+    )
+    return loss, a, b
+
+
+def _solved(rows: list[list[float]]) -> list[float]:
+    """Three equations by elimination with pivots; with points on both sides there is a solution."""
+    size = len(rows)
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(size):
+            if r != i:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[i], strict=True)]
+    return [rows[i][size] / rows[i][i] for i in range(size)]
