@@ -21,6 +21,7 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
+from probes.placement.packing.tiles import MOST_ROWS
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
@@ -28,8 +29,6 @@ from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange,
 from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.measuring import Stopwatches
-
-FUSED_ROWS = 16  # of an input, up to which a product may be computed straight from packed weights
 
 
 class Engine:
@@ -127,7 +126,7 @@ class Engine:
         self._copies.follow(expected=expected)
         self._unpacks.follow(expected=expected)
         if self._fast:
-            self._fused = rows_of(args, kwargs) <= FUSED_ROWS
+            self._fused = rows_of(args, kwargs) <= MOST_ROWS
         one.fused = self._fused and one.products is not None
         if self._in_use_by_another(one):
             one.apart = True

@@ -123,44 +123,19 @@ def multiply(
     batch, k = x.shape
     n = y.shape[1]
     tensors = (x, *(parts[name] for name in ("rest0", "codes", "values", "positions", "starts")))
+    tensors = (*tensors, y if bias is None else bias, y)
+    how = {"K": k, "BN": rows, "BK": columns, "STAGES": stages, "num_warps": warps}
+    how |= {"BIAS": bias is not None, "PTX": _has_ptx(x.device)}
+    grid = (-(-n // rows),)
     with _on(x.device):
         if batch == 1:
-            one_row[(-(-n // rows),)](
-                *tensors,
-                y if bias is None else bias,
-                y,
-                n,
-                2.0**_INPUT_EXPONENT,
-                2.0 ** (base - _INPUT_EXPONENT),
-                K=k,
-                BN=rows,
-                BK=columns,
-                ESCAPES=8,
-                BIAS=bias is not None,
-                PTX=_has_ptx(x.device),
-                STAGES=stages,
-                num_warps=warps,
-            )
+            scales = (2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
+            one_row[grid](*tensors, n, *scales, ESCAPES=8, **how)
             return
-        few_rows[(-(-n // rows),)](
-            *tensors,
-            y if bias is None else bias,
-            y,
-            n,
-            2.0 ** (base - _WEIGHT_EXPONENT),
-            batch,
-            K=k,
-            BN=rows,
-            BK=columns,
-            BB=16,
-            # the interpreter multiplies the words of bfloat16 as if they were integers
-            FACTORS=tl.bfloat16 if x.is_cuda else tl.float32,
-            ESCAPES=1,
-            BIAS=bias is not None,
-            PTX=_has_ptx(x.device),
-            STAGES=stages,
-            num_warps=warps,
-        )
+        # the interpreter multiplies the words of bfloat16 as if they were integers
+        factors = tl.bfloat16 if x.is_cuda else tl.float32
+        scale = 2.0 ** (base - _WEIGHT_EXPONENT)
+        few_rows[grid](*tensors, n, scale, batch, BB=16, FACTORS=factors, ESCAPES=1, **how)
 
 
 def has_narrow_wavefronts(device: torch.device) -> bool:

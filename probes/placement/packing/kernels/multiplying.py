@@ -15,6 +15,58 @@ from probes.placement.packing.kernels.decoding import weights
 
 
 @triton.jit
+def _corner(
+    rest: tl.tensor, codes: tl.tensor, n: tl.tensor, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+) -> tl.tensor:
+    """A program's rows, the same within the matrix, and where their first BK bytes of both planes are."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.minimum(rows, n - 1).to(tl.int64)
+    inside = tl.arange(0, BK)
+    low = rest + row[:, None] * K + inside[None, :]
+    code = codes + row[:, None] * (K // 2) + inside[None, :]
+    return rows, row, inside, low, code
+
+
+@triton.jit
+def _both(
+    low: tl.tensor,
+    code: tl.tensor,
+    k: tl.tensor,
+    HALF: tl.constexpr,
+    left: tl.tensor,
+    RAISED: tl.constexpr,
+    PTX: tl.constexpr,
+) -> tl.tensor:
+    """The weights at column k of both halves of rows. `left`: which there are; None for all of them."""
+    if left is None:
+        c = tl.load(code + k)
+        one = weights(tl.load(low + k), c, False, RAISED, PTX)
+        other = weights(tl.load(low + HALF + k), c, True, RAISED, PTX)
+    else:
+        c = tl.load(code + k, mask=left, other=0)
+        one = weights(tl.load(low + k, mask=left, other=0), c, False, RAISED, PTX)
+        other = weights(tl.load(low + HALF + k, mask=left, other=0), c, True, RAISED, PTX)
+    return one, other
+
+
+@triton.jit
+def _escapes(
+    positions: tl.tensor,
+    values: tl.tensor,
+    begin: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    COUNT: tl.constexpr,
+) -> tl.tensor:
+    """COUNT escapes of each row from `first` on: which there are, their columns and values (float32)."""
+    i = begin[:, None] + first + tl.arange(0, COUNT)[None, :]
+    there = i < end[:, None]
+    column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
+    value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
+    return there, column, value
+
+
+@triton.jit
 def one_row(
     x: tl.tensor,
     rest: tl.tensor,
@@ -37,16 +89,10 @@ def one_row(
 ) -> None:
     """y = W x for one input row: each program multiplies BN rows of W, in pieces of 2 x BK columns."""
     half: tl.constexpr = K // 2
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    row = tl.minimum(rows, n - 1).to(tl.int64)
-    inside = tl.arange(0, BK)
-    low = rest + row[:, None] * K + inside[None, :]
-    code = codes + row[:, None] * half + inside[None, :]
+    rows, row, inside, low, code = _corner(rest, codes, n, K, BN, BK)
     total = tl.zeros([BN, BK], tl.float32)
     for k in tl.range(0, half // BK * BK, BK, num_stages=STAGES):
-        c = tl.load(code + k)
-        one = weights(tl.load(low + k), c, False, False, PTX)
-        other = weights(tl.load(low + half + k), c, True, False, PTX)
+        one, other = _both(low, code, k, half, None, False, PTX)
         x_one = tl.load(x + k + inside).to(tl.float32) * input_scale
         x_other = tl.load(x + half + k + inside).to(tl.float32) * input_scale
         total += one.to(tl.float32) * x_one[None, :]
@@ -54,9 +100,7 @@ def one_row(
     if half % BK:  # what is left over isn't a whole piece
         k = half // BK * BK
         left = k + inside < half
-        c = tl.load(code + k, mask=left[None, :], other=0)
-        one = weights(tl.load(low + k, mask=left[None, :], other=0), c, False, False, PTX)
-        other = weights(tl.load(low + half + k, mask=left[None, :], other=0), c, True, False, PTX)
+        one, other = _both(low, code, k, half, left[None, :], False, PTX)
         x_one = tl.load(x + k + inside, mask=left, other=0.0).to(tl.float32) * input_scale
         x_other = tl.load(x + half + k + inside, mask=left, other=0.0).to(tl.float32) * input_scale
         total += one.to(tl.float32) * x_one[None, :]
@@ -65,10 +109,7 @@ def one_row(
     end = tl.load(starts + row + 1)
     escaped = tl.zeros([BN], tl.float32)
     for first in range(0, tl.max(end - begin, 0), ESCAPES):
-        i = begin[:, None] + first + tl.arange(0, ESCAPES)[None, :]
-        there = i < end[:, None]
-        column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
-        value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
+        there, column, value = _escapes(positions, values, begin, first, end, ESCAPES)
         factor = tl.load(x + column, mask=there, other=0.0).to(tl.float32)
         escaped += tl.sum(value * factor, 1)
     result = tl.sum(total, 1) * scale + escaped
@@ -102,19 +143,13 @@ def few_rows(
 ) -> None:
     """The same for up to BB input rows, through the matrix units, which multiply numbers of type FACTORS."""
     half: tl.constexpr = K // 2
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    row = tl.minimum(rows, n - 1).to(tl.int64)
-    inside = tl.arange(0, BK)
+    rows, row, inside, low, code = _corner(rest, codes, n, K, BN, BK)
     b = tl.arange(0, BB)
-    low = rest + row[:, None] * K + inside[None, :]
-    code = codes + row[:, None] * half + inside[None, :]
     inputs = x + b[None, :] * K + inside[:, None]
     is_input = (b < batch)[None, :]
     total = tl.zeros([BN, BB], tl.float32)
     for k in tl.range(0, half // BK * BK, BK, num_stages=STAGES):
-        c = tl.load(code + k)
-        one = weights(tl.load(low + k), c, False, True, PTX)
-        other = weights(tl.load(low + half + k), c, True, True, PTX)
+        one, other = _both(low, code, k, half, None, True, PTX)
         x_one = tl.load(inputs + k, mask=is_input, other=0.0)
         x_other = tl.load(inputs + half + k, mask=is_input, other=0.0)
         total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
@@ -123,9 +158,7 @@ def few_rows(
         k = half // BK * BK
         left = k + inside < half
         is_left = left[:, None] & is_input
-        c = tl.load(code + k, mask=left[None, :], other=0)
-        one = weights(tl.load(low + k, mask=left[None, :], other=0), c, False, True, PTX)
-        other = weights(tl.load(low + half + k, mask=left[None, :], other=0), c, True, True, PTX)
+        one, other = _both(low, code, k, half, left[None, :], True, PTX)
         x_one = tl.load(inputs + k, mask=is_left, other=0.0)
         x_other = tl.load(inputs + half + k, mask=is_left, other=0.0)
         total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
@@ -134,10 +167,7 @@ def few_rows(
     begin = tl.load(starts + row)
     end = tl.load(starts + row + 1)
     for first in range(0, tl.max(end - begin, 0), ESCAPES):
-        i = begin[:, None] + first + tl.arange(0, ESCAPES)[None, :]
-        there = i < end[:, None]
-        column = tl.load(positions + i, mask=there, other=0).to(tl.int32) & 0xFFFF
-        value = tl.load(values + i, mask=there, other=0).to(tl.bfloat16, bitcast=True).to(tl.float32)
+        there, column, value = _escapes(positions, values, begin, first, end, ESCAPES)
         wanted = there[:, :, None] & (b < batch)[None, None, :]
         factor = tl.load(x + column[:, :, None] + b[None, None, :] * K, mask=wanted, other=0.0)
         total += tl.sum(value[:, :, None] * factor.to(tl.float32), 1)
