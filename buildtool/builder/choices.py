@@ -3,6 +3,7 @@
 import argparse
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from buildtool.audit.read.image import host_platform, parse_platform
 from buildtool.builder import catalog
@@ -37,8 +38,18 @@ def chosen_targets(asked: str | None, say: Say) -> tuple[bool, tuple[str, ...]]:
     return False, cards
 
 
-def wanted(args: argparse.Namespace, say: Say) -> tuple[bool, list[list[Variant]], int]:
-    """Whether cards were asked for by name; candidates for each image, best first; the catalog's epoch.
+@dataclass(frozen=True)
+class Wanted:
+    """What a command asks for, and what of the catalog it needs besides."""
+
+    by_name: bool  # whether cards were asked for by name
+    candidates: list[list[Variant]]  # for each image, best first
+    epoch: int  # of the catalog
+    every: tuple[Variant, ...]  # variant that the catalog has
+
+
+def wanted(args: argparse.Namespace, say: Say) -> Wanted:
+    """The variants that the arguments name.
 
     A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
     Raises ConfigError for a name that the catalog doesn't have.
@@ -47,7 +58,8 @@ def wanted(args: argparse.Namespace, say: Say) -> tuple[bool, list[list[Variant]
     found = catalog.load(args.catalog)  # once: it may be a pipe, and change while it is read
     choices = [found.for_cards(cards)] if asked else [found.for_cards(cards), found]
     each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
-    return asked, [list(dict.fromkeys(variants)) for variants in each], found.source_date_epoch
+    candidates = [list(dict.fromkeys(variants)) for variants in each]
+    return Wanted(asked, candidates, found.source_date_epoch, found.variants)
 
 
 def workplace(say: Say, *, verbose: bool = False) -> Workplace:
@@ -55,15 +67,25 @@ def workplace(say: Say, *, verbose: bool = False) -> Workplace:
     return Workplace(state_directory(), lock_file(), say, verbose)
 
 
-def more_names(tags: Sequence[str], variants: Sequence[Variant]) -> dict[str, tuple[Reference, ...]]:
+def more_names(
+    tags: Sequence[str], variants: Sequence[Variant], every: Sequence[Variant]
+) -> dict[str, tuple[Reference, ...]]:
     """The names that each variant's image gets besides its own; `{variant}` in one means the variant's name.
 
-    Raises ConfigError for what no image can be called, and for a name that two images would get.
+    `every` variant of the catalog keeps its own name, whether it is built now or not. Raises ConfigError for
+    what no image can be called, and for a name that two images would get.
     """
     named = {variant.name: _own_names(variant, tags) for variant in variants}
-    owners = {parse_new_name(variant.ref).canonical: variant.name for variant in variants}
+    kept = {parse_new_name(variant.ref).canonical: variant.name for variant in every}
+    owners: dict[str, str] = {}
     for variant, names in named.items():
         for name in names:
+            if kept.get(name.canonical, variant) != variant:
+                raise ConfigError(
+                    f"--tag would give {variant} the name {name}, which is that of the variant "
+                    f"{kept[name.canonical]}",
+                    f"choose another name: --tag HOST/{_VARIANT}:1.0",
+                )
             if owners.setdefault(name.canonical, variant) != variant:
                 raise ConfigError(
                     f"--tag would give the name {name} to two images: {owners[name.canonical]} and {variant}",

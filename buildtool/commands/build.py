@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
-from buildtool.builder.choices import add_targets, more_names, require_platform, wanted, workplace
+from buildtool.builder.choices import Wanted, add_targets, more_names, require_platform, wanted, workplace
 from buildtool.builder.plan import ImagePlan
 from buildtool.builder.workplace import Workplace
 from buildtool.engine import provision, registry
@@ -13,7 +13,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
-from buildtool.model import BuiltImage, Variant
+from buildtool.model import BuiltImage
 from buildtool.progress import Progress
 from buildtool.shipped import IMAGES
 from probes.shared.output import tell
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     say = progress.say
     # a mistake in the command is reported before an engine is installed
-    asked, candidates, epoch = wanted(args, say)
-    names = _names(args, [variants[0] for variants in candidates])
+    chosen = wanted(args, say)
+    names = _names(args, chosen)
     if args.platform:
         require_platform(args.platform, "")
     require_writable(args.reports, "choose another directory for the reports: --reports DIR")
@@ -76,7 +76,12 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
         require_platform(args.platform, engine.info().machine)
     with place.alone():
         plan = pipeline.make_plan(
-            place, candidates, engine=engine, epoch=epoch, update_lock=args.update_lock, asked=asked
+            place,
+            chosen.candidates,
+            engine=engine,
+            epoch=chosen.epoch,
+            update_lock=args.update_lock,
+            asked=chosen.by_name,
         )
         pipeline.stage(place, plan)
         images = pipeline.bake(plan, engine=engine, say=say, no_cache=args.no_cache, verbose=args.verbose)
@@ -112,15 +117,16 @@ def _audit(
     return [row.ref for row in rows if row.verdict == "fail"]
 
 
-def _names(args: argparse.Namespace, variants: Sequence[Variant]) -> dict[str, tuple[Reference, ...]]:
+def _names(args: argparse.Namespace, chosen: Wanted) -> dict[str, tuple[Reference, ...]]:
     """The names of --tag by variant. Raises ConfigError for a --push without any."""
+    variants = [candidates[0] for candidates in chosen.candidates]
     if args.push and not args.tag:
         own = parse_new_name(variants[0].ref)
         raise ConfigError(
             f"--push needs a name of yours to push: {own} would be {own.canonical}",
             "say where to: --push --tag REGISTRY/NAME:TAG",
         )
-    return more_names(args.tag, variants)
+    return more_names(args.tag, variants, chosen.every)
 
 
 def _push(

@@ -21,8 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
-    asked, candidates, epoch = wanted(args, _silent)
-    plan = pipeline.locked_plan(workplace(_silent), candidates, epoch=epoch, asked=asked)
+    chosen = wanted(args, _silent)
+    plan = pipeline.locked_plan(
+        workplace(_silent), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
+    )
     hand_over(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)
 

@@ -255,6 +255,6 @@ def test_a_catalog_is_read_once_for_all_candidates(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(catalog, "load", once)
     args = argparse.Namespace(catalog=file, targets=None, variants=[])
-    _, candidates, _ = wanted(args, lambda _line: None)
+    candidates = wanted(args, lambda _line: None).candidates
     assert [[variant.gpu_targets for variant in each] for each in candidates] == [[("gfx1036",), ("gfx906",)]]
     assert times == [file]

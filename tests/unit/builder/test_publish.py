@@ -20,16 +20,26 @@ NAME = "ghcr.example/team/cpu:1"
 
 
 def names(*tags: str, variants: tuple[Variant, ...] = (CPU,)) -> dict[str, list[str]]:
-    found = choices.more_names(tags, variants)
+    found = choices.more_names(tags, variants, (CPU, ROCM))
     return {variant: [str(name) for name in each] for variant, each in found.items()}
 
 
 def test_a_name_is_given_to_one_image_alone() -> None:
     assert names("a/b", "a/b:2") == {"cpu": ["a/b:latest", "a/b:2"]}
     assert names("a/b", "a/b:latest", "docker.io/a/b") == {"cpu": ["docker.io/a/b:latest"]}
-    for tags in (("a/b:1",), ("docker.io/weir/rocm",), ("x-{variant}:1", "x-rocm:1")):
+    for tags in (("a/b:1",), ("x-{variant}:1", "x-rocm:1")):
         with pytest.raises(ConfigError, match=r"to two images: \w+ and \w+\n.*\{variant\}"):
             names(*tags, variants=(CPU, ROCM))
+
+
+@pytest.mark.parametrize("built", [(CPU,), (CPU, ROCM)])
+def test_the_own_name_of_another_variant_is_refused_whether_that_is_built_or_not(
+    built: tuple[Variant, ...],
+) -> None:
+    for tag in ("weir/rocm", "weir/rocm:latest", "docker.io/weir/rocm:latest"):
+        with pytest.raises(ConfigError, match=r"give cpu the name \S+, which is that of the variant rocm"):
+            names(tag, variants=built)
+    assert names("weir/{variant}:latest", variants=built)["cpu"] == ["weir/cpu:latest"]
 
 
 def test_a_template_names_every_variant() -> None:
@@ -46,6 +56,7 @@ def test_a_template_names_every_variant() -> None:
         (["--tag", f"x@sha256:{'0' * 64}"], "a digest can't be given"),
         (["--push"], "docker.io/weir/cpu:latest"),
         (["rocm", "--tag", "x:1"], "to two images"),
+        (["--tag", "weir/rocm:latest"], "which is that of the variant rocm"),
     ],
 )
 def test_a_bad_name_is_refused_before_an_engine_is_asked(
