@@ -166,7 +166,13 @@ class Bench:
         places = [(i + 1) * moving // len(blocks) > i * moving // len(blocks) for i in range(len(blocks))]
         made = tuple(
             BlockPlan(
-                block.name, tier if moves else "resident", block.n_bytes, 0, 0, block.n_bytes * moves, 0.0
+                block.name,
+                tier if moves else "resident",
+                block.n_bytes,
+                block.n_bytes * (not moves),
+                0,
+                block.n_bytes * moves,
+                0.0,
             )
             for block, moves in zip(blocks, places, strict=True)
         )

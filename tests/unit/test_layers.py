@@ -101,6 +101,7 @@ THOUGHT = {
     "probes/placement/models/stored.py",
     "probes/placement/planner/",
     "probes/placement/showing/text.py",
+    "probes/placement/soundness.py",
     "probes/placement/split.py",
     "probes/placement/trial/ways.py",
     "probes/records/",

@@ -1,9 +1,7 @@
 """Places a model that is already built."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import torch
 from torch import nn
@@ -19,9 +17,8 @@ from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Called, Handle, WholePass
 from probes.placement.runtime.settling import ModuleSource, Settling, Source
-from probes.placement.values import TIERS, Plan, Tier
-
-MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
+from probes.placement.soundness import flaw
+from probes.placement.values import Plan, Tier
 
 
 def place(
@@ -133,21 +130,8 @@ def planned_blocks(model: nn.Module, plan: Plan) -> list[tuple[Block, Tier]]:
 
 
 def _require_sound(plan: Plan) -> None:
-    """Raise PlacementError for what no planner makes: a plan is a file that anybody can edit."""
-    names = Counter(block.name for block in plan.blocks)
-    twice = [name for name, times in names.items() if times > 1]
-    strange = [block for block in plan.blocks if block.tier not in TIERS]
-    rings = plan.rings
-    if twice:
-        why = f"it has {twice[0]!r} twice"
-    elif strange:
-        why = f"{strange[0].name!r} has the tier {strange[0].tier!r}; known are {', '.join(TIERS)}"
-    elif not all(0 <= count <= MOST_BUFFERS for count in (rings.slots, rings.scratches, rings.ahead)):
-        said = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers and {rings.ahead:,} blocks ahead"
-        why = f"{said} aren't each from 0 to {MOST_BUFFERS:,}"
-    else:
-        return
-    raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
+    if why := flaw(plan):
+        raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
 
 
 def _another(why: str) -> PlacementError:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.errors import ReportError
+from probes.placement.soundness import flaw
 from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
 from probes.shared import files
@@ -47,10 +48,13 @@ def read_plan(path: Path) -> Plan:
         value = load(files.read_text(path, most_bytes=MOST_BYTES))
         if not isinstance(value, dict) or value.get("schema") != PLAN_SCHEMA:
             raise ReportError(f"{path} is not a plan of the schema {PLAN_SCHEMA}", again)
-        return decode(Plan, value, "plan")
+        found = decode(Plan, value, "plan")
     except OSError as error:
         raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
     except Misfit as error:
         raise ReportError(f"{path} is not a plan: {error}", again) from error
     except ValueError as error:
         raise ReportError(f"{path} is not JSON: {str(error)[:120]}", again) from error
+    if why := flaw(found):
+        raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
+    return found
