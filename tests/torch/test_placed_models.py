@@ -567,6 +567,25 @@ def test_placing_twice_is_refused_whatever_the_tiers_are(model, x, tier):
     assert torch.equal(model(x), want)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["resident", "streamed", "packed", "cpu"])
+def test_a_compiled_placed_model_runs_as_it_is_instead_of_ending_in_an_error_of_torch(model, x, tier):
+    want = model(x)
+    handle = placed(model, tier)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(compiled(x), want)
+    assert torch.equal(compiled(x), want)
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.raises((RuntimeError, PlacementError), match="a placed model can't be compiled or exported"):
+        whole(x)
+    with pytest.raises(PlacementError, match=r"remove\(\) of the handle"):
+        torch.export.export(model, (x,))
+    assert torch.equal(model(x), want)
+    handle.remove()
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), want)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @torch.no_grad()
 def test_tracing_is_refused_because_a_trace_would_keep_addresses(model, x):
@@ -593,8 +612,8 @@ def test_a_parameter_that_is_a_buffer_too_is_refused(model):
             "the tier 'vram'",
         ),
         (lambda plan: {"rings": Rings(10**15)}, "aren't each from 0"),
-        (lambda plan: {"rings": Rings(2, scratches=-3)}, "aren't each from 0"),
-        (lambda plan: {"rings": Rings(2, ahead=-1)}, "aren't each from 0"),
+        (lambda plan: {"rings": Rings(2, scratches=-3)}, r"plan\.rings\.scratches is -3"),
+        (lambda plan: {"rings": Rings(2, ahead=-1)}, r"plan\.rings\.ahead is -1"),
     ],
 )
 def test_an_edited_plan_that_cannot_be_followed_is_refused(model, x, edit, said):

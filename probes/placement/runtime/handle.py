@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard
+from probes.placement.runtime.blocks.hostside import Guard, is_compiled, uncompiled
 from probes.placement.runtime.blocks.moving import Moving
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, refuse_training
@@ -28,6 +28,8 @@ class Called(Guard):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the weights, compute, release them."""
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
         self._engine.enter(self._one, args, kwargs)
         try:
             return self._one.kept(self.forward(*args, **kwargs))
@@ -53,6 +55,8 @@ class WholePass(Guard):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
         with self._engine.lock:
             if torch.is_grad_enabled():
                 refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)

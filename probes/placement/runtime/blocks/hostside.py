@@ -3,26 +3,73 @@
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Any, NoReturn
+from types import CodeType
+from typing import Any, Final, NoReturn
 
 import torch
 
+from probes.errors import PlacementError
 from probes.placement.runtime.blocks.lazy import refuse_copy
+
+_FRAMES: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_ASKED: Final[Callable[[], object]] = getattr(_FRAMES, "get_eval_frame_callback", bool)  # None: not compiled
+
+
+_UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
 
 
 class Guard:
-    """A module's forward with something done before and after. A copy of the module is refused."""
+    """A module's forward with something done before and after. A copy of the module is refused.
+
+    `torch.compile` doesn't look inside: the call is made as it is, uncompiled.
+    """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
         self.__wrapped__ = forward  # for `inspect.signature`, which generation asks
         self.__doc__ = forward.__doc__
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward."""
+        return self.forward(*args, **kwargs)
+
+    @property
+    def __code__(self) -> CodeType:
+        """The forward's own, which `torch.export` asks for."""
+        return self.forward.__code__
+
     def __deepcopy__(self, _memo: Any) -> NoReturn:
         refuse_copy()
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         refuse_copy()
+
+
+def is_compiled() -> bool:
+    """Whether the calling frame is run or traced by `torch.compile` or `torch.export`."""
+    return torch.compiler.is_compiling() or bool(_ASKED())
+
+
+def uncompiled(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same call where `torch.compile` makes it. Raises PlacementError where it is exported."""
+    if not _ASKED():
+        raise PlacementError(
+            _UNTRACED, "compile or export the model before it is placed, or call remove() of the handle"
+        )
+    return torch.compiler.disable(guard)(*args, **kwargs)
+
+
+def _hide(function: Any) -> None:
+    """Let `torch.compile` neither inline nor compile it. Its own decorators take 2 s to import."""
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_UNTRACED)
+    if hasattr(_FRAMES, "skip_code"):  # until torch 2.6
+        _FRAMES.skip_code(function.__code__)
+    elif hasattr(_FRAMES, "set_code_exec_strategy"):
+        skip, usual = _FRAMES._FrameAction.SKIP, _FRAMES._FrameAction.DEFAULT
+        _FRAMES.set_code_exec_strategy(function.__code__, _FRAMES._FrameExecStrategy(skip, usual))
+
+
+_hide(uncompiled)
 
 
 class OnHost(Guard):
@@ -34,6 +81,8 @@ class OnHost(Guard):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute there. Waits for what the caller's stream computes, not for copies of other blocks."""
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
         host = torch.device("cpu")
         return moved(self.forward(*moved(args, host), **moved(kwargs, host)), self._device)
 
