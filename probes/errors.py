@@ -47,6 +47,10 @@ class Unsupported(DeviceUnusable):
     """This torch or device can't do it; measurements that don't need it can go on."""
 
 
+class ServerUnusable(DeviceUnusable):
+    """A server that can't be reached, or doesn't answer what its protocol has."""
+
+
 class OutOfMemory(DeviceUnusable):
     """An allocation was refused, by the driver or by a cap that the probe had set itself."""
 

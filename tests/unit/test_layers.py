@@ -115,6 +115,18 @@ THOUGHT = {
     "probes/throughput/direct/knee.py",
     "probes/throughput/direct/saturation.py",
     "probes/throughput/direct/scanned.py",
+    "probes/throughput/served/orderstats.py",
+    "probes/throughput/served/rising.py",
+    "probes/throughput/served/servedcurve.py",
+    "probes/throughput/served/servedscan.py",
+    "probes/throughput/served/stability.py",
+    "probes/throughput/served/tallying.py",
+    "probes/throughput/served/client/arrivals.py",
+    "probes/throughput/served/client/described.py",
+    "probes/throughput/served/client/driving.py",
+    "probes/throughput/served/client/httpanswer.py",
+    "probes/throughput/served/client/payload.py",
+    "probes/throughput/served/client/address.py",
 }
 ACTING = {
     "buildtool.command",
@@ -148,6 +160,7 @@ ACTING = {
     "probes.run.journal",
     "probes.run.supervisor",
     "probes.throughput.ceilings.topspeed",
+    "probes.throughput.served.client.lines",
 }
 MOST_MODULES = 12  # of a folder, for a reader to see at once
 LONGEST_CHAIN = 7  # of imports within a folder

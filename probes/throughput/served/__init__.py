@@ -1,1 +1,1 @@
-"""The served half of a throughput scan: a server under rising load."""
+"""The served half of a scan: concurrent clients, rising levels, latency and throughput with their errors."""

@@ -1,0 +1,159 @@
+"""Reads HTTP/1.1 answers from bytes as they arrive, within limits. Pure."""
+
+import re
+
+MOST_HEAD_BYTES = 64 << 10
+MOST_BODY_BYTES = 64 << 20
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\r\n]*)?")
+
+
+class Garbled(ValueError):
+    """What came isn't an answer in HTTP/1.1, or is beyond our limits."""
+
+
+class AnswerReader:
+    """One answer. `feed` takes bytes until `done`; the body is counted, and kept where `keep_body` is set."""
+
+    def __init__(self, *, keep_body: bool = False) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.body = bytearray()
+        self.body_bytes = 0
+        self.done = False
+        self.keep_alive = True
+        self._keep_body = keep_body
+        self._rest = bytearray()
+        self._left: int | None = None  # bytes of the body, or of a chunk; None: until the connection ends
+        self._chunked = False
+        self._in_chunk = False
+        self._in_trailer = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self.status or self._rest)
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes. Raises Garbled."""
+        if self.done:
+            raise Garbled("more bytes came than the answer has")
+        self._rest += data
+        while not self.done and self._step():
+            pass
+        if self.done and self._rest:
+            raise Garbled("more bytes came than the answer has")
+
+    def end(self) -> bool:
+        """The connection has ended; whether the answer is whole."""
+        if self.status and self._left is None and not self._chunked:
+            self.done = True
+        return self.done
+
+    def _step(self) -> bool:
+        """One step of reading; whether another may be possible with what has come."""
+        if not self.status:
+            return self._head()
+        if self._chunked and not self._in_chunk:
+            return self._chunk_line()
+        return self._some_body()
+
+    def _head(self) -> bool:
+        end = self._rest.find(b"\r\n\r\n")
+        if end < 0:
+            if not _could_begin(bytes(self._rest[:16])):
+                raise Garbled(f"not HTTP: it begins with {bytes(self._rest[:16])!r}")
+            if len(self._rest) > MOST_HEAD_BYTES:
+                raise Garbled(f"a head of more than {MOST_HEAD_BYTES >> 10} KiB")
+            return False
+        first, *lines = bytes(self._rest[:end]).split(b"\r\n")
+        del self._rest[: end + 4]
+        found = _STATUS.fullmatch(first)
+        if not found:
+            raise Garbled(f"not HTTP: it begins with {first[:40]!r}")
+        status = int(found[2])
+        if status < 200:  # an interim answer; the real one follows
+            if status == 101:
+                raise Garbled("the server switched protocols")
+            return True
+        self.status = status
+        self.headers = dict(_header(line) for line in lines)
+        said = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in said and (found[1] == b"1" or b"keep-alive" in said)
+        self._framing()
+        return True
+
+    def _framing(self) -> None:
+        coding = self.headers.get(b"transfer-encoding", b"").lower()
+        length = self.headers.get(b"content-length")
+        if self.status in (204, 304):
+            self.done = True
+        elif coding:
+            if coding != b"chunked":
+                raise Garbled(f"transfer coding {coding[:40]!r}")
+            self._chunked = True
+        elif length is not None:
+            if not _LENGTH.fullmatch(length):
+                raise Garbled(f"Content-Length {length[:40]!r}")
+            self._left = int(length)
+            self._check_size(self._left)
+            self.done = self._left == 0
+        else:
+            self.keep_alive = False
+
+    def _chunk_line(self) -> bool:
+        end = self._rest.find(b"\r\n")
+        if end < 0:
+            if len(self._rest) > MOST_HEAD_BYTES:
+                raise Garbled("an endless chunk line")
+            return False
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 2]
+        if self._in_trailer:
+            self.done = not line
+            return not self.done
+        if self._left == 0 and not line:  # the end of the chunk before
+            self._left = None
+            return True
+        found = _CHUNK.fullmatch(line)
+        if not found or self._left == 0:
+            raise Garbled(f"a chunk's length {line[:40]!r}")
+        self._left = int(found[1], 16)
+        self._check_size(self.body_bytes + self._left)
+        self._in_trailer = self._left == 0
+        self._in_chunk = self._left > 0
+        return True
+
+    def _some_body(self) -> bool:
+        piece = self._rest if self._left is None else self._rest[: self._left]
+        if not piece:
+            return False
+        self.body_bytes += len(piece)
+        self._check_size(self.body_bytes)
+        if self._keep_body:
+            self.body += piece
+        if self._left is None:
+            self._rest = bytearray()
+            return False
+        del self._rest[: len(piece)]
+        self._left -= len(piece)
+        if self._left == 0:
+            self._in_chunk = False
+            self.done = not self._chunked
+        return True
+
+    def _check_size(self, n_bytes: int) -> None:
+        if n_bytes > MOST_BODY_BYTES:
+            raise Garbled(f"an answer of more than {MOST_BODY_BYTES >> 20} MiB")
+
+
+def _could_begin(seen: bytes) -> bool:
+    return seen.startswith(b"HTTP/1."[: len(seen)])
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if not colon or not name:
+        raise Garbled(f"a header line {line[:40]!r}")
+    return name.strip().lower(), value.strip()

@@ -1,0 +1,230 @@
+"""A served scan from end to end: looks at the server, raises the load, hands each finished level over."""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from probes.errors import ServerUnusable
+from probes.throughput.served.client import described
+from probes.throughput.served.client.address import Target
+from probes.throughput.served.client.driving import GOOD, MakeCaller
+from probes.throughput.served.client.lines import (
+    MOST_CONNECTIONS,
+    Endpoint,
+    HttpCaller,
+    Watch,
+    loop_with,
+    resolve,
+)
+from probes.throughput.served.client.payload import Body, Tensor, bodies, get, request, sized
+from probes.throughput.served.levelrun import measure_level
+from probes.throughput.served.rising import next_callers, open_rates, saturated
+from probes.throughput.served.servedscan import Level, ServedBy, ServedScan, ServedSettings
+from probes.throughput.served.tallying import Load
+
+UNFINISHED = "interrupted, or cut off"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What to send. `payload`: a whole body that is sent as it is, instead of one made of the metadata."""
+
+    inputs: tuple[str, ...] = ()
+    dim: int = 16
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    payload: bytes | None = None
+    in_json: bool = False
+
+
+Listener = Callable[[ServedScan], None]
+
+
+def scan(target: Target, asking: Asking, settings: ServedSettings, on_level: Listener) -> ServedScan:
+    """Measure the closed loop, then the open one. `on_level` is called with everything so far.
+
+    Raises ServerUnusable where the server can't be reached or asked, UsageError for an impossible request,
+    and KeyboardInterrupt; what was handed over until then is all that there is.
+    """
+    watch = Watch()
+    loop = loop_with(watch)
+    try:
+        return _Scan(loop, watch, settings, on_level).run(target, asking)
+    finally:
+        _wind_up(loop)
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what an interruption has left, so that no connection stays open and nothing warns."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    with suppress(KeyboardInterrupt):
+        loop.run_until_complete(_ended(tasks))
+    loop.close()
+
+
+async def _ended(tasks: set["asyncio.Task[Any]"]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # for aborted connections to be closed
+
+
+class _Scan:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, watch: Watch, settings: ServedSettings, on_level: Listener
+    ) -> None:
+        self._loop = loop
+        self._watch = watch
+        self._settings = settings
+        self._on_level = on_level
+
+    def run(self, target: Target, asking: Asking) -> ServedScan:
+        endpoint = _resolved(target)
+        secure = ssl.create_default_context() if target.tls else None
+        by, requests = self._do(self._prepared(target, endpoint, asking, secure))
+
+        def make() -> HttpCaller:
+            s = self._settings
+            return HttpCaller(
+                endpoint, requests, self._watch, limit_s=s.limit_s, keep=s.keep_alive, secure=secure
+            )
+
+        found = ServedScan(by, self._settings, (), UNFINISHED, complete=False)
+        self._on_level(found)
+        found = self._closed(found, make)
+        found = self._open(found, make) if found.complete else found
+        self._on_level(found)
+        return found
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    def _level(self, found: ServedScan, load: Load, make: MakeCaller) -> tuple[ServedScan, Level]:
+        busy = lambda: self._watch.busy_s  # noqa: E731
+        level = self._do(measure_level(load, make, self._settings, busy_s=busy))
+        found = replace(found, levels=(*found.levels, level))
+        self._on_level(found)
+        return found, level
+
+    def _closed(self, found: ServedScan, make: MakeCaller) -> ServedScan:
+        while True:
+            callers, why = next_callers(found.of("closed"), self._settings)
+            if callers is None:
+                answered = bool(found.levels[-1].answered)
+                return replace(found, ended=why, complete=answered)
+            found, _ = self._level(found, Load("closed", callers), make)
+
+    def _open(self, found: ServedScan, make: MakeCaller) -> ServedScan:
+        ended = [found.ended]
+        most = min(self._settings.most_connections, MOST_CONNECTIONS)
+        for rate in open_rates(found.of("closed"), self._settings):
+            found, level = self._level(found, Load("open", most, rate), make)
+            if why := saturated(level):
+                return replace(found, ended="; ".join([*ended, why]), complete=bool(level.latency_s))
+        return replace(found, ended="; ".join([*ended, "every rate was measured"]))
+
+    async def _prepared(
+        self, target: Target, endpoint: Endpoint, asking: Asking, secure: ssl.SSLContext | None
+    ) -> tuple[ServedBy, tuple[bytes, ...]]:
+        """Who answers, and the requests to send, of which one has been answered well."""
+        looking = HttpCaller(endpoint, (), self._watch, limit_s=self._settings.limit_s, secure=secure)
+        keep, authority = self._settings.keep_alive, endpoint.authority
+        try:
+            if asking.payload is None:
+                by, path, made = await self._described(looking, target, authority, asking)
+            else:
+                by, path, made = _given(target, asking.payload)
+            requests = tuple(request(body, path=path, authority=authority, keep=keep) for body in made)
+            await _tried(looking, requests[0], by.url)
+            return by, requests
+        finally:
+            looking.close()
+
+    async def _described(
+        self, caller: HttpCaller, target: Target, authority: str, asking: Asking
+    ) -> tuple[ServedBy, str, tuple[Body, ...]]:
+        server = described.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
+        target = target if target.model else await _with_model(caller, target, authority)
+        place = target.path.removesuffix("/infer")
+        body = await _got(caller, place, authority)
+        if body is None:
+            raise ServerUnusable(
+                f"{target.url.removesuffix('/infer')} describes no model",
+                "name it: --model NAME, or give --payload",
+            )
+        model = described.model_says(body)
+        inputs = sized(
+            described.chosen(model, server, asking.inputs),
+            rows=self._settings.rows,
+            dim=asking.dim,
+            shapes=dict(asking.shapes),
+        )
+        made = bodies(inputs, seed=self._settings.seed, binary=server.binary and not asking.in_json)
+        by = ServedBy(
+            url=target.url,
+            model=target.model,
+            server=f"{server.name} {server.version}".strip(),
+            platform=model.platform,
+            request=_words(inputs, made[0]),
+            request_bytes=len(made[0].data),
+            facts=model.parameters,
+        )
+        return by, target.path, made
+
+
+def _resolved(target: Target) -> Endpoint:
+    try:
+        return resolve(target.host, target.port, tls=target.tls)
+    except OSError as error:
+        raise ServerUnusable(
+            f"can't find {target.host}: {error.strerror or error}", "check the address of --url"
+        ) from error
+
+
+async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:
+    """The body of a GET; None for any status but 200. Raises ServerUnusable where no answer comes."""
+    reply, answer = await caller.fetch(get(path, authority=authority))
+    if not answer.done:
+        raise _unreachable(authority, reply.outcome)
+    return bytes(answer.body) if answer.status == 200 else None
+
+
+async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Target:
+    """The one model of a server that lists its models."""
+    index = request(Body(b"{}"), path=f"{target.prefix}/v2/repository/index", authority=authority, keep=True)
+    reply, answer = await caller.fetch(index)
+    if not answer.done:
+        raise _unreachable(authority, reply.outcome)
+    if answer.status != 200:
+        raise ServerUnusable("the server doesn't list its models", "name one: --model NAME")
+    name = quote(described.only_model(bytes(answer.body)), safe="")
+    return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
+
+
+async def _tried(caller: HttpCaller, one: bytes, url: str) -> None:
+    """One request before any is timed. Raises ServerUnusable with what the server says."""
+    reply, answer = await caller.fetch(one)
+    if reply.outcome != GOOD:
+        said = bytes(answer.body[:300]).decode(errors="replace").strip()
+        raise ServerUnusable(
+            f"{url} doesn't answer a request: {reply.outcome}{f': {said}' if said else ''}",
+            "see the server's log; other inputs: --input, --shape, --payload FILE",
+        )
+
+
+def _unreachable(authority: str, why: str) -> ServerUnusable:
+    return ServerUnusable(f"can't ask {authority}: {why}", "check that the server runs, and --url")
+
+
+def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...]]:
+    by = ServedBy(target.url, target.model, "", "", "a given body", len(payload))
+    return by, target.path or "/", (Body(payload),)
+
+
+def _words(inputs: tuple[Tensor, ...], body: Body) -> str:
+    tensors = ", ".join(f"{one.name} {one.datatype}{list(one.shape)}" for one in inputs)
+    return f"{tensors}, {'in JSON' if body.json_bytes is None else 'as binary tensors'}"
