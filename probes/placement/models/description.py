@@ -6,7 +6,7 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -108,6 +108,7 @@ class BlockDescription:
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called: it can only be resident
+    divisible: bool = False  # each module in it that holds tensors is called by itself, so it can be a block too
 
     @property
     def weight_bytes(self) -> int:
@@ -125,6 +126,26 @@ class BlockDescription:
         shapes = tuple((t.shape, t.dtype, t.use, t.active) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         return shapes, facts
+
+    def divided(self) -> "tuple[BlockDescription, ...]":
+        """A block for each module that holds tensors, where that's possible; their costs are this one's in sum."""
+        tensors: dict[str, list[TensorDescription]] = {}
+        for tensor in self.tensors:
+            tensors.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+        if not self.divisible or len(tensors) < 2:
+            return (self,)
+        parts = [replace(self, name=name, tensors=tuple(held)) for name, held in tensors.items()]
+        main = max(parts, key=lambda part: part.weight_bytes)
+        each, more = divmod(self.operations, len(parts))
+        return tuple(
+            replace(
+                part,
+                operations=each + (more if part is main else 0),
+                attention=self.attention if part is main else None,
+                divisible=False,
+            )
+            for part in parts
+        )
 
 
 @dataclass(frozen=True)
@@ -144,6 +165,10 @@ class ModelDescription:
     def weight_bytes(self) -> int:
         """Bytes of all weights, unpacked."""
         return sum(block.weight_bytes for block in self.blocks)
+
+    def divided(self) -> "ModelDescription":
+        """The same model in smaller blocks, as far as they can be divided."""
+        return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
     @property
     def numbers(self) -> int:

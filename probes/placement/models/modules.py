@@ -14,6 +14,7 @@ from torch import nn
 
 from probes.errors import PlacementError
 
+_CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # which read nothing of the modules in them
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -77,6 +78,23 @@ def find_blocks(model: nn.Module, names: Collection[str] | None = None) -> tuple
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
     return (*blocks, *(_loose(entry, called, model) for entry in loose))
+
+
+def is_divisible(block: Block) -> bool:
+    """Whether each module in it that holds parameters is called by itself, as far as types can say.
+
+    torch's own compositions, such as MultiheadAttention, read weights of modules that they don't call. A
+    model's own code may do so too; it gets the right values then, slowly.
+    """
+    holders = {id(owner) for entry in block.entries for owner, _ in entry.owners}
+    return all(
+        sum(id(one) in holders for one in module.modules()) == 1
+        if id(module) in holders
+        else isinstance(module, _CALLING) or not type(module).__module__.startswith("torch.nn.")
+        for top in block.modules
+        for module in top.modules()
+        if any(id(one) in holders for one in module.modules())
+    )
 
 
 def _loose(entry: Entry, called: set[int], model: nn.Module) -> Block:

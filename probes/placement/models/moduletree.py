@@ -7,7 +7,7 @@ from torch import nn
 
 from probes.errors import CheckpointUnreadable, ModelUnknown
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
-from probes.placement.models.modules import Block, Entry, find_blocks
+from probes.placement.models.modules import Block, Entry, find_blocks, is_divisible
 from probes.placement.models.reading import from_config
 
 Module: TypeAlias = nn.Module  # for modules that don't import torch
@@ -31,7 +31,9 @@ def _block(block: Block) -> BlockDescription:
     tensors = tuple(_tensor(entry) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
-    return BlockDescription(block.name, tensors, looked_up=looked_up, anytime=not block.called)
+    return BlockDescription(
+        block.name, tensors, looked_up=looked_up, anytime=not block.called, divisible=is_divisible(block)
+    )
 
 
 def _tensor(entry: Entry) -> TensorDescription:
@@ -73,7 +75,7 @@ def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> 
             else tensor
             for tensor in block.tensors
         )
-        made.append(replace(fact, tensors=tensors, anytime=block.anytime))
+        made.append(replace(fact, tensors=tensors, anytime=block.anytime, divisible=block.divisible))
     return tuple(made)
 
 

@@ -19,7 +19,8 @@ class Constants:
     origin: str  # "measured: report.json", "predicted: profile wx4100"
     vram_bytes: int
     vram_rate: float  # kernels reading VRAM
-    unpack_rate: float  # packed bytes read plus unpacked bytes written
+    unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
+    ranked_rate: float  # the same with 3-bit codes, whose escapes are counted
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
     link_rate: float  # copies of pinned memory to VRAM
     link_alpha_s: float  # and what each copy takes beyond its bytes

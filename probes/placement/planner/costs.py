@@ -136,7 +136,7 @@ class _Block:
             self._launch *= GENERATING
         self._fixed = operations * machine.kernel_s + self._attention()
         self._widening = 1.0
-        dtype = _main_dtype(block) if block.tensors else "float32"
+        self._dtype = dtype = _main_dtype(block) if block.tensors else "float32"
         if decoded_dtype(dtype, machine, work.objective) == "float32" != dtype and dtype == "bfloat16":
             self._widening = 2.0
 
@@ -219,7 +219,8 @@ class _Block:
                 machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
             )
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
-            unpack = fetches * ((self._packed + scratch) / machine.unpack_rate + gap)
+            rate = machine.ranked_rate if self._dtype == "float16" else machine.unpack_rate
+            unpack = fetches * ((self._packed + scratch) / rate + gap)
         yield Option(
             "packed",
             compute_s=compute,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from probes.placement.models.description import DTYPE_BITS, BlockDescription
+from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.values import Workload
 
@@ -51,8 +51,13 @@ def _live_bytes(block: BlockDescription) -> int:
     if not block.tensors:
         return 0
     width = max(min(DTYPE_BITS[tensor.dtype], 32) for tensor in block.tensors) // 8
-    live = block.live_numbers or 2 * max(sum(tensor.shape[-2:]) for tensor in block.tensors)
+    live = block.live_numbers or 2 * max(_in_and_out(tensor) for tensor in block.tensors)
     return live * max(width, 2)
+
+
+def _in_and_out(tensor: TensorDescription) -> int:
+    """Numbers that go into a tensor's operation and come out of it, for a row: a lookup gives one of its rows."""
+    return tensor.shape[-1] if tensor.use == "lookup" else sum(tensor.shape[-2:])
 
 
 def rounded(n_bytes: int) -> int:

@@ -25,11 +25,12 @@ Chosen = tuple[Option, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that weights, rings, keys and values may take, and host memory, of it pinned."""
+    """Bytes that weights, rings, keys and values may take, and host memory, of it pinned; how passes are run."""
 
     vram: int
     host: int
     pinned: int
+    replayed: bool = False  # passes are replayed as graphs, which end with all copies that they begin
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def placed(chosen: Chosen, limits: Limits) -> Placed | None:
         rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1))
         if ring_bytes(rings) > left:
             continue
-        timeline = simulate(chosen, rings)
+        timeline = simulate(chosen, rings, replayed=limits.replayed)
         if best is None or timeline.seconds < best.timeline.seconds * (1 - GAIN):
             best = Placed(chosen, rings, timeline)
     return best

@@ -4,6 +4,9 @@ The predicted time of a pass is the simulation's: of the third pass of a row, wh
 were begun during the one before. Lanes: the link copies in call order; the GPU unpacks and computes in call
 order; the disk reads ahead; Python hands each block over before it can begin. A pass ends with a
 synchronisation.
+
+A pass that is replayed as a graph is a closed piece of work: the copies for the next one's first blocks are
+a part of it, and nothing of the next one begins before it has ended.
 """
 
 from collections.abc import Sequence
@@ -43,8 +46,9 @@ class _Card:
     called: list[float]  # when the block that last used the slot was handed over
     scratches: list[float]
     copy: float = 0.0
-    moved: int = 0
+    moved: int = 0  # blocks in this pass: each has its slot and scratch buffer by its place among them
     unpacked: int = 0
+    ahead: set[int] = field(default_factory=set)  # blocks whose copies are in the pass before
 
 
 @dataclass
@@ -58,12 +62,14 @@ class _Lanes:
     spans: list[Span] = field(default_factory=list)
 
 
-def simulate(chosen: Sequence[Option], rings: Rings) -> Timeline:
-    """The last of a few passes through blocks in call order, each in its tier."""
-    return simulate_cards([(chosen, rings)])
+def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> Timeline:
+    """The last of a few passes through blocks in call order, each in its tier. `replayed`: as graphs."""
+    return simulate_cards([(chosen, rings)], replayed=replayed)
 
 
-def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]]) -> Timeline:
+def simulate_cards(
+    stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False
+) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
     cards = [
         _Card([0.0] * max(rings.slots, 1), [0.0] * max(rings.slots, 1), [0.0] * max(rings.scratches, 1))
@@ -77,10 +83,15 @@ def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]]) -> Timeline
         index = 0
         for card, (chosen, _) in zip(cards, stages, strict=True):
             lanes.card = card
+            card.moved = card.unpacked = 0
             for option in chosen:
                 _block(lanes, index, option)
                 index += 1
+            if replayed:
+                _copy_ahead(lanes, index - len(chosen), chosen)
         lanes.python = max(lanes.python, lanes.device)
+        if replayed:
+            lanes.python = lanes.device = max(lanes.python, *(card.copy for card in cards))
     spans = tuple(Span(s.block, s.lane, s.begin_s - begun, s.end_s - begun) for s in lanes.spans)
     return Timeline(lanes.python - begun, spans)
 
@@ -90,7 +101,10 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     ready = 0.0
     slot = lanes.card.moved % len(lanes.card.slots) if option.copy_s else None
     if slot is not None:
-        ready = _copy(lanes, index, option, slot)
+        if index in lanes.card.ahead:
+            lanes.card.ahead.remove(index)
+        else:
+            ready = _copy(lanes, index, option, slot)
         lanes.card.called[slot] = lanes.python
         lanes.card.moved += 1
     if option.cpu_s:
@@ -114,6 +128,14 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
         lanes.card.scratches[(lanes.card.unpacked - 1) % len(lanes.card.scratches)] = lanes.device
     elif slot is not None:
         lanes.card.slots[slot] = lanes.device
+
+
+def _copy_ahead(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
+    """Fill all slots with the first blocks of the next pass."""
+    moving = [(first + i, option) for i, option in enumerate(chosen) if option.copy_s]
+    for slot, (index, option) in zip(range(len(lanes.card.slots)), moving, strict=False):
+        _copy(lanes, index, option, slot)
+        lanes.card.ahead.add(index)
 
 
 def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:

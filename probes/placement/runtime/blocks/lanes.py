@@ -8,13 +8,17 @@ as long as the marks allow, to find an order that isn't enforced.
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
 
 Work = Callable[[], object]
+# torch's allocator takes this much for small tensors of a stream that has none yet. The first graph brings two:
+# the seed and the offset of its random numbers, whether it draws any or not.
+SMALL_SEGMENT: Final = 2 << 20
 
 
 class Mark(Protocol):
@@ -202,7 +206,7 @@ class CudaLanes:
         self.unpack: Lane = _Stream(device)
         self._recording = torch.cuda.Stream(device)
         self._bundles: list[_Bundle] = []  # of which the first has the pool of all
-        self._bundling = True
+        self.why_unbundled = ""  # why unpacking is handed over kernel by kernel, if it is
 
     def mark(self) -> Mark:
         """An event."""
@@ -218,15 +222,19 @@ class CudaLanes:
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
         """As a graph of its own, unless that fails, takes memory, or writes anything else."""
-        if not self._bundling or torch.cuda.is_current_stream_capturing():
+        if self.why_unbundled or torch.cuda.is_current_stream_capturing():
             return work
         before = torch.cuda.memory_reserved(self.device)
         try:
             made = _Bundle(work, self.unpack, self._bundles[0] if self._bundles else None)
-            self._bundling = torch.cuda.memory_reserved(self.device) <= before and made.agrees(written)
-        except RuntimeError:
-            self._bundling = False
-        if not self._bundling:
+            grown = torch.cuda.memory_reserved(self.device) - before
+            if grown > (0 if self._bundles else SMALL_SEGMENT):
+                self.why_unbundled = f"a graph of it takes {grown:,} bytes"
+            elif not made.agrees(written):
+                self.why_unbundled = "a graph of it writes something else"
+        except RuntimeError as error:
+            self.why_unbundled = first_line(error)
+        if self.why_unbundled:
             return work
         self._bundles.append(made)
         return made
