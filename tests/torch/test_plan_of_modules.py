@@ -1,5 +1,7 @@
 """Plans of module trees: on meta, with or without a configuration, and accepted by `place`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -78,3 +80,31 @@ def test_a_planned_module_can_be_placed(objective):
 
 def test_a_known_name_is_still_described_without_torch():
     assert describe("qwen2.5-3b").blocks
+
+
+def test_layers_are_divisible_unless_torch_reads_their_weights_itself():
+    with torch.device("meta"):
+        model = qwen()
+        torchs = nn.Sequential(nn.TransformerEncoderLayer(64, 4), nn.Linear(64, 64))
+        own = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), nn.Linear(64, 8))
+    blocks = {block.name: block for block in described(model).blocks}
+    parts = {block.name for block in blocks["model.layers.0"].divided()}
+    assert {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"} <= parts
+    assert not {block.name: block.divisible for block in described(torchs).blocks}["0"]
+    assert all(block.divisible for block in described(own).blocks if block.name.startswith("0"))
+
+
+def test_a_captured_plan_in_parts_of_layers_is_followed():
+    model = qwen(layers=8).eval()
+    found = described(model)
+    made = plan(found.divided(), vram=500 * MIB, machine="h200", captured=True)
+    assert len(made.blocks) > len(found.blocks)
+    tiers = ("resident", "packed", "streamed", "streamed_packed")
+    mixed = replace(made, blocks=tuple(replace(b, tier=tiers[i % 4]) for i, b in enumerate(made.blocks)))
+    ids = torch.randint(0, 300, (1, 5))
+    with torch.inference_mode():
+        before = model(input_ids=ids).logits
+    handle = place(model, mixed, device="cpu")
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids).logits, before)
+    handle.remove()

@@ -108,7 +108,9 @@ class BlockDescription:
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called: it can only be resident
-    divisible: bool = False  # each module in it that holds tensors is called by itself, so it can be a block too
+    divisible: bool = (
+        False  # each module in it that holds tensors is called by itself, so it can be a block too
+    )
 
     @property
     def weight_bytes(self) -> int:

@@ -19,7 +19,7 @@ from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
 FEWER_SIZES: Final = 4  # where there are many kinds
-MANY_KINDS: Final = 8
+MANY_KINDS: Final = 6
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
@@ -34,7 +34,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("streamed", "streamed_packed"),
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
-LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[-1])
+LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 
 
 @dataclass(frozen=True)

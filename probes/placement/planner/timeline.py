@@ -67,9 +67,7 @@ def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) 
     return simulate_cards([(chosen, rings)], replayed=replayed)
 
 
-def simulate_cards(
-    stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False
-) -> Timeline:
+def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
     cards = [
         _Card([0.0] * max(rings.slots, 1), [0.0] * max(rings.slots, 1), [0.0] * max(rings.scratches, 1))

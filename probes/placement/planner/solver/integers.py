@@ -19,6 +19,7 @@ LOOSE_GAP: Final = 1e-2  # and after so many nodes, with this share
 EARLY_NODES: Final = 24
 MOST_NODES: Final = 120
 MOST_WORK: Final = 7_000  # nodes times variables, for larger programs
+MOST_MENDS: Final = 40  # blocks moved to make rounded counts fit
 WHOLE: Final = 1e-6
 SECOND: Final = 1e-3  # weight of the sum of all lanes: of two equal times, the one with less work is taken
 
@@ -80,7 +81,55 @@ def cost(program: Program, counts: Sequence[Sequence[int]]) -> float | None:
         busy + math.fsum(number * choice.lanes[lane] for number, choice in chosen)
         for lane, busy in enumerate(program.busy)
     ]
-    return max(sums) + SECOND * math.fsum(sums)
+    return _total(sums)
+
+
+def mended(
+    program: Program, counts: tuple[tuple[int, ...], ...], *, steps: int = MOST_MENDS
+) -> tuple[tuple[int, ...], ...]:
+    """Counts that fit, if moving a few blocks is enough: each time the one that costs least for what it frees."""
+    for _ in range(steps):
+        lanes, memories = _sums(program, counts)
+        over = _over(program, memories)
+        if not over:
+            break
+        moves = []
+        for g, i, j in _moves(counts):
+            was, then = program.groups[g].choices[i], program.groups[g].choices[j]
+            freed = over - _over(program, _moved(memories, was.memories, then.memories))
+            if freed > 0:
+                moves.append((_total(_moved(lanes, was.lanes, then.lanes)) / freed, g, i, j))
+        if not moves:
+            break
+        _, g, i, j = min(moves)
+        counts = _with_move(counts, g, i, j)
+    return counts
+
+
+def _sums(program: Program, counts: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+    """Seconds of each lane, bytes of each memory."""
+    lanes, memories = list(program.busy), [0.0] * len(program.limits)
+    for group, numbers in zip(program.groups, counts, strict=True):
+        for number, choice in zip(numbers, group.choices, strict=True):
+            if number:
+                lanes = [sum_ + number * one for sum_, one in zip(lanes, choice.lanes, strict=True)]
+                memories = [sum_ + number * one for sum_, one in zip(memories, choice.memories, strict=True)]
+    return lanes, memories
+
+
+def _over(program: Program, memories: Sequence[float]) -> float:
+    """By how much memories are too small, in shares of their limits."""
+    return sum(
+        max(0.0, n - limit) / max(limit, 1.0) for n, limit in zip(memories, program.limits, strict=True)
+    )
+
+
+def _moved(sums: Sequence[float], was: Sequence[float], then: Sequence[float]) -> list[float]:
+    return [n - a + b for n, a, b in zip(sums, was, then, strict=True)]
+
+
+def _total(lanes: Sequence[float]) -> float:
+    return max(lanes) + SECOND * math.fsum(lanes)
 
 
 def solve(program: Program, *, better_than: float = math.inf) -> Counts | None:
@@ -239,7 +288,8 @@ class _Search:
             if not self._waiting or self._waiting[0][0] >= self._cost * (1 - gap):
                 break
             _, _, bounds, point = heapq.heappop(self._waiting)
-            self._try(self._relaxation.whole(point))
+            whole = self._relaxation.whole(point)
+            self._try(whole if self._best else mended(self._program, whole))
             place = max(range(len(point)), key=lambda i: abs(point[i] - round(point[i])), default=None)
             if place is None or abs(point[place] - round(point[place])) <= WHOLE:
                 continue
@@ -271,8 +321,18 @@ class _Search:
 
 def _neighbours(counts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The counts with one block moved from one choice to another."""
+    return (_with_move(counts, *move) for move in _moves(counts))
+
+
+def _moves(counts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, int, int]]:
+    """Each group, choice that has a block, and other choice."""
     for g, line in enumerate(counts):
         for i, j in itertools.permutations(range(len(line)), 2):
             if line[i]:
-                moved = [n - (k == i) + (k == j) for k, n in enumerate(line)]
-                yield (*counts[:g], tuple(moved), *counts[g + 1 :])
+                yield g, i, j
+
+
+def _with_move(counts: tuple[tuple[int, ...], ...], g: int, i: int, j: int) -> tuple[tuple[int, ...], ...]:
+    """One block of a group moved from one choice to another."""
+    moved = tuple(n - (k == i) + (k == j) for k, n in enumerate(counts[g]))
+    return (*counts[:g], moved, *counts[g + 1 :])

@@ -13,6 +13,7 @@ from probes.placement.models.description import (
 from probes.placement.models.reading import describe
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile
 from probes.placement.values import Workload
@@ -164,3 +165,24 @@ def test_keys_and_values_are_where_the_block_computes() -> None:
 
 def test_narrow_whole_numbers_are_not_packed() -> None:
     assert set(by_tier(linear("int8"))) == {"resident", "in_place", "streamed", "disk"}
+
+
+def test_a_table_of_words_is_no_activation() -> None:
+    """BERT, 8 x 128 tokens: 128 MB were kept free for the rows of its vocabulary, so its layers didn't fit."""
+    table = TensorDescription("t.weight", (30522, 768), "bfloat16", "lookup")
+    found = surroundings((BlockDescription("t", (table,)),), profile("h200"), Workload(8, 128))
+    assert found.activations == 8 * 128 * 2 * 768 * 2
+
+
+def test_three_bit_codes_take_longer_to_unpack() -> None:
+    """An H200 unpacks 8192 x 8192 float16 in 314 us, bfloat16 in 60."""
+    half, brain = (
+        next(
+            o
+            for o in options(linear(dtype), profile("h200"), Pass(1, 1, 1, "exact", captured=True))
+            if o.tier == "packed"
+        )
+        for dtype in ("float16", "bfloat16")
+    )
+    assert half.unpack_s * 1e6 == pytest.approx(314, rel=0.05)
+    assert brain.unpack_s * 1e6 == pytest.approx(60, rel=0.05)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.placement.planner.solver.integers import LOOSE_GAP, Choice, Group, Program, cost, solve
+from probes.placement.planner.solver.integers import LOOSE_GAP, Choice, Group, Program, cost, mended, solve
 from probes.placement.planner.solver.simplex import maximise
 
 
@@ -94,3 +94,12 @@ def test_linear_programs_have_their_known_values(
 def test_linear_programs_without_a_point_or_a_limit_have_none() -> None:
     assert maximise([1], [[1], [-1]], [1, -2]) is None
     assert maximise([1], [[-1]], [0]) is None
+
+
+def test_rounded_counts_that_do_not_fit_are_mended() -> None:
+    """Nine kinds of a layer's parts: no rounded relaxation of 120 nodes fitted, so no plan was found."""
+    quick, lean = Choice((0.0,), (10.0,)), Choice((1.0,), (1.0,))
+    program = Program((Group(5, (quick, lean)), Group(4, (quick, lean))), (0.0,), (60.0,))
+    fits = mended(program, ((5, 0), (4, 0)))
+    assert cost(program, fits) is not None
+    assert sum(line[0] for line in fits) == 5

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from probes.placement.models.description import (
 from probes.placement.models.reading import describe
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
-from probes.placement.values import Objective, Workload
+from probes.placement.values import Objective, Plan, Workload
 
 MIB, GIB = 2**20, 2**30
 OBJECTIVES: tuple[Objective, ...] = ("exact", "fast")
@@ -205,3 +206,57 @@ def test_times_measured_on_an_h200_are_predicted_within_a_tenth(
         captured=captured,
     ).plan
     assert plan.time.middle_s == pytest.approx(measured_s, rel=0.1)
+
+
+def test_a_captured_pass_places_parts_of_layers_where_that_is_quicker() -> None:
+    """Slots and scratch of whole layers took 385 MB of a budget of 4 GiB from Qwen2.5-3B."""
+    layers = tuple(
+        BlockDescription(
+            f"layers.{i}",
+            tuple(
+                TensorDescription(f"layers.{i}.{part}.weight", (4096, 4096), "bfloat16") for part in "abcd"
+            ),
+            operations=8,
+            divisible=True,
+        )
+        for i in range(8)
+    )
+    model = ModelDescription("drawn", layers, "drawn")
+
+    def planned(one: ModelDescription, *, captured: bool) -> Plan:
+        return make(
+            one,
+            profile("h200"),
+            vram=800 * MIB,
+            host=None,
+            workload=Workload(),
+            objective="exact",
+            captured=captured,
+        ).plan
+
+    parts = planned(model, captured=True)
+    assert len(parts.blocks) == 32
+    assert {block.name for block in parts.blocks} == {
+        f"layers.{i}.{part}" for i in range(8) for part in "abcd"
+    }
+    whole = replace(model, blocks=tuple(replace(block, divisible=False) for block in layers))
+    assert parts.time.middle_s < 0.9 * planned(whole, captured=True).time.middle_s
+    assert len(planned(model, captured=False).blocks) == 8
+
+
+def test_a_divided_block_costs_what_it_cost() -> None:
+    block = BlockDescription(
+        "l",
+        (
+            TensorDescription("l.a.weight", (64, 64), "bfloat16"),
+            TensorDescription("l.a.bias", (64,), "bfloat16", "elementwise"),
+            TensorDescription("l.b.weight", (64, 128), "bfloat16"),
+        ),
+        operations=7,
+        divisible=True,
+    )
+    parts = block.divided()
+    assert [part.name for part in parts] == ["l.a", "l.b"]
+    assert sum(part.operations for part in parts) == 7
+    assert sum(part.weight_bytes for part in parts) == block.weight_bytes
+    assert replace(block, divisible=False).divided() == (replace(block, divisible=False),)

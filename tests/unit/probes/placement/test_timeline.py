@@ -75,3 +75,25 @@ def test_lanes_do_one_thing_at_a_time_and_in_order(blocks: list[Option], slots: 
         if option.copy_s:
             first = mine.get("unpack", mine["compute"])
             assert mine["copy"].end_s <= first.begin_s + 1e-9
+
+
+def test_nothing_of_a_replayed_pass_runs_beside_the_pass_before() -> None:
+    """28 layers, 5 of them streamed, took 17.7 ms on an H200 where link and GPU needed 13 each.
+
+    The slots are full when a graph begins, so the link waits for the first streamed block; and the copies
+    for the next pass are made when this one has computed nearly everything.
+    """
+    blocks = [Option("resident", compute_s=MS)] * 3 + [
+        Option("streamed", compute_s=MS, copy_s=4 * MS, slot_bytes=1)
+    ]
+    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(5 * MS, rel=0.01)
+    assert simulate(blocks, Rings(slots=1), replayed=True).seconds == pytest.approx(8 * MS, rel=0.01)
+    assert simulate(blocks[::-1], Rings(slots=1), replayed=True).seconds == pytest.approx(5 * MS, rel=0.01)
+
+
+def test_a_block_has_the_same_slot_in_every_pass() -> None:
+    """Three streamed blocks and two slots: the first block's copy waits for the third, which has its slot."""
+    blocks = [Option("streamed", compute_s=3 * MS, copy_s=MS, slot_bytes=1)] * 3
+    copies = sorted(s.begin_s for s in simulate(blocks, Rings(slots=2)).spans if s.lane == "copy")
+    assert copies[0] >= 0.0
+    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS, rel=0.01)
