@@ -130,7 +130,7 @@ class BlockDescription:
         return shapes, facts
 
     def divided(self) -> "tuple[BlockDescription, ...]":
-        """A block for each module that holds tensors, where that's possible; their costs are this one's in sum."""
+        """A block for each module that holds tensors, where possible; in sum they cost what this one does."""
         tensors: dict[str, list[TensorDescription]] = {}
         for tensor in self.tensors:
             tensors.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)

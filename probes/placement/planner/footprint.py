@@ -56,7 +56,7 @@ def _live_bytes(block: BlockDescription) -> int:
 
 
 def _in_and_out(tensor: TensorDescription) -> int:
-    """Numbers that go into a tensor's operation and come out of it, for a row: a lookup gives one of its rows."""
+    """Numbers that go into a tensor's operation and come out, for a row; a lookup gives one of its rows."""
     return tensor.shape[-1] if tensor.use == "lookup" else sum(tensor.shape[-2:])
 
 

@@ -49,8 +49,8 @@ def make(
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
     A captured pass costs Python nothing, so its blocks are divided where that saves time: smaller blocks need
-    smaller buffers. `host` None: as much as the machine has, or as the model needs. Raises PlanImpossible naming the smallest
-    budget that works, and UsageError for a workload or model that makes no sense.
+    smaller buffers. `host` None: as much as the machine has, or as the model needs. Raises PlanImpossible
+    naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     """
     _check(model, workload)
     models = [model]

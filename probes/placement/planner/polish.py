@@ -25,7 +25,7 @@ Chosen = tuple[Option, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that weights, rings, keys and values may take, and host memory, of it pinned; how passes are run."""
+    """Bytes that weights, rings, keys and values may take; of host memory; of it pinned. How passes run."""
 
     vram: int
     host: int

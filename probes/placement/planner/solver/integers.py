@@ -87,7 +87,7 @@ def cost(program: Program, counts: Sequence[Sequence[int]]) -> float | None:
 def mended(
     program: Program, counts: tuple[tuple[int, ...], ...], *, steps: int = MOST_MENDS
 ) -> tuple[tuple[int, ...], ...]:
-    """Counts that fit, if moving a few blocks is enough: each time the one that costs least for what it frees."""
+    """Counts that fit, if moving a few blocks is enough: each time the one that frees most for its cost."""
     for _ in range(steps):
         lanes, memories = _sums(program, counts)
         over = _over(program, memories)

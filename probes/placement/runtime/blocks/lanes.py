@@ -16,8 +16,8 @@ from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 
 Work = Callable[[], object]
-# torch's allocator takes this much for small tensors of a stream that has none yet. The first graph brings two:
-# the seed and the offset of its random numbers, whether it draws any or not.
+# torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
+# brings two: the seed and the offset of its random numbers, whether it draws any or not.
 SMALL_SEGMENT: Final = 2 << 20
 
 

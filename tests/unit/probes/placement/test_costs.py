@@ -168,7 +168,7 @@ def test_narrow_whole_numbers_are_not_packed() -> None:
 
 
 def test_a_table_of_words_is_no_activation() -> None:
-    """BERT, 8 x 128 tokens: 128 MB were kept free for the rows of its vocabulary, so its layers didn't fit."""
+    """BERT, 8 x 128 tokens: 128 MB were kept free for its vocabulary, so its layers didn't fit."""
     table = TensorDescription("t.weight", (30522, 768), "bfloat16", "lookup")
     found = surroundings((BlockDescription("t", (table,)),), profile("h200"), Workload(8, 128))
     assert found.activations == 8 * 128 * 2 * 768 * 2
