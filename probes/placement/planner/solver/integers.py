@@ -19,7 +19,7 @@ LOOSE_GAP: Final = 1e-2  # and after so many nodes, with this share
 EARLY_NODES: Final = 24
 MOST_NODES: Final = 120
 MOST_WORK: Final = 7_000  # nodes times variables, for larger programs
-MOST_MENDS: Final = 40  # blocks moved to make rounded counts fit
+MOST_REPAIRS: Final = 40  # blocks moved to make rounded counts fit
 WHOLE: Final = 1e-6
 SECOND: Final = 1e-3  # weight of the sum of all lanes: of two equal times, the one with less work is taken
 
@@ -84,8 +84,8 @@ def cost(program: Program, counts: Sequence[Sequence[int]]) -> float | None:
     return _total(sums)
 
 
-def mended(
-    program: Program, counts: tuple[tuple[int, ...], ...], *, steps: int = MOST_MENDS
+def repaired(
+    program: Program, counts: tuple[tuple[int, ...], ...], *, steps: int = MOST_REPAIRS
 ) -> tuple[tuple[int, ...], ...]:
     """Counts that fit, if moving a few blocks is enough: each time the one that frees most for its cost."""
     for _ in range(steps):
@@ -289,7 +289,7 @@ class _Search:
                 break
             _, _, bounds, point = heapq.heappop(self._waiting)
             whole = self._relaxation.whole(point)
-            self._try(whole if self._best else mended(self._program, whole))
+            self._try(whole if self._best else repaired(self._program, whole))
             place = max(range(len(point)), key=lambda i: abs(point[i] - round(point[i])), default=None)
             if place is None or abs(point[place] - round(point[place])) <= WHOLE:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.placement.planner.solver.integers import LOOSE_GAP, Choice, Group, Program, cost, mended, solve
+from probes.placement.planner.solver.integers import LOOSE_GAP, Choice, Group, Program, cost, repaired, solve
 from probes.placement.planner.solver.simplex import maximise
 
 
@@ -100,6 +100,6 @@ def test_rounded_counts_that_do_not_fit_are_mended() -> None:
     """Nine kinds of a layer's parts: no rounded relaxation of 120 nodes fitted, so no plan was found."""
     quick, lean = Choice((0.0,), (10.0,)), Choice((1.0,), (1.0,))
     program = Program((Group(5, (quick, lean)), Group(4, (quick, lean))), (0.0,), (60.0,))
-    fits = mended(program, ((5, 0), (4, 0)))
+    fits = repaired(program, ((5, 0), (4, 0)))
     assert cost(program, fits) is not None
     assert sum(line[0] for line in fits) == 5
