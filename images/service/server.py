@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.to_thread
@@ -25,6 +25,9 @@ from service.web.app import create_app
 from service.web.connection import Connection
 from service.web.door import Door, places
 from service.web.service import Service
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 _BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
@@ -173,6 +176,22 @@ class _Life:
         self._server.should_exit = True
 
 
+async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server | None":
+    """The gRPC server where one is asked for. Raises ServiceError when it can't be had."""
+    if settings.grpc is None:
+        return None
+    try:
+        from service.rpc.endpoint import start  # grpcio is in few images
+    except ImportError as error:
+        raise ServiceError(
+            f"WEIR_GRPC_LISTEN is set, but {error.name} isn't installed here",
+            "use an image with gRPC (make images VARIANTS=cpu-extras), or unset WEIR_GRPC_LISTEN",
+        ) from error
+    server, port = await start(service, *settings.grpc)
+    log.info("listening on %s:%d for gRPC", settings.grpc[0], port)
+    return server
+
+
 async def serve(settings: Settings) -> None:
     """Serve until a signal. Raises ServiceError when the device or a model isn't usable.
 
@@ -182,6 +201,7 @@ async def serve(settings: Settings) -> None:
     service = make_service(settings)
     server = make_server(service)
     with listen(settings.host, settings.port) as sock:
+        calls = await _start_grpc(service, settings)
         log.info("listening on %s:%d profile=%s", settings.host, settings.port, settings.profile)
         async with anyio.create_task_group() as tasks:
             life = _Life(service, server, tasks)
@@ -189,6 +209,8 @@ async def serve(settings: Settings) -> None:
             for task in (life.handle_signals, life.load, life.watch):
                 tasks.start_soon(task)
             await server.serve(sockets=[sock])
+            if calls:
+                await calls.stop(_CLOSE_S)
             tasks.cancel_scope.cancel()
         service.worker.stop()
     if life.failure:

@@ -58,6 +58,7 @@ class Settings:
     host: str
     port: int
     limits: Limits
+    grpc: tuple[str, int] | None = None  # host and port; None: no gRPC
     threads: int | None = None  # of torch on the CPU; None: what the container's CPU quota gives
     dtype: Dtype = "float32"  # of the weights on the device
     compile: bool = False  # by torch.compile
@@ -104,11 +105,11 @@ def profile_path(env: Mapping[str, str]) -> Path:
     return directory / f"application-{name}.yaml"
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """`host:port` of WEIR_LISTEN. Raises SettingsError."""
+def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
+    """`host:port` of a variable. Raises SettingsError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(f"WEIR_LISTEN {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
+        raise SettingsError(f"{variable} {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
     return host, int(port)
 
 
@@ -150,6 +151,7 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         host=host,
         port=port,
         limits=limits,
+        grpc=parse_listen(grpc, "WEIR_GRPC_LISTEN") if (grpc := env.get("WEIR_GRPC_LISTEN")) else None,
         threads=threads,
         dtype=dtype,
         compile=flags.get("compile", False),

@@ -21,16 +21,11 @@ def routes(service: Service) -> list[Route]:
         )
 
     async def load(request: Request) -> Response:
-        _check_control(service)
-        try:
-            await service.models.load(request.path_params["name"])
-        except ServiceError as error:
-            raise bad_request(str(error)) from error
+        await load_model(service, request.path_params["name"])
         return JSONResponse({})
 
     async def unload(request: Request) -> Response:
-        _check_control(service)
-        service.models.unload(request.path_params["name"])
+        unload_model(service, request.path_params["name"])
         return JSONResponse({})
 
     async def openai_models(_request: Request) -> Response:
@@ -43,6 +38,21 @@ def routes(service: Service) -> list[Route]:
         Route("/v2/repository/models/{name}/unload", unload, methods=["POST"]),
         Route("/v1/models", openai_models),
     ]
+
+
+async def load_model(service: Service, name: str) -> None:
+    """What a caller asks for. Raises RequestError: 403, or 400 with the reason why it can't be loaded."""
+    _check_control(service)
+    try:
+        await service.models.load(name)
+    except ServiceError as error:
+        raise bad_request(str(error)) from error
+
+
+def unload_model(service: Service, name: str) -> None:
+    """What a caller asks for. Raises RequestError (403, 404)."""
+    _check_control(service)
+    service.models.unload(name)
 
 
 def _check_control(service: Service) -> None:

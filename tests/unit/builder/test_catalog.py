@@ -35,9 +35,9 @@ def complaint(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_the_repository_catalog_holds_the_four_variants() -> None:
+def test_the_repository_catalog_holds_the_five_variants() -> None:
     loaded = catalog.load()
-    assert [v.name for v in loaded.variants] == ["cpu", "rocm", "rocm-upstream", "cpu-naive"]
+    assert [v.name for v in loaded.variants] == ["cpu", "cpu-extras", "rocm", "rocm-upstream", "cpu-naive"]
     cpu = loaded.variants[0]
     assert isinstance(cpu.base[0], Registry)
     assert isinstance(cpu.base[1], Bootstrap)
@@ -141,7 +141,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_unknown_variant_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no variant 'cpux'") as caught:
         catalog.load().select(("cpux",))
-    assert "cpu, rocm" in caught.value.hint
+    assert "cpu, cpu-extras, rocm" in caught.value.hint
 
 
 def test_our_reading_of_scalars_is_the_yaml_librarys(tmp_path: Path) -> None:

@@ -17,14 +17,28 @@ DOORS = {
     "yaml": {"profile"},
     "starlette": {"app", "repository"},
     "prometheus_client": {"metrics"},
+    "grpc": {"endpoint", "server"},
+    "google": {"messages"},
     "uvicorn": {"connection", "server"},
     "h11": {"connection"},
-    "anyio": {"admission", "answering", "app", "models", "server"},
+    "anyio": {"admission", "answering", "app", "endpoint", "models", "server"},
     "threading": {"worker"},
-    "asyncio": {"answering", "cli", "connection", "server", "worker"},
+    "asyncio": {"answering", "cli", "connection", "endpoint", "server", "worker"},
 }
 # values in, decisions out: these touch no clock, thread, file or socket
-PURE = {"asks", "batcher", "binary", "buckets", "door", "embeddings", "infer", "predict", "pulse"}
+PURE = {
+    "asks",
+    "batcher",
+    "binary",
+    "buckets",
+    "door",
+    "embeddings",
+    "infer",
+    "messages",
+    "predict",
+    "pulse",
+    "translate",
+}
 ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "threading", "time"}
 # the torch side, which only `server` reaches, and only when it loads
 TORCH_SIDE = {

@@ -1,11 +1,14 @@
 """The service's settings become one checked value, or a message with the file and the key."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
+from service import server
 from service import settings as subject
 from service.cli import main
-from service.errors import SettingsError
+from service.errors import ServiceError, SettingsError
 from service.profile import read_profile
 from service.settings import Limits, Placement, build_settings, parse_listen, profile_path, quota_cpus
 
@@ -62,6 +65,23 @@ def test_a_profile_places_the_weights_within_a_budget() -> None:
     assert build_settings({}, PLACED, SOURCE).placement == Placement("wx4100")
     sized = build_settings({}, PLACED | {"vram_budget": "1.5 GiB"}, SOURCE).placement
     assert sized == Placement("wx4100", 3 << 29)
+
+
+def test_grpc_listens_where_the_environment_says_so() -> None:
+    assert build_settings({"WEIR_GRPC_LISTEN": ""}, {"device": "cpu"}, SOURCE).grpc is None
+    env = {"WEIR_GRPC_LISTEN": "0.0.0.0:8001"}
+    assert build_settings(env, {"device": "cpu"}, SOURCE).grpc == ("0.0.0.0", 8001)
+    with pytest.raises(SettingsError, match="WEIR_GRPC_LISTEN '8001' is not host:port"):
+        build_settings({"WEIR_GRPC_LISTEN": "8001"}, {"device": "cpu"}, SOURCE)
+
+
+def test_an_image_without_grpc_says_which_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "service.rpc.endpoint", raising=False)
+    wanted = build_settings({"WEIR_GRPC_LISTEN": "127.0.0.1:1"}, {"device": "cpu"}, SOURCE)
+    with pytest.raises(ServiceError, match="WEIR_GRPC_LISTEN is set, but grpc isn't installed") as caught:
+        asyncio.run(server._start_grpc(server.make_service(wanted), wanted))
+    assert "cpu-extras" in caught.value.hint
 
 
 def test_a_profile_chooses_precision_and_control() -> None:

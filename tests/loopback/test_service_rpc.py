@@ -1,0 +1,419 @@
+"""The service over gRPC: Triton's own client, the channel's deadlines and cancellation, and hostile bytes."""
+
+import asyncio
+import contextlib
+import http.client
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from service import server
+from service.rpc.endpoint import METHODS, start
+from service.rpc.messages import _POOL, _TABLE, SERVICE, message
+from service.settings import Limits, Settings
+from service.web.service import Service
+from test_service_sockets import Fake
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from service_fuzz_rpc import fuzzed
+
+LIMITS = Limits(max_in_flight=4, max_texts=8, max_connections=16, body_timeout_s=1)
+THEIRS = {  # our names of what is within another message there
+    "Contents": "InferTensorContents",
+    "RepositoryParameter": "ModelRepositoryParameter",
+    "Tensor": "ModelInferRequest.InferInputTensor",
+    "RequestedOutput": "ModelInferRequest.InferRequestedOutputTensor",
+    "TensorMetadata": "ModelMetadataResponse.TensorMetadata",
+    "ModelIndex": "RepositoryIndexResponse.ModelIndex",
+}
+
+
+@dataclass
+class Served:
+    """A running gRPC server and what is behind it."""
+
+    port: int
+    service: Service
+    fake: Fake
+
+    def channel(self, *options: tuple[str, Any]) -> grpc.Channel:
+        return grpc.insecure_channel(f"127.0.0.1:{self.port}", (("grpc.enable_http_proxy", 0), *options))
+
+
+@contextmanager
+def served(limits: Limits = LIMITS) -> Iterator[Served]:
+    fake = Fake()
+    fake.gate.set()
+    service = Service(limits)
+    service.put(fake)
+    port: list[int] = []
+    started, ending = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        made, found = await start(service, "127.0.0.1", 0)
+        port.append(found)
+        started.set()
+        while not ending.is_set():
+            await asyncio.sleep(0.02)
+        await made.stop(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield Served(port[0], service, fake)
+    finally:
+        fake.gate.set()
+        ending.set()
+        thread.join(20)
+
+
+@pytest.fixture
+def here() -> Iterator[Served]:
+    with served() as made:
+        yield made
+
+
+@pytest.fixture
+def client(here: Served) -> Iterator[triton.InferenceServerClient]:
+    made = triton.InferenceServerClient(f"127.0.0.1:{here.port}")
+    yield made
+    made.close()
+
+
+def texts(*values: str, name: str = "text") -> triton.InferInput:
+    made = triton.InferInput(name, [len(values)], "BYTES")
+    made.set_data_from_numpy(np.array([value.encode() for value in values], dtype=np.object_))
+    return made
+
+
+def infer_bytes(**changes: Any) -> bytes:
+    """A request with its values in `contents`."""
+    made = message("ModelInferRequest")(model_name="finbert")
+    tensor = made.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3])
+    tensor.contents.int64_contents.extend([101, 7, 102])
+    for name, value in changes.items():
+        setattr(made, name, value)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def call(channel: grpc.Channel, data: bytes, method: str = "ModelInfer", **more: Any) -> Any:
+    return channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=more.pop("timeout", 20), **more)
+
+
+def refusal(channel: grpc.Channel, data: bytes, method: str = "ModelInfer", **more: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, data, method, **more)
+    return caught.value
+
+
+def test_our_messages_are_those_of_the_protocol() -> None:
+    """By their numbers and types, beside the ones that Triton's client brings."""
+    for name in _TABLE:
+        path = THEIRS.get(name, name)
+        if name in ("Status", "Any", "RetryInfo", "Duration"):
+            continue
+        ours = _POOL.FindMessageTypeByName(f"weir.inference.{name}")
+        theirs = service_pb2.DESCRIPTOR.message_types_by_name[path.split(".")[0]]
+        for inner in path.split(".")[1:]:
+            theirs = theirs.nested_types_by_name[inner]
+        fields = [[(f.number, f.name, f.type, f.is_repeated) for f in each.fields] for each in (ours, theirs)]
+        assert fields[0] == fields[1], name
+
+
+def test_tritonclient_with_its_defaults_sends_and_gets_raw_tensors(
+    client: triton.InferenceServerClient,
+) -> None:
+    answer = client.infer("finbert", [texts("Profits rose.", "Müller fiel.")], request_id="7")
+    assert answer.get_response().id == "7"
+    assert answer.as_numpy("label").tolist() == [b"yes", b"yes"]
+    assert answer.as_numpy("probabilities").tolist() == [[1.0, 0.0]] * 2
+    assert len(answer.get_response().raw_output_contents) == 2
+    assert answer.get_response().parameters["weights"].string_param == "random"
+    wanted = [triton.InferRequestedOutput("label")]
+    answer = client.infer("finbert", [texts("a"), texts("b", name="text_pair")], outputs=wanted)
+    assert answer.as_numpy("label").tolist() == [b"yes"]
+    assert answer.as_numpy("probabilities") is None
+
+
+def test_tritonclient_sends_token_ids_with_mask_and_types(client: triton.InferenceServerClient) -> None:
+    inputs = []
+    for name, rows in (
+        ("input_ids", [[101, 7, 102, 8, 102], [101, 9, 102, 0, 0]]),
+        ("attention_mask", [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+        ("token_type_ids", [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]),
+    ):
+        made = triton.InferInput(name, [2, 5], "INT32")
+        made.set_data_from_numpy(np.array(rows, dtype=np.int32))
+        inputs.append(made)
+    assert client.infer("finbert", inputs).as_numpy("label").tolist() == [b"yes", b"yes"]
+
+
+def test_values_in_contents_are_answered_in_contents(here: Served) -> None:
+    with here.channel() as channel:
+        answer = message("ModelInferResponse").FromString(call(channel, infer_bytes()))
+    assert list(answer.outputs[0].contents.bytes_contents) == [b"yes"]
+    assert list(answer.outputs[1].contents.fp32_contents) == [1.0, 0.0]
+    assert not answer.raw_output_contents
+
+
+def test_tritonclient_sees_health_models_and_metadata(client: triton.InferenceServerClient) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("finbert")
+    assert client.is_model_ready("finbert", "1")
+    assert not client.is_model_ready("gpt")
+    assert client.get_server_metadata().name == "weir"
+    metadata = client.get_model_metadata("finbert")
+    assert [each.name for each in metadata.outputs] == ["label", "probabilities"]
+    assert list(metadata.inputs[0].shape) == [-1]
+    (model,) = client.get_model_repository_index().models
+    assert (model.name, model.state) == ("finbert", "READY")
+    for change in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException, match="model_control") as caught:
+            change("finbert")
+        assert "PERMISSION_DENIED" in caught.value.status()
+
+
+def test_models_are_loaded_and_unloaded_where_the_profile_allows_it(
+    here: Served, client: triton.InferenceServerClient
+) -> None:
+    here.service.model_control = True
+    with pytest.raises(InferenceServerException, match="nothing can load other") as caught:
+        client.load_model("other")
+    assert "INVALID_ARGUMENT" in caught.value.status()
+    client.unload_model("finbert")
+    assert not client.is_model_ready("finbert")
+    with pytest.raises(InferenceServerException, match="there is no model") as caught:
+        client.unload_model("finbert")
+    assert "NOT_FOUND" in caught.value.status()
+
+
+def test_a_call_without_a_slot_is_refused_with_the_time_to_wait(here: Served) -> None:
+    here.fake.gate.clear()
+    with here.channel() as channel, ThreadPoolExecutor(4) as pool:
+        inside = [pool.submit(call, channel, infer_bytes()) for _ in range(LIMITS.max_in_flight)]
+        until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
+        begun = time.monotonic()
+        error = refusal(channel, infer_bytes())
+        assert time.monotonic() - begun < 5
+        assert message_of(call(channel, b"", "ServerReady"), "ServerReadyResponse").ready  # health answers
+        here.fake.gate.set()
+        assert all(each.result() for each in inside)
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailing = dict(error.trailing_metadata())
+    assert trailing["retry-after"] == "1"
+    status = message("Status").FromString(trailing["grpc-status-details-bin"])
+    assert (status.code, status.message) == (8, error.details())
+    assert status.details[0].type_url == "type.googleapis.com/google.rpc.RetryInfo"
+    assert message("RetryInfo").FromString(status.details[0].value).retry_delay.seconds == 1
+
+
+def message_of(data: bytes, name: str) -> Any:
+    return message(name).FromString(data)
+
+
+def until(there: Any, within_s: float = 10) -> None:
+    ends = time.monotonic() + within_s
+    while not there():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_a_deadline_is_a_deadline_whoever_says_it(here: Served, client: triton.InferenceServerClient) -> None:
+    here.fake.gate.clear()
+    with pytest.raises(InferenceServerException, match="deadline") as caught:
+        client.infer("finbert", [texts("a")], timeout=50_000)
+    assert "DEADLINE_EXCEEDED" in caught.value.status()
+    with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+        client.infer("finbert", [texts("a")], client_timeout=0.2)
+    until(lambda: not here.service.admission.in_flight)
+    assert here.service.worker.waiting() == (0, 0)  # the second one's rows left the queue
+
+
+def test_a_cancelled_call_is_not_computed(here: Served) -> None:
+    here.fake.gate.clear()
+    with here.channel() as channel, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call, channel, infer_bytes())
+        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        second = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(infer_bytes())
+        until(lambda: here.service.worker.waiting()[0] == 1)
+        second.cancel()
+        until(lambda: here.service.worker.waiting() == (0, 0))
+        assert here.service.admission.in_flight == 1
+        here.fake.gate.set()
+        assert first.result()
+
+
+def test_calls_of_several_callers_share_a_batch(here: Served) -> None:
+    """What waits is joined, as it is over HTTP."""
+    here.fake.gate.clear()
+    sizes: list[int] = []
+    classify = here.fake.classify
+    here.fake.classify = lambda batch: (sizes.append(len(batch)), classify(batch))[1]  # type: ignore[method-assign]
+    with here.channel() as channel, ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call, channel, infer_bytes())]
+        until(lambda: sizes == [1])
+        calls += [pool.submit(call, channel, infer_bytes()) for _ in range(3)]
+        until(lambda: here.service.worker.waiting()[0] == 3)
+        here.fake.gate.set()
+        assert all(each.result() for each in calls)
+    assert sizes == [1, 3]
+
+
+def test_ids_and_the_trace_are_passed_on(here: Served, caplog: pytest.LogCaptureFixture) -> None:
+    parent = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    with here.channel() as channel, caplog.at_level(logging.INFO, "service"):
+        found, info = channel.unary_unary(f"/{SERVICE}/ModelInfer").with_call(
+            infer_bytes(), metadata=(("x-request-id", "r-1"), ("traceparent", parent))
+        )
+    assert found
+    sent = dict(info.initial_metadata())
+    assert sent["x-request-id"] == "r-1"
+    assert sent["traceparent"].startswith("00-" + "ab" * 16)
+    assert sent["traceparent"] != parent
+    text = here.service.metrics.text().decode()
+    assert 'weir_requests_total{route="grpc/ModelInfer",status="200"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xff\xff", "the message is no ModelInferRequest"),
+        (infer_bytes(id="x" * 201), "id must be a string of at most 200"),
+        (b"\x3a\x01a\x3a\x01b" + infer_bytes(), "raw_input_contents has 2 elements for 1 inputs"),
+        (infer_bytes(model_name="gpt"), "there is no model 'gpt'"),
+        (infer_bytes(model_version="2"), "there is no version '2'"),
+        (b"\x2a\x00" * 100, "more than 16 inputs"),
+        (b"", "inputs"),
+    ],
+)
+def test_a_callers_mistake_is_the_callers(here: Served, data: bytes, said: str) -> None:
+    with here.channel() as channel:
+        error = refusal(channel, data)
+        assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        assert said in error.details()
+        assert refusal(channel, b"", "ModelStreamInfer").code() == grpc.StatusCode.UNIMPLEMENTED
+        huge = refusal(channel, bytes(LIMITS.max_body_bytes + 8192))
+        assert huge.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(channel, infer_bytes())
+
+
+def test_messages_that_do_not_arrive_make_room_and_end() -> None:
+    def silent() -> Iterator[bytes]:
+        stop.wait(20)
+        yield from ()
+
+    stop = threading.Event()
+    own = ("grpc.use_local_subchannel_pool", 1)
+    with (
+        served(replace(LIMITS, body_timeout_s=4)) as here,
+        here.channel() as channel,
+        here.channel(own) as one,
+        here.channel(own) as other,
+    ):
+        opened = [each.stream_unary(f"/{SERVICE}/ModelInfer") for each in (one, other)]
+        waiting = [each.future(silent()) for each in opened for _ in range(LIMITS.max_connections // 2 + 4)]
+        until(lambda: sum(each.done() for each in waiting) >= 8)
+        begun = time.monotonic()
+        assert call(channel, infer_bytes())
+        assert time.monotonic() - begun < 3
+        codes = [each.exception(20).code() for each in waiting]
+        stop.set()
+    assert set(codes) == {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert codes.count(grpc.StatusCode.UNAVAILABLE) in (8, 9)
+
+
+def test_no_hostile_message_is_an_internal_error_or_left_unanswered() -> None:
+    with served(replace(LIMITS, max_in_flight=64)) as here:
+        found = fuzzed(here.port, 1500, seed=5)
+        with here.channel() as channel:
+            assert call(channel, infer_bytes())
+    assert set(found) <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+    assert found["INVALID_ARGUMENT"] > 300
+    assert found["OK"] > 30
+
+
+def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM with a call in flight: it is answered, the next one is not, and the process ends with 0."""
+    fake = Fake()
+    ports = free_ports(2)
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: fake)
+    settings = Settings(
+        "test",
+        "cpu",
+        Path("/models"),
+        "random",
+        "127.0.0.1",
+        ports[0],
+        Limits(),
+        grpc=("127.0.0.1", ports[1]),
+    )
+    codes: list[Any] = []
+
+    def act() -> None:
+        channel = grpc.insecure_channel(f"127.0.0.1:{ports[1]}", (("grpc.enable_http_proxy", 0),))
+        with channel, ThreadPoolExecutor(2) as pool:
+            until(lambda: is_ready(ports[0]), 30)
+            inside = pool.submit(call, channel, infer_bytes())
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+            codes.append(refusal(channel, infer_bytes()).code())
+            codes.append(message_of(call(channel, b"", "ServerReady"), "ServerReadyResponse").ready)
+            fake.gate.set()
+            codes.append(bool(inside.result(20)))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    asyncio.run(server.serve(settings))
+    thread.join(30)
+    assert codes == [grpc.StatusCode.UNAVAILABLE, False, True]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in made]
+
+
+def is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def test_a_port_that_is_taken_is_a_clear_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(server.ServiceError, match=rf"can.t listen on 127\.0\.0\.1:{port} for gRPC"):
+            asyncio.run(start(Service(LIMITS), "127.0.0.1", port))
+
+
+def test_every_method_has_its_messages() -> None:
+    for name in METHODS:
+        assert message(f"{name}Request")
+        assert message(f"{name}Response")
