@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import socket
@@ -13,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import anyio
-import anyio.to_thread
 import uvicorn
 from anyio.abc import TaskGroup
 
 from service.errors import DeviceLost, ServiceError
 from service.model.classifier import Classifier
 from service.models import DEFAULT, folder_of, names_in
+from service.own_thread import in_own_thread
 from service.settings import Settings
 from service.web.app import create_app
 from service.web.connection import Connection
@@ -35,6 +36,10 @@ _KEEP_ALIVE_S = 5  # without a byte of the next request
 _HEAD_BYTES = 16 << 10  # of one request's head
 _WATCH_S = 0.5  # between two looks at how long the device has been busy
 _LAST_WORDS_S = 2.0  # between losing the device and the end: probes see why
+# Turns that OpenMP's threads wait awake for more work, 0.2 to 0.5 ms: longer than the gaps within a pass. By
+# default it is 300,000, which takes a CPU from the event loop for 7 ms after each pass, and stretches a
+# pass many times over where other programs need the CPUs.
+_SPINS = "10000"
 
 log = logging.getLogger("service")
 
@@ -66,6 +71,8 @@ def _load(settings: Settings, name: str) -> Classifier:
     """In the loader's thread: importing torch alone takes seconds, and `live` must not wait for it."""
     # The slim image has no numpy on purpose, and torch says so when it is imported
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    if "OMP_WAIT_POLICY" not in os.environ:  # libgomp reads both when torch loads it
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     from service.model.inference import load
 
     if name != DEFAULT:  # a name that a caller chose must not bring random weights
@@ -77,7 +84,7 @@ def make_service(settings: Settings) -> Service:
     """The state of one process, without its models."""
 
     async def load(name: str) -> Classifier:
-        return await anyio.to_thread.run_sync(_load, settings, name, abandon_on_cancel=True)
+        return await in_own_thread(partial(_load, settings, name), name=f"load {name}")
 
     return Service(
         settings.limits, load=load, model_dir=settings.model_dir, model_control=settings.model_control

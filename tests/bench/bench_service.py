@@ -1,134 +1,38 @@
-"""The service's bars: batching against one at a time, overhead, overload, stops, hostile callers.
+"""The service's bars: batching against one at a time, overhead, overload, hostile callers, faults, stops.
 
 `make bench-service`: containers of the CPU image on this machine's own network, by turns; only one computes
-at a time. The baseline of batching is the same image with batches of one row (`max_batch_tokens: 1`).
+at a time, but for the stops. The callers run on the same CPUs as the service and take their share: what is
+compared is measured by turns in one run. The baseline of batching is the same image with batches of
+one row (`max_batch_tokens: 1`).
 """
 
 import argparse
 import asyncio
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable
+from functools import partial
 from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from board import Board, tell
 from service_fuzz import answered, fuzzed, pests
-from service_load import Caller, Result, at_rate, beside, closed_loop, mixed, quantile, token_ids
+from service_life import faults, stops
+from service_load import Result, at_rate, beside, closed_loop, mixed, quantile, token_ids
+from service_servers import Bare, Server, docker, server
 
 ROOT = Path(__file__).parents[2]
-IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
 ROUNDS = 3
-BARE = """
-import json, sys, time
-from pathlib import Path
-from service.model.classifier import Encoded
-from service.model.inference import load
-from service.settings import Limits, Settings
-model = load(Settings("bare", "cpu", Path("/models"), "random", "x", 1, Limits()), "finbert", Path("/models"))
-print("ready", flush=True)
-for line in sys.stdin:
-    seconds, n_tokens = float(line.split()[0]), int(line.split()[1])
-    row = Encoded((101, *range(1000, 1000 + n_tokens - 2), 102))
-    took, ends = [], time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < ends or not took:
-        model.classify([row])
-        took.append(time.perf_counter() - begun)
-    print(json.dumps(took), flush=True)
-"""
-
-
-@dataclass(frozen=True)
-class Server:
-    """A container of the service and its port."""
-
-    name: str
-    port: int
-
-    def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics without labels, by name."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as page:
-            lines = page.read().decode().splitlines()
-        pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
-        return {name: float(value) for name, value in pairs if "{" not in name}
-
-    def ready(self, within_s: float = 120) -> None:
-        """Wait until it is ready. Raises RuntimeError when it isn't in time."""
-        ends = time.monotonic() + within_s
-        while time.monotonic() < ends:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.05)
-        raise RuntimeError(f"{self.name} isn't ready: {docker('logs', '--tail', '5', self.name)}")
-
-
-def docker(*words: str) -> str:
-    """What docker prints. Raises RuntimeError when it fails."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"docker {words[0]}: {done.stderr.strip()}")
-    return done.stdout + done.stderr
-
-
-@contextmanager
-def server(profiles: Path, profile: str) -> Iterator[Server]:
-    """A container with the profile, on the host's network: no proxy stands in between."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    name = f"bench-service-{profile}-{os.getpid()}"
-    docker(
-        *("run", "-d", "--name", name, "--network", "host", "--read-only", "--tmpfs", "/tmp"),
-        *("-v", f"{profiles}:/profiles:ro", "-e", "WEIR_PROFILES_DIR=/profiles"),
-        *("-e", f"APP_PROFILE={profile}", "-e", f"WEIR_LISTEN=127.0.0.1:{port}", IMAGE),
-    )
-    try:
-        made = Server(name, port)
-        made.ready()
-        yield made
-    finally:
-        docker("rm", "-f", name)
-
-
-class Bare:
-    """The forward pass alone, in a container of the same image."""
-
-    def __enter__(self) -> "Bare":
-        name = f"bench-service-bare-{os.getpid()}"
-        command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none"]
-        command += [IMAGE, "python3", "-c", BARE]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._line()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(30)
-
-    def passes(self, seconds: float, n_tokens: int) -> list[float]:
-        """How long each pass took, one after the other for so long."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{seconds} {n_tokens}\n")
-        self._process.stdin.flush()
-        found: list[float] = json.loads(self._line())
-        return found
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline()
+TURNS = 10  # of a lone caller's measurements: many short ones, so that other programs disturb all alike
+PROFILES = {
+    "batched": "device: cpu\n",
+    "single": "device: cpu\nmax_batch_tokens: 1\nmax_wait_ms: 0\n",
+    "stops": "device: cpu\nthreads: 1\n",
+    "faulty": "device: cpu\nstall_s: 1\n",
+}
 
 
 def run_closed(here: Server, n_callers: int, seconds: float, tokens: object, *, keep: bool = True) -> Result:
@@ -169,29 +73,39 @@ def batching(board: Board, batched: Server, single: Server, seconds: float) -> N
 
 
 def one_caller(board: Board, batched: Server, single: Server, seconds: float) -> None:
-    """p50 of a lone caller, and what the service adds to the forward pass; blocks by turns."""
+    """p50 of a lone caller, and what the service adds to the forward pass; short blocks by turns."""
     seen: dict[str, list[float]] = {"kept": [], "new": [], "single": [], "bare": []}
+    by_turn: dict[str, list[float]] = {"kept": [], "new": []}
     added: dict[str, list[float]] = {"kept": [], "new": []}
+    stages: dict[str, dict[str, list[float]]] = {"kept": {}, "new": {}}
     with Bare() as bare:
         bare.passes(1, 12)
-        for _ in range(2 * ROUNDS):
+        for _ in range(TURNS):
+            passes = bare.passes(seconds / 4, 12)
+            seen["bare"] += passes
             for name, here, keep in (
                 ("kept", batched, True),
                 ("new", batched, False),
                 ("single", single, True),
             ):
-                found = run_closed(here, 1, seconds / 2, 12, keep=keep)
+                found = run_closed(here, 1, seconds / 4, 12, keep=keep)
                 seen[name] += found.ok
                 if name in added:
+                    by_turn[name].append(quantile(found.ok, 0.5) - quantile(passes, 0.5))
                     added[name] += found.overhead
-            seen["bare"] += bare.passes(seconds / 2, 12)
+                    for stage, each in found.stages.items():
+                        stages[name].setdefault(stage, []).extend(each)
     p50 = {name: quantile(each, 0.5) for name, each in seen.items()}
     shown = {name: round(1000 * each, 2) for name, each in p50.items()}
     board.bar("one-caller-p50", p50["kept"] / p50["single"], 1.05, "x of one at a time", p50_ms=shown)
     for name in ("kept", "new"):
         own = quantile(added[name], 0.5)  # where others keep the machine busy, a bare loop suffers more
-        over = max(own, p50[name] - p50["bare"])
-        board.bar(f"overhead-p50-{name}", 1000 * over, 3, "ms over the bare pass or its own, the larger")
+        by_turns = statistics.median(by_turn[name])
+        over = max(own, by_turns)
+        ms = {stage: round(1000 * quantile(each, 0.5), 2) for stage, each in stages[name].items()}
+        board.bar(f"overhead-p50-{name}", 1000 * over, 3, "ms over the bare pass or its own, the larger",
+                  own_ms=round(1000 * own, 2), over_bare_ms=round(1000 * by_turns, 2),
+                  stages_p50_ms=ms | {"bare pass": shown["bare"]})  # fmt: skip
         board.bar(
             f"overhead-p99-{name}", 1000 * quantile(added[name], 0.99), 6, "ms of a request not computing"
         )
@@ -213,42 +127,6 @@ def overload(board: Board, here: Server, seconds: float) -> None:
     board.bar("overload-refusal-p99", 1000 * quantile(result.seconds[429], 0.99), 50, "ms")
     board.bar("overload-health", len(health - {200}), 0, "other statuses than 200")
     board.bar("overload-memory", after / before - 1, 0.05, "of resident memory")
-
-
-def stops(board: Board, here: Server, n_cycles: int) -> None:
-    """SIGTERM with 64 requests inside: each must be answered; then the next start."""
-    lost: list[dict[int, int]] = []
-    codes = []
-    for at in range(n_cycles):
-        if at:
-            docker("start", here.name)
-            here.ready()
-        statuses = asyncio.run(_stopped_inside(here, 64))
-        codes.append(int(docker("wait", here.name)))
-        if set(statuses) != {200}:
-            lost.append({status: statuses.count(status) for status in set(statuses)})
-        if at % 10 == 9:
-            tell(f"{at + 1} stops")
-    n_lost = sum(count for each in lost for status, count in each.items() if status != 200)
-    board.bar("stops-lost", n_lost, 0, "admitted requests", cycles=n_cycles)
-    board.bar("stops-exit-codes", len([code for code in codes if code]), 0, "exits other than 0")
-
-
-async def _stopped_inside(here: Server, n_callers: int) -> list[int]:
-    body = token_ids(12)
-    asked = [
-        asyncio.create_task(Caller(here.port, keep=False).ask("POST", "/predict", body(number)))
-        for number in range(n_callers)
-    ]
-    caller = Caller(here.port)
-    while not all(task.done() for task in asked):  # all inside at once, as the service itself counts them
-        _, page = await caller.ask("GET", "/metrics")
-        if f"weir_in_flight {n_callers}.0".encode() in page:
-            break
-    else:
-        raise RuntimeError(f"{n_callers} requests were never inside together")
-    docker("kill", "-s", "TERM", here.name)
-    return [(await task)[0] for task in asked]
 
 
 def hostile(board: Board, here: Server, n_requests: int) -> None:
@@ -283,36 +161,57 @@ def size(board: Board) -> None:
 
 
 def main() -> int:
-    """Run the parts that are asked for; all of them by default."""
+    """Run the parts that are asked for; all of them by default. A part that breaks off is a missed bar."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="batching, one, overload, hostile, stops, size")
+    parser.add_argument("parts", nargs="*", help="batching, one, overload, hostile, faults, stops, size")
     parser.add_argument("--seconds", type=float, default=8, help="of one measurement")
+    parser.add_argument("--overload", type=float, default=60, help="seconds of overload")
     parser.add_argument("--cycles", type=int, default=100, help="stops")
     args = parser.parse_args()
-    board = Board(whole=not args.parts and args.cycles >= 100)
-    with TemporaryDirectory() as folder, _servers(Path(folder)) as (batched, single):
-        parts: dict[str, Callable[[], None]] = {
-            "batching": lambda: batching(board, batched, single, args.seconds),
-            "one": lambda: one_caller(board, batched, single, args.seconds),
-            "overload": lambda: overload(board, batched, 60),
-            "hostile": lambda: hostile(board, batched, 10_000),
-            "stops": lambda: stops(board, batched, args.cycles),
+    board = Board(whole=not args.parts and args.cycles >= 100 and args.overload >= 60)
+    with TemporaryDirectory() as made:
+        folder = _prepared(Path(made))
+        parts: dict[str, Callable[[Server, Server], None]] = {
+            "batching": lambda batched, single: batching(board, batched, single, args.seconds / 2),
+            "one": lambda batched, single: one_caller(board, batched, single, args.seconds),
+            "overload": lambda batched, _single: overload(board, batched, args.overload),
+            "hostile": lambda batched, _single: hostile(board, batched, 10_000),
+        }
+        wanted = args.parts or [*parts, "faults", "stops", "size"]
+        if parts.keys() & set(wanted):
+            with server(folder, "batched") as batched, server(folder, "single") as single:
+                for name in wanted:
+                    if name in parts:
+                        _run(board, name, partial(parts[name], batched, single))
+        alone = {
+            "faults": lambda: faults(board, folder),
+            "stops": lambda: stops(board, folder, args.cycles),
             "size": lambda: size(board),
         }
-        for name in args.parts or parts:
-            tell(name)
-            parts[name]()
+        for name in wanted:
+            if name in alone:
+                _run(board, name, alone[name])
     board.waive("gpu-rows", "no GPU here: captured shapes, VRAM and GTT are only measured on one")
     return board.finish()
 
 
-@contextmanager
-def _servers(profiles: Path) -> Iterator[tuple[Server, Server]]:
-    profiles.chmod(0o755)
-    (profiles / "application-batched.yaml").write_text("device: cpu\n")
-    (profiles / "application-single.yaml").write_text("device: cpu\nmax_batch_tokens: 1\nmax_wait_ms: 0\n")
-    with server(profiles, "batched") as batched, server(profiles, "single") as single:
-        yield batched, single
+def _run(board: Board, name: str, part: Callable[[], None]) -> None:
+    tell(name)
+    try:
+        part()
+    except Exception as error:  # the other parts' figures must not be lost with it
+        traceback.print_exc()
+        board.bar(f"{name}-ended", 0, 1, f"whole: {type(error).__name__}: {error}", at_least=True)
+
+
+def _prepared(folder: Path) -> Path:
+    """The folder with all profiles, and a place for bytecode that the image's user may write to."""
+    folder.chmod(0o755)
+    (folder / "bytecode").mkdir()
+    (folder / "bytecode").chmod(0o777)
+    for name, text in PROFILES.items():
+        (folder / f"application-{name}.yaml").write_text(text)
+    return folder
 
 
 if __name__ == "__main__":

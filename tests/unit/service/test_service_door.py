@@ -40,6 +40,25 @@ def test_an_answered_connection_waits_behind_older_ones() -> None:
     assert door.enter("c") == "b"
 
 
+def test_a_flood_of_silent_connections_closes_no_caller_who_was_answered() -> None:
+    door: Door[str] = Door(4)
+    for name in ("caller", "a", "b", "c"):
+        door.enter(name)
+        if name == "caller":
+            door.serve(name)
+            door.wait(name)
+    assert [door.enter(name) for name in ("d", "e", "f", "g")] == ["a", "b", "c", "d"]
+
+
+def test_idle_callers_keep_no_newcomer_out() -> None:
+    door: Door[str] = Door(4)
+    for name in ("a", "b", "c", "d"):
+        door.enter(name)
+        door.serve(name)
+        door.wait(name)
+    assert [door.enter(name) for name in ("e", "f", "g")] == ["a", "b", "e"]
+
+
 def test_a_connection_that_was_closed_takes_no_place_again() -> None:
     door: Door[str] = Door(1)
     door.enter("a")

@@ -1,0 +1,149 @@
+"""Containers of the CPU image for bench_service.py: the service, its forward pass alone, one that breaks."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
+# Nothing but the model's pass, in the program's first thread, with libgomp's own settings: the fastest way
+BARE = """
+import json, sys, time
+from pathlib import Path
+from service.model.classifier import Encoded
+from service.model.inference import load
+from service.settings import Limits, Settings
+model = load(Settings("bare", "cpu", Path("/models"), "random", "x", 1, Limits()), "finbert", Path("/models"))
+print("ready", flush=True)
+for line in sys.stdin:
+    seconds, n_tokens = float(line.split()[0]), int(line.split()[1])
+    row = Encoded((101, *range(1000, 1000 + n_tokens - 2), 102))
+    took, ends = [], time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < ends or not took:
+        model.classify([row])
+        took.append(time.perf_counter() - begun)
+    print(json.dumps(took), flush=True)
+"""
+# The service, whose device fails while /faults/broken is there, and hangs while /faults/hangs is
+BREAKS = """
+import os, time
+from service.cli import main
+from service.errors import DeviceFault
+from service.model.inference import TorchClassifier
+works = TorchClassifier._guarded
+def breaks(self, task, batch):
+    while os.path.exists("/faults/hangs"):
+        time.sleep(0.05)
+    if os.path.exists("/faults/broken"):
+        raise DeviceFault("a fault that the bench injected")
+    return works(self, task, batch)
+TorchClassifier._guarded = breaks
+os._exit(main(os.environ))
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A container of the service and its port."""
+
+    name: str
+    port: int
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics without labels, by name."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as page:
+            lines = page.read().decode().splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
+        return {name: float(value) for name, value in pairs if "{" not in name}
+
+    def status(self, path: str) -> int:
+        """The status of a GET; 0 where nobody answers within 5 s."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def ready(self, within_s: float = 120) -> None:
+        """Wait until it is ready. Raises RuntimeError when it isn't in time."""
+        ends = time.monotonic() + within_s
+        while self.status("/v2/health/ready") != 200:
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{self.name} isn't ready: {docker('logs', '--tail', '5', self.name)}")
+            time.sleep(0.03)
+
+
+def docker(*words: str) -> str:
+    """What docker prints. Raises RuntimeError when it fails."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"docker {words[0]}: {done.stderr.strip()}")
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def server(
+    folder: Path, profile: str, *, lane: int = 0, mounts: Sequence[str] = (), program: str = ""
+) -> Iterator[Server]:
+    """A container with the profile, on the host's network: no proxy stands in between.
+
+    Bytecode is kept in `folder`, so that starting it again doesn't compile torch's modules again.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    name = f"bench-service-{profile}-{lane}-{os.getpid()}"
+    command = ["python3", "-c", program] if program else []
+    docker(
+        *("run", "-d", "--name", name, "--network", "host", "--read-only", "--tmpfs", "/tmp"),
+        *("-v", f"{folder}:/profiles:ro", "-e", "WEIR_PROFILES_DIR=/profiles"),
+        *("-v", f"{folder / 'bytecode'}:/bytecode", "-e", "PYTHONPYCACHEPREFIX=/bytecode"),
+        *("-e", "PYTHONDONTWRITEBYTECODE="),
+        *(word for each in mounts for word in ("-v", each)),
+        *("-e", f"APP_PROFILE={profile}", "-e", f"WEIR_LISTEN=127.0.0.1:{port}", IMAGE, *command),
+    )
+    try:
+        made = Server(name, port)
+        made.ready()
+        yield made
+    finally:
+        docker("rm", "-f", name)
+
+
+class Bare:
+    """The forward pass alone, in a container of the same image."""
+
+    def __enter__(self) -> "Bare":
+        name = f"bench-service-bare-{os.getpid()}"
+        command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none"]
+        command += [IMAGE, "python3", "-c", BARE]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._line()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def passes(self, seconds: float, n_tokens: int) -> list[float]:
+        """How long each pass took, one after the other for so long."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{seconds} {n_tokens}\n")
+        self._process.stdin.flush()
+        found: list[float] = json.loads(self._line())
+        return found
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
