@@ -14,7 +14,7 @@ from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
 from probes.placement.split import DTYPES, MODELS
-from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings, read_report
+from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings
 from probes.report import render
 from probes.report.headline import headline, next_step
 from probes.run import catalog, checkup, session
@@ -25,7 +25,7 @@ from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, hand_over, tell
 from probes.shared.units import parse_bytes
-from probes.verbs import VERBS, add_verbs
+from probes.verbs import VERBS, add_verbs, shown
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -225,7 +225,7 @@ def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> 
 
 
 def _show(args: argparse.Namespace) -> Exit:
-    text = render.render(read_report(args.file), markdown=args.markdown)
+    text = shown(args.file, markdown=args.markdown)
     if args.markdown:
         hand_over(text + "\n")
     else:

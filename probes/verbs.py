@@ -42,6 +42,20 @@ def add_verbs(verbs: "Verbs") -> None:
     )
 
 
+def shown(path: Path, *, markdown: bool) -> str:
+    """A report of either kind as text or Markdown. Raises ReportError."""
+    from probes.throughput.document import is_scan
+
+    if is_scan(path):
+        from probes.throughput.document import named_scan
+        from probes.throughput.showing.scantext import render_scan
+
+        return render_scan(named_scan(path)[0], markdown=markdown)
+    from probes.report.render import render
+
+    return render(named_report(path)[0], markdown=markdown)
+
+
 def _html(args: argparse.Namespace) -> Exit:
     source: Path = args.report
     report, raw = named_report(source)

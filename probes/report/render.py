@@ -64,7 +64,7 @@ def plain_table(headers: Sequence[str], rows: Rows, *, markdown: bool) -> str:
 
 def _noted(drawn: str, notes: Sequence[str], *, markdown: bool) -> str:
     """A table and the notes on it: in Markdown a separate list, since notes would otherwise become rows."""
-    said = _bullets(notes, markdown=True) if markdown else "\n".join(map(terminal, notes))
+    said = bullets(notes, markdown=True) if markdown else "\n".join(map(terminal, notes))
     return ("\n\n" if markdown else "\n").join(part for part in (drawn, said) if part)
 
 
@@ -72,11 +72,11 @@ def render(report: ProbeReport, *, markdown: bool = False) -> str:
     """The whole report: the answer first, what follows from the figures, the machine, each probe's tables."""
     said = answers(report)
     parts = [
-        _heading("The answer", markdown=markdown) + _bullets(headline(report), markdown=markdown),
-        _heading("What follows from the figures", markdown=markdown) + _bullets(said, markdown=markdown)
+        heading("The answer", markdown=markdown) + bullets(headline(report), markdown=markdown),
+        heading("What follows from the figures", markdown=markdown) + bullets(said, markdown=markdown)
         if said
         else "",
-        _heading("Machine", markdown=markdown) + _bullets(machine_lines(report.machine), markdown=markdown),
+        heading("Machine", markdown=markdown) + bullets(machine_lines(report.machine), markdown=markdown),
         _quoted(_settings_line(report), markdown=markdown),
         *(_run(run, all_records(report), markdown=markdown) for run in merged(report).runs),
     ]
@@ -89,7 +89,8 @@ def _settings_line(report: ProbeReport) -> str:
     return f"started {report.started}, {'quick' if asked.quick else 'full'}, seed {asked.seed}{cap}"
 
 
-def _bullets(texts: Sequence[str], *, markdown: bool) -> str:
+def bullets(texts: Sequence[str], *, markdown: bool) -> str:
+    """Sentences as a list."""
     return "\n".join(f"- {_quoted(text, markdown=markdown)}" for text in texts)
 
 
@@ -98,25 +99,26 @@ def _quoted(text: str, *, markdown: bool) -> str:
     return markdown_sentence(text) if markdown else terminal(text)
 
 
-def _heading(text: str, *, markdown: bool) -> str:
+def heading(text: str, *, markdown: bool) -> str:
+    """A title and what follows it."""
     return f"## {markdown_sentence(text)}\n\n" if markdown else f"{terminal(text)}\n"
 
 
 def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
     parts = [
-        _heading(run.probe, markdown=markdown) + _ended(run, markdown=markdown),
+        heading(run.probe, markdown=markdown) + _ended(run, markdown=markdown),
         "\n".join(
             _quoted(line, markdown=markdown)
             for line in dict.fromkeys(map(numa_line, pick(run.records, NumaPlaces)))
         ),
-        *(_drawn(found, markdown=markdown) for found in run_tables(run.records, every)),
+        *(drawn_table(found, markdown=markdown) for found in run_tables(run.records, every)),
         _spill_text(run.records, markdown=markdown),
         _noted("", _notes(run.records), markdown=markdown),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _drawn(found: Table, *, markdown: bool) -> str:
+def drawn_table(found: Table, *, markdown: bool) -> str:
     """A table with its title and note, without the columns that only a page has room for."""
     kept = [at for at, header in enumerate(found.headers) if header not in found.wide]
     kept.sort(key=lambda at: found.headers[at] == "doubts")  # which may be long: last

@@ -95,6 +95,14 @@ def is_throughput(value: object) -> bool:
     return isinstance(value, dict) and value.get("kind") == KIND
 
 
+def is_scan(path: Path) -> bool:
+    """Whether a file holds a throughput report; a file that can't be read doesn't."""
+    try:
+        return is_throughput(load(files.read_text(path, most_bytes=MOST_BYTES)))
+    except (OSError, ValueError):
+        return False
+
+
 def named_scan(path: Path) -> tuple[ThroughputReport, str]:
     """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
     make_one = f"make one: {probe_command()} throughput"

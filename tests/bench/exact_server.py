@@ -15,6 +15,7 @@ import selectors
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 MODEL = {
     "name": "exact",
@@ -101,7 +102,8 @@ async def _run(queue: Exact) -> None:
     os.set_blocking(0, False)
     loop.add_reader(0, lambda: closed.set() if not os.read(0, 100) else None)
     await closed.wait()
-    print(json.dumps(queue.inside_s), flush=True)
+    with suppress(BrokenPipeError):  # nobody wants them
+        os.write(1, json.dumps(queue.inside_s).encode() + b"\n")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ COMMAND_LINES = {
     "buildtool.cli",
     "probes.cli",
     "probes.placing",
+    "probes.serving",
     "probes.trials",
     "probes.verbs",
     "buildtool.__main__",

@@ -127,6 +127,7 @@ THOUGHT = {
     "probes/throughput/served/client/httpanswer.py",
     "probes/throughput/served/client/payload.py",
     "probes/throughput/served/client/address.py",
+    "probes/throughput/showing/",
 }
 ACTING = {
     "buildtool.command",

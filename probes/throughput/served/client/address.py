@@ -48,7 +48,7 @@ def parse_url(text: str, *, model: str = "") -> Target:
     prefix, found = _model_in(parts.path)
     if found and model and found["model"] != quote(model, safe=""):
         raise UsageError(
-            f"--url names the model {found['model']!r}, --model {model!r}", "give one of the two"
+            f"--url names the model {found['model']!r}, --served-model {model!r}", "give one of the two"
         )
     path = parts.path.rstrip("/")
     if found or model:

@@ -95,7 +95,7 @@ def only_model(body: bytes) -> str:
     if len(names) != 1:
         raise ServerUnusable(
             f"the server has {len(names)} models ready{': ' if names else ''}{', '.join(names[:10])}",
-            "name one: --model NAME",
+            "name one: --served-model NAME",
         )
     return names[0]
 

@@ -73,7 +73,7 @@ def sized(
     """
     for name in shapes.keys() - {one.name for one in inputs}:
         known = ", ".join(one.name for one in inputs)
-        raise UsageError(f"--shape names {name!r}, which isn't sent", f"the inputs are {known}")
+        raise UsageError(f"--tensor names {name!r}, which isn't sent", f"the inputs are {known}")
     if rows > 1 and not any(one.shape[:1] == (-1,) for one in inputs):
         raise UsageError(
             "the model takes one input at a time: no first dimension is open", "leave --rows out"
@@ -88,7 +88,7 @@ def _sized(one: Tensor, rows: int, dim: int, given: tuple[int, ...] | None) -> T
         fits = len(given) == len(inner) and all(a in (-1, b) for a, b in zip(inner, given, strict=True))
         if not fits:
             raise UsageError(
-                f"--shape {one.name}:{','.join(map(str, given))} doesn't fit the model's {list(inner)}",
+                f"--tensor {one.name}:{','.join(map(str, given))} doesn't fit the model's {list(inner)}",
                 "give its dimensions without the batch",
             )
         inner = given
@@ -104,7 +104,7 @@ def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, 
     values = sum(math.prod(one.shape) for one in inputs)
     if values > MOST_VALUES:
         raise UsageError(
-            f"one request would have {values:,} values", "choose smaller --rows, --dim or --shape"
+            f"one request would have {values:,} values", "choose smaller --rows, --dim or --tensor"
         )
     count = max(1, min(SAMPLES, MOST_VALUES // max(values, 1)))
     rng = random.Random(seed)

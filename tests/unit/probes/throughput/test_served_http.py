@@ -116,7 +116,7 @@ def test_what_is_no_url_is_a_usage_error(url: str) -> None:
 
 
 def test_two_names_for_the_model_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="--model"):
+    with pytest.raises(UsageError, match="--served-model"):
         parse_url("http://h/v2/models/m", model="n")
 
 

@@ -154,7 +154,7 @@ class _Scan:
         if body is None:
             raise ServerUnusable(
                 f"{target.url.removesuffix('/infer')} describes no model",
-                "name it: --model NAME, or give --payload",
+                "name it: --served-model NAME, or give --payload",
             )
         model = described.model_says(body)
         inputs = sized(
@@ -200,7 +200,7 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     if not answer.done:
         raise _unreachable(authority, reply.outcome)
     if answer.status != 200:
-        raise ServerUnusable("the server doesn't list its models", "name one: --model NAME")
+        raise ServerUnusable("the server doesn't list its models", "name one: --served-model NAME")
     name = quote(described.only_model(bytes(answer.body)), safe="")
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
@@ -212,7 +212,7 @@ async def _tried(caller: HttpCaller, one: bytes, url: str) -> None:
         said = bytes(answer.body[:300]).decode(errors="replace").strip()
         raise ServerUnusable(
             f"{url} doesn't answer a request: {reply.outcome}{f': {said}' if said else ''}",
-            "see the server's log; other inputs: --input, --shape, --payload FILE",
+            "see the server's log; other inputs: --send, --tensor, --payload FILE",
         )
 
 

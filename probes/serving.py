@@ -1,0 +1,194 @@
+"""The served half of the verb `throughput`: its arguments, and a scan that is kept after each level."""
+
+import argparse
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit
+from probes.shared import files
+from probes.shared.output import complain, tell
+
+if TYPE_CHECKING:
+    from probes.throughput.document import ThroughputReport
+    from probes.throughput.served.servedscan import ServedScan, ServedSettings
+
+MOST_PAYLOAD_BYTES = 64 << 20
+QUICK = (1.0, 4)  # seconds of a window, windows at most
+FULL = (3.0, 10)
+MOST_CALLERS = 512
+
+
+def add_served_arguments(scan: argparse.ArgumentParser) -> None:
+    """What the served half is asked for."""
+    served = scan.add_argument_group("a server under load (Open Inference Protocol over HTTP)")
+    served.add_argument("--url", metavar="URL", help="http://host:8000/v2/models/NAME/infer, or the server's")
+    served.add_argument("--served-model", default="", metavar="NAME", help="of a server with several models")
+    served.add_argument(
+        "--rows", type=_count, default=1, metavar="N", help="inputs of a request (%(default)s)"
+    )
+    served.add_argument(
+        "--dim", type=_count, default=16, metavar="N", help="size of other open dimensions (%(default)s)"
+    )
+    served.add_argument(
+        "--tensor",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME:D1,D2",
+        help="an input's own dimensions, without the batch; may be repeated",
+    )
+    served.add_argument(
+        "--send", action="append", default=[], metavar="NAME", help="only this input; may be repeated"
+    )
+    served.add_argument("--payload", type=Path, metavar="FILE", help="a JSON body to send as it is")
+    served.add_argument("--json", action="store_true", help="send JSON where binary tensors could be sent")
+    served.add_argument("--slo-ms", type=_positive, metavar="MS", help="goodput counts answers within it")
+    served.add_argument(
+        "--rate", type=_positive, action="append", default=[], metavar="N",
+        help="requests a second of the open loop; may be repeated (default: shares of the best throughput)",
+    )  # fmt: skip
+    served.add_argument(
+        "--most-callers", type=_callers, default=256, metavar="N", help="of the closed loop (%(default)s)"
+    )
+    served.add_argument(
+        "--connections", type=_callers, default=MOST_CALLERS, metavar="N",
+        help="of the open loop at most; requests beyond wait, which counts (%(default)s)",
+    )  # fmt: skip
+    served.add_argument("--new-connections", action="store_true", help="one for each request")
+    served.add_argument(
+        "--tolerance", type=_share, default=0.1, metavar="X", help="between three windows (%(default)s)"
+    )
+    served.add_argument(
+        "--timeout-s", type=_positive, default=30.0, metavar="S", help="for an answer (%(default)s)"
+    )
+    served.add_argument("--quick-load", action="store_true", help="shorter and fewer windows")
+    served.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="a report of a direct scan, to which the served half is added",
+    )
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:10]) <= 10**6):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number up to 1000000")
+    return int(text)
+
+
+def _callers(text: str) -> int:
+    if not 0 < _count(text) <= MOST_CALLERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MOST_CALLERS}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (math.isfinite(value) and 0 < value <= 1e6):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0, at most 1000000")
+    return value
+
+
+def _share(text: str) -> float:
+    if (value := _positive(text)) >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not below 1: write 0.1 for 10 %")
+    return value
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    if not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME:D1,D2")
+    return name, tuple(_callers_size(size) for size in sizes.split(",") if size)
+
+
+def _callers_size(text: str) -> int:
+    if _count(text) < 1:
+        raise argparse.ArgumentTypeError("a dimension is at least 1")
+    return int(text)
+
+
+def _settings(args: argparse.Namespace) -> "ServedSettings":
+    from probes.throughput.served.servedscan import ServedSettings
+
+    window_s, most_windows = QUICK if args.quick_load else FULL
+    return ServedSettings(
+        rows=max(1, args.rows),
+        slo_s=args.slo_ms / 1e3 if args.slo_ms else None,
+        window_s=window_s,
+        windows=3,
+        most_windows=most_windows,
+        tolerance=args.tolerance,
+        limit_s=args.timeout_s,
+        most_callers=args.most_callers,
+        most_connections=args.connections,
+        keep_alive=not args.new_connections,
+        rates_per_s=tuple(args.rate),
+        seed=args.seed,
+    )
+
+
+def served(args: argparse.Namespace, folder: Path) -> Exit:
+    """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
+    from probes.throughput.document import named_scan, write_scan
+    from probes.throughput.served.client.address import parse_url
+    from probes.throughput.served.serverscan import Asking, scan
+    from probes.throughput.showing.servedtables import level_line, served_answer
+
+    target = parse_url(args.url, model=args.served_model)
+    asking = Asking(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
+    report = named_scan(args.into)[0] if args.into else _new(args.seed)
+    path = args.into or _free_path(folder, report)
+    seen = 0
+
+    def keep(found: "ServedScan") -> None:
+        nonlocal seen
+        for level in found.levels[seen:]:
+            tell(level_line(level))
+        seen = len(found.levels)
+        write_scan(replace(report, served=found), path)
+
+    try:
+        found = scan(target, asking, _settings(args), keep)
+    except KeyboardInterrupt:
+        complain(f"interrupted; {path} holds the {seen} levels that were measured")
+        return Exit.INTERRUPTED
+    tell("")
+    for said in served_answer(found):
+        tell(f"- {said}")
+    tell(f"report: {path}")
+    return Exit.OK if found.complete else Exit.BROKEN
+
+
+def _payload(path: Path | None) -> bytes | None:
+    return None if path is None else files.read_text(path, most_bytes=MOST_PAYLOAD_BYTES).encode()
+
+
+def _new(seed: int) -> "ThroughputReport":
+    from probes.records.schema import Settings
+    from probes.run import session
+    from probes.shared.invocation import tool_version
+    from probes.shared.unknown import Unknown
+    from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport
+
+    return ThroughputReport(
+        kind=KIND,
+        schema_version=VERSION,
+        tool_version=tool_version(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        settings=ScanSettings("", (), 0, (), (), (), (), seed, 0),
+        machine=session.look(Settings(quick=True, seed=0, vram_cap_bytes=None)),
+        ceilings=Unknown("only a server was asked"),
+    )
+
+
+def _free_path(folder: Path, report: "ThroughputReport") -> Path:
+    stamp = report.started.replace("-", "").replace(":", "")
+    names = (folder / f"{stamp}-served{more}.json" for more in ("", *(f"-{n}" for n in range(2, 1000))))
+    return next(name for name in names if not name.exists())

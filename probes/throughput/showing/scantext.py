@@ -1,0 +1,28 @@
+"""A throughput report as text or Markdown. Pure."""
+
+from probes.report.render import bullets, drawn_table, heading
+from probes.report.tables import Table
+from probes.throughput.document import ThroughputReport
+from probes.throughput.showing.servedtables import served_answer, served_tables
+from probes.throughput.showing.sidebyside import side_by_side
+
+
+def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
+    """The whole report: what follows, then the tables of each half and of both."""
+    parts = [heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown)]
+    parts += [drawn_table(table, markdown=markdown) for table in scan_tables(report)]
+    return "\n\n".join(parts)
+
+
+def answer(report: ThroughputReport) -> tuple[str, ...]:
+    """What follows from both halves, in sentences."""
+    return served_answer(report.served) if report.served else ()
+
+
+def scan_tables(report: ThroughputReport) -> tuple[Table, ...]:
+    """The tables of both halves, and of both side by side, those with rows."""
+    found = [
+        *(served_tables(report.served) if report.served else ()),
+        *(side_by_side(report.direct, report.served) if report.direct and report.served else ()),
+    ]
+    return tuple(table for table in found if table.rows)
