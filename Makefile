@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -81,8 +81,14 @@ unit-second: $(READY)
 thorough: $(READY)
 	@$(PY) -m pytest -q -m thorough tests/unit
 
-test: check thorough torch-tests images docs ## everything that needs no GPU; makes the images and the site first
-	$(PY) -m pytest -q tests/loopback tests/docker tests/browser
+test: check images docs ## everything that needs no GPU, two things at a time; makes the images and the site first
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 2 engine-tests other-tests
+
+engine-tests: $(READY)
+	@$(PY) -m pytest -q tests/docker
+
+other-tests: thorough torch-tests
+	@$(PY) -m pytest -q tests/loopback tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
 	@$(PY) tests/bench/bench_audit.py
