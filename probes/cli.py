@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes import placing, trials
+from probes import placing, trials, watching
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -145,6 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbs(verbs)
     placing.add_verbs(verbs)
     trials.add_verbs(verbs)
+    watching.add_verbs(verbs)
 
 
 def _size(text: str) -> int:
@@ -251,6 +252,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         **VERBS,
         **placing.VERBS,
         **trials.VERBS,
+        **watching.VERBS,
     }[args.verb](args)
 
 

@@ -14,6 +14,8 @@ class Exit(IntEnum):
     DEVICE = 3  # torch or the GPU is missing, unusable or in use by another run
     BROKEN = 4  # a probe crashed, hung or returned garbage; the report holds what it had measured
     DATA = 5  # a report can't be read or written
+    NOT_EXECUTABLE = 126  # the command of `watch` can't be started
+    NOT_FOUND = 127  # the command of `watch` isn't there
     INTERRUPTED = 130
 
 
@@ -87,3 +89,14 @@ class ModelUnknown(PlacementError):
     """Nothing here says what such a model consists of. The hint says what to give instead."""
 
     exit_code = Exit.USAGE
+
+
+class CommandMissing(ProbeError):
+    """A command to watch isn't there or can't be started; the codes are those of shells."""
+
+    def __init__(self, program: str, exit_code: Exit, reason: str = "") -> None:
+        what = reason or ("no such program" if exit_code is Exit.NOT_FOUND else "it isn't executable")
+        super().__init__(
+            f"can't run {program}: {what}", "give the command after --: watch -- python train.py"
+        )
+        self.exit_code = exit_code

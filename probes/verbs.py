@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
-from probes.records.schema import named_report
+from probes.records.schema import ProbeReport, named_report
 from probes.shared import files
 from probes.shared.output import hand_over, tell
+from probes.shared.quoting import markdown_block
+from probes.watch.savedwatch import is_watch_file, named_watch
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -36,14 +38,19 @@ def add_verbs(verbs: "Verbs") -> None:
     schema.add_argument(
         "of",
         nargs="?",
-        choices=("report", "plan", "cards", "throughput"),
+        choices=("report", "plan", "cards", "throughput", "watch"),
         default="report",
         help="(%(default)s)",
     )
 
 
 def shown(path: Path, *, markdown: bool) -> str:
-    """A report of either kind as text or Markdown. Raises ReportError."""
+    """A report of any kind as text or Markdown. Raises ReportError."""
+    if is_watch_file(path):
+        from probes.watch.showing.words import report_lines
+
+        text = "\n".join(report_lines(named_watch(path)[0]))
+        return markdown_block(text) if markdown else text
     from probes.throughput.document import is_scan
 
     if is_scan(path):
@@ -58,19 +65,10 @@ def shown(path: Path, *, markdown: bool) -> str:
 
 def _html(args: argparse.Namespace) -> Exit:
     source: Path = args.report
-    report, raw = named_report(source)
     out: Path = args.out or source.with_suffix(".html")
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
-    try:
-        from probes.report.page.plots import draw_plots
-    except ImportError as error:
-        raise LibraryMissing(
-            f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
-        ) from error
-    from probes.report.page.html import render_page
-
-    page = render_page(report, draw_plots(report), raw=raw, name=source.name)
+    page = _page(source)
     try:
         files.write_text(out, page)
     except OSError as error:
@@ -79,6 +77,25 @@ def _html(args: argparse.Namespace) -> Exit:
         ) from error
     tell(f"wrote {out}")
     return Exit.OK
+
+
+def _page(source: Path) -> str:
+    """The page of a file, by what kind of report it holds. Raises ReportError and LibraryMissing."""
+    read = named_watch if is_watch_file(source) else named_report
+    report, raw = read(source)
+    try:
+        from probes.report.page.plots import draw_plots
+        from probes.report.page.watchplots import draw_watch
+    except ImportError as error:
+        raise LibraryMissing(
+            f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
+        ) from error
+    from probes.report.page.html import render_page
+    from probes.report.page.watchpage import render_watch
+
+    if isinstance(report, ProbeReport):
+        return render_page(report, draw_plots(report), raw=raw, name=source.name)
+    return render_watch(report, draw_watch(report), raw=raw, name=source.name)
 
 
 def _compare(args: argparse.Namespace) -> Exit:
@@ -99,6 +116,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 def _schema(args: argparse.Namespace) -> Exit:
     from probes.placement.showing.planfile import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
+    from probes.records.watched import watch_schema
     from probes.throughput.document import throughput_schema
 
     made = {
@@ -106,6 +124,7 @@ def _schema(args: argparse.Namespace) -> Exit:
         "plan": plan_schema,
         "cards": cards_schema,
         "throughput": throughput_schema,
+        "watch": watch_schema,
     }
     hand_over(made[args.of]())
     return Exit.OK

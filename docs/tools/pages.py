@@ -30,6 +30,7 @@ def reference() -> dict[str, str]:
         "reference/compatibility.md": compatibility_page(),
         "reference/lint-rules.md": rules_page(),
         "reference/placement-plan.md": schema_page("Placement plan", schemas / "placement-plan.schema.json"),
+        "reference/watch-report.md": schema_page("Watch report", schemas / "watch-report.schema.json"),
         "reference/probe-report.md": schema_page("Probe report", schemas / "probe-report.schema.json"),
         "reference/throughput.md": schema_page("Throughput report", schemas / "throughput.schema.json"),
     }

@@ -79,12 +79,12 @@ class Nvml:
 
     def _card(self, handle: c_void_p) -> NvidiaCard:
         memory, bar1, name = _Memory(), _Memory(), ctypes.create_string_buffer(96)
-        failed = self._call("nvmlDeviceGetMemoryInfo", handle, byref(memory))
-        bar1_told = self._call("nvmlDeviceGetBAR1MemoryInfo", handle, byref(bar1))
-        self._call("nvmlDeviceGetName", handle, name, c_uint(len(name)))
+        failed = self.call("nvmlDeviceGetMemoryInfo", handle, byref(memory))
+        bar1_told = self.call("nvmlDeviceGetBAR1MemoryInfo", handle, byref(bar1))
+        self.call("nvmlDeviceGetName", handle, name, c_uint(len(name)))
         major, minor, mig, pending = c_uint(), c_uint(), c_uint(), c_uint()
-        capability = self._call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
-        mig_told = self._call("nvmlDeviceGetMigMode", handle, byref(mig), byref(pending))
+        capability = self.call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
+        mig_told = self.call("nvmlDeviceGetMigMode", handle, byref(mig), byref(pending))
         return NvidiaCard(
             name=name.value.decode(errors="replace"),
             pci_id=self._pci_id(handle),
@@ -99,7 +99,7 @@ class Nvml:
 
     def link(self, pci_id: str) -> Link | Unknown:
         """The card's link as it is now; it trains down when idle."""
-        handle = self._handle(pci_id)
+        handle = self.handle(pci_id)
         return handle if isinstance(handle, Unknown) else self._link(handle, "Curr")
 
     def _link(self, handle: c_void_p, which: str) -> Link | Unknown:
@@ -113,28 +113,31 @@ class Nvml:
 
     def slowdowns(self, pci_id: str) -> tuple[str, ...] | Unknown:
         """Why the card runs slower than it could at this moment; empty when it doesn't."""
-        handle = self._handle(pci_id)
-        if isinstance(handle, Unknown):
-            return handle
+        handle = self.handle(pci_id)
+        return handle if isinstance(handle, Unknown) else self.slowdowns_of(handle)
+
+    def slowdowns_of(self, handle: c_void_p) -> tuple[str, ...] | Unknown:
+        """The same for a card whose handle is known."""
         reasons = c_ulonglong()
-        failed = self._call("nvmlDeviceGetCurrentClocksEventReasons", handle, byref(reasons))
-        if failed:  # the older name, before driver 535
-            failed = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, byref(reasons))
+        name = "nvmlDeviceGetCurrentClocksEventReasons"
+        if not hasattr(self._library, name):  # before driver 535
+            name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        failed = self.call(name, handle, byref(reasons))
         return failed or tuple(word for bit, word in SLOWDOWNS.items() if reasons.value & bit)
 
     def processes(self, pci_id: str) -> tuple[int, ...] | Unknown:
         """The ids of processes that compute on the card; the host's ids, also in a container."""
-        handle = self._handle(pci_id)
+        handle = self.handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
         count = c_uint(64)
         found = (_Process * count.value)()
-        failed = self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
+        failed = self.call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
         return failed or tuple(int(one.pid) for one in found[: count.value])
 
     def uses(self, pci_id: str, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
         """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
-        handle = self._handle(pci_id)
+        handle = self.handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
         count = c_uint(0)
@@ -144,13 +147,13 @@ class Nvml:
         if code == NOT_FOUND:
             return ()
         if code not in (0, INSUFFICIENT_SIZE):
-            return self._words(code)
+            return self.words(code)
         found = (_Use * max(count.value, 1))()
         code = function(handle, found, byref(count), since)
         if code == NOT_FOUND:
             return ()
         if code:
-            return self._words(code)
+            return self.words(code)
         return tuple(
             ProcessUse(int(one.pid), int(one.time_us), int(one.sm), int(one.memory))
             for one in found[: count.value]
@@ -159,41 +162,43 @@ class Nvml:
 
     def link_bytes_per_s(self, pci_id: str, *, up: bool) -> int | Unknown:
         """The traffic on the card's link in one direction (`up`: towards the host); takes 20 ms."""
-        handle = self._handle(pci_id)
+        handle = self.handle(pci_id)
         if isinstance(handle, Unknown):
             return handle
         value = c_uint()
         direction = c_uint(0 if up else 1)  # NVML_PCIE_UTIL_TX_BYTES, _RX_BYTES
-        failed = self._call("nvmlDeviceGetPcieThroughput", handle, direction, byref(value))
+        failed = self.call("nvmlDeviceGetPcieThroughput", handle, direction, byref(value))
         return failed or int(value.value) * 1000  # it counts in KB/s
 
     def _by_index(self, index: int) -> c_void_p | Unknown:
         handle = c_void_p()
-        return self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle)) or handle
+        return self.call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle)) or handle
 
-    def _handle(self, pci_id: str) -> c_void_p | Unknown:
+    def handle(self, pci_id: str) -> c_void_p | Unknown:
+        """NVML's handle of a card, which stays valid for the life of this process."""
         handle = c_void_p()
-        failed = self._call("nvmlDeviceGetHandleByPciBusId_v2", c_char_p(pci_id.encode()), byref(handle))
+        failed = self.call("nvmlDeviceGetHandleByPciBusId_v2", c_char_p(pci_id.encode()), byref(handle))
         return failed or handle
 
     def _pci_id(self, handle: c_void_p) -> str:
         info = _PciInfo()
-        self._call("nvmlDeviceGetPciInfo_v3", handle, byref(info))
+        self.call("nvmlDeviceGetPciInfo_v3", handle, byref(info))
         return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
     def _number(self, name: str, *before: c_void_p) -> int | Unknown:
         value = c_uint()
-        return self._call(name, *before, byref(value)) or int(value.value)
+        return self.call(name, *before, byref(value)) or int(value.value)
 
-    def _call(self, name: str, *args: object) -> Unknown | None:
-        """None on success, else the reason for the failure."""
+    def call(self, name: str, *args: object) -> Unknown | None:
+        """Call a function of NVML: None on success, else the reason for the failure."""
         function = getattr(self._library, name, None)
         if function is None:
             return Unknown(f"this NVML has no {name}")
         code = int(function(*args))
-        return self._words(code) if code else None
+        return self.words(code) if code else None
 
-    def _words(self, code: int) -> Unknown:
+    def words(self, code: int) -> Unknown:
+        """NVML's words for a code."""
         text = self._library.nvmlErrorString
         text.restype = c_char_p
         return Unknown(f"NVML: {(text(code) or b'?').decode(errors='replace')}")
@@ -206,4 +211,4 @@ def open_nvml() -> Nvml | Unknown:
     except OSError:
         return Unknown(f"no {LIBRARY} here")
     nvml = Nvml(library)
-    return nvml._call("nvmlInit_v2") or nvml
+    return nvml.call("nvmlInit_v2") or nvml

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.machine import surroundings
+from probes.machine import hostload, surroundings
 from probes.machine.sysfs import PCI_ID, read_cards, read_int, read_kfd_nodes, read_text
 from probes.records.schema import Card, Machine, NvidiaCard, TorchFacts, Unknown
 
@@ -52,12 +52,9 @@ def gpu_driver(root: Path) -> str | Unknown:
 
 
 def meminfo_bytes(root: Path, key: str) -> int | Unknown:
-    """A figure of /proc/meminfo, which counts in KiB (and writes kB)."""
+    """A figure of /proc/meminfo."""
     text = read_text(root / "proc/meminfo")
-    if isinstance(text, Unknown):
-        return text
-    found = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else Unknown(f"no {key} in /proc/meminfo")
+    return text if isinstance(text, Unknown) else hostload.memory_bytes(text, key)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from probes.machine import gpumetrics
 from probes.records.schema import Card, KfdNode, Link, Reading, Unknown
 from probes.shared.kfd import decimal, gfx_target, gpu_nodes, listed, properties
 
@@ -17,7 +18,6 @@ FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
 # transfers per second to the generation of PCI Express, as the kernel writes them
 LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-METRICS_HEADER, NO_FIGURE = 4, 0xFFFFFFFF
 LOCAL_HEAPS = (1, 2)  # frame buffer, public and private (HSA_MEM_HEAP_TYPE in kfd_crat.h)
 PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -192,31 +192,16 @@ def _gauge(root: Path, pci_id: str | Unknown, region: str) -> int | Unknown:
     return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
 
 
-# where struct gpu_metrics_vX_Y of the kernel's kgd_pp_interface.h holds `throttle_status`, 32 bits
-THROTTLE_OFFSETS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40}
-
-
 def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
-    """Why an AMD card throttles, by its gpu_metrics; empty when it doesn't."""
+    """Why an AMD card throttles at this moment, by its gpu_metrics; empty when it doesn't."""
     if isinstance(pci_id, Unknown):
         return pci_id
     try:
         data = (root / "sys/bus/pci/devices" / pci_id / "gpu_metrics").read_bytes()
     except OSError as error:
         return Unknown(f"gpu_metrics: {error.strerror}")
-    return parse_throttle(data)
-
-
-def parse_throttle(data: bytes) -> tuple[str, ...] | Unknown:
-    """The throttle status in a gpu_metrics table; unknown for a form that isn't in our table."""
-    form = (data[2], data[3]) if len(data) >= METRICS_HEADER else (0, 0)
-    offset = THROTTLE_OFFSETS.get(form)
-    if offset is None or len(data) < offset + 4:
-        return Unknown(f"gpu_metrics of form {form[0]}.{form[1]} isn't known here")
-    status = int.from_bytes(data[offset : offset + 4], "little")
-    if status == NO_FIGURE:
-        return Unknown("the card's firmware doesn't report its throttle status")
-    return (f"status {status:#x}",) if status else ()
+    found = gpumetrics.parse(data)
+    return found if isinstance(found, Unknown) else gpumetrics.slowdowns(None, found)
 
 
 def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, ...]:

@@ -21,8 +21,8 @@ from typing import TextIO, TypeVar
 from probes.errors import DeviceUnusable, ProbeError
 from probes.machine import numa
 from probes.machine.snapshot import pci_id_of_first_gpu
+from probes.measure.bystanders import Bystanders
 from probes.measure.noise import judge
-from probes.measure.watch import Watch
 from probes.records.facts import Check
 from probes.records.schema import (
     Done,
@@ -102,10 +102,10 @@ def _probe(job: Job, machine: Machine) -> Iterator[Record]:
     pinned, pageable = bench.numa_nodes()
     yield numa.places(machine, pinned=pinned, pageable=pageable, held=held)
     pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
-    yield from watched(probe.run(bench, context), Watch(bench, context.root, pci_id))
+    yield from watched(probe.run(bench, context), Bystanders(bench, context.root, pci_id))
 
 
-def watched(records: Iterator[Record], watch: Watch) -> Iterator[Record]:
+def watched(records: Iterator[Record], watch: Bystanders) -> Iterator[Record]:
     """The records, each timing with what else went on while it was taken."""
     before = watch.look()
     for record in records:

@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> object:
         """One value of an argument, which argparse asks for before it converts it."""
-        if not arg_string and action.nargs != argparse.PARSER:  # a subcommand's own parser refuses its own
+        theirs = (argparse.PARSER, argparse.REMAINDER)  # of a subcommand's own parser, or of another program
+        if not arg_string and action.nargs not in theirs:
             name = action.option_strings[-1] if action.option_strings else ""
             shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             way_out = f"write `{name} {shown}`, or leave {name} out" if name else f"write {shown}"
@@ -120,6 +121,11 @@ def redraw(line: str) -> None:
 def can_redraw() -> bool:
     """Whether standard error is a terminal that knows more than printing."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def can_redraw_output() -> bool:
+    """The same of standard output."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _columns() -> int:

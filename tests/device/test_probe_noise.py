@@ -13,10 +13,10 @@ from device_bars import Bar
 torch = pytest.importorskip("torch")
 
 from probes.machine.torchfacts import describe  # noqa: E402
+from probes.measure.bystanders import Bystanders  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
 from probes.measure.pattern import Pattern  # noqa: E402
 from probes.measure.sampling import Effort, sample  # noqa: E402
-from probes.measure.watch import Watch  # noqa: E402
 from probes.records.schema import Measurement, Noise, Unknown  # noqa: E402
 from probes.run.child import watched  # noqa: E402
 
@@ -50,7 +50,7 @@ def rows(bench: TorchWorkbench) -> Iterator[Measurement]:
             yield Measurement("vram_read", 1, 1, found.batch, "device", found.device_s, found.wall_s)
 
 
-def flagged(watch: Watch, bench: TorchWorkbench) -> int:
+def flagged(watch: Bystanders, bench: TorchWorkbench) -> int:
     noises = [row.noise for row in watched(rows(bench), watch) if isinstance(row, Measurement)]
     known = [noise for noise in noises if isinstance(noise, Noise)]
     return sum(any(flag.startswith("foreign") for flag in noise.flags) for noise in known)
@@ -58,13 +58,13 @@ def flagged(watch: Watch, bench: TorchWorkbench) -> int:
 
 def test_a_hog_is_flagged_and_its_absence_is_not(bar: Bar) -> None:
     bench = TorchWorkbench(has_gpu=True)
-    watch = Watch(bench, Path("/"), describe().gpus[0].pci_id)
+    watch = Bystanders(bench, Path("/"), describe().gpus[0].pci_id)
     hold_bars(bar, watch, bench, how="")
     watch._nvml = Unknown("taken away by the test")
     hold_bars(bar, watch, bench, how=", by timing alone")
 
 
-def hold_bars(bar: Bar, watch: Watch, bench: TorchWorkbench, *, how: str) -> None:
+def hold_bars(bar: Bar, watch: Bystanders, bench: TorchWorkbench, *, how: str) -> None:
     bar(f"rows flagged with no hog{how}", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
     for kind in ("copy", "vram", "compute"):
         with hog(kind):

@@ -19,6 +19,7 @@ COMMAND_LINES = {
     "probes.serving",
     "probes.trials",
     "probes.verbs",
+    "probes.watching",
     "buildtool.__main__",
     "probes.__main__",
 }

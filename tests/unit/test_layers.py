@@ -37,6 +37,7 @@ GATES = {
         "probes/machine/torchfacts.py",
         "probes/throughput/ceilings/topspeed.py",
     },
+    "rich": {"probes/watch/showing/screen.py"},
     "triton": {"probes/placement/packing/kernels/"},
     "matplotlib": {"probes/report/page/"},
     "dockerfile": {"buildtool/doctor/lint/dockerfiles.py"},
@@ -84,6 +85,8 @@ THOUGHT = {
     "buildtool/prune/imageconfig.py",
     "probes/machine/describe.py",
     "probes/machine/expectation.py",
+    "probes/machine/gpumetrics.py",
+    "probes/machine/hostload.py",
     "probes/measure/breakeven.py",
     "probes/measure/noise.py",
     "probes/measure/pattern.py",
@@ -128,6 +131,12 @@ THOUGHT = {
     "probes/throughput/served/client/payload.py",
     "probes/throughput/served/client/address.py",
     "probes/throughput/showing/",
+    "probes/watch/allocator.py",
+    "probes/watch/deadlines.py",
+    "probes/watch/samplelines.py",
+    "probes/watch/saturated.py",
+    "probes/watch/tally.py",
+    "probes/watch/showing/words.py",
 }
 ACTING = {
     "buildtool.command",
@@ -151,7 +160,12 @@ ACTING = {
     "probes.machine.torchfacts",
     "probes.measure.buffers",
     "probes.measure.device",
-    "probes.measure.watch",
+    "probes.measure.bystanders",
+    "probes.watch.watchedcommand",
+    "probes.watch.showing.metricsserver",
+    "probes.watch.recorder",
+    "probes.watch.readers.keptfile",
+    "probes.machine.nvmlcard",
     "probes.placement.architectures",
     "probes.placement.loading.checkpoint",
     "probes.placement.loading.filereading",
@@ -185,6 +199,7 @@ WRITERS = {
     "probes/run/journal.py",  # appends to a file that it holds locked
     "probes/run/lock.py",  # a lock file without content
     "probes/run/child.py",  # a pipe to the parent process
+    "probes/watch/recorder.py",  # appends to files that were asked for, a line at a time
     "buildtool/command.py",  # the log of a program that outlives us
     "buildtool/engine/provision.py",  # a scratch directory for apt
     "buildtool/builder/context.py",  # fills a scratch directory that is renamed as a whole

@@ -17,8 +17,6 @@ from service.model.buckets import Bucket, bucket_of, smaller
 from service.model.classifier import Encoded
 
 SECONDS = 20.0  # that capturing may take at the start; what isn't captured by then is computed without
-_SLOWER = 12  # shapes in a row that weren't worth it: larger ones are computed for longer still
-_DRIVER_BYTES = 8 << 20  # for one graph in the driver; an H200 took under 5 MB, with its share of the pool
 _ALIKE = 1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
 
 Task = Literal["classify", "embed"]
@@ -45,10 +43,6 @@ class Recorder(Protocol):
 
     def held(self) -> int:
         """Bytes of the device's memory that are in use."""
-        ...
-
-    def needed(self, run: Callable[[], object]) -> int:
-        """Bytes of the device's memory that one call takes while it runs."""
         ...
 
 
@@ -90,13 +84,6 @@ class GraphRecorder:
         """See `Recorder.held`; other processes' memory counts too."""
         free, total = torch.cuda.mem_get_info(self._place)
         return int(total - free)
-
-    def needed(self, run: Callable[[], object]) -> int:
-        """See `Recorder.needed`."""
-        torch.cuda.reset_peak_memory_stats(self._place)
-        before = torch.cuda.memory_allocated(self._place)
-        run()
-        return int(torch.cuda.max_memory_allocated(self._place) - before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,16 +151,13 @@ def capture(
     kept: dict[Bucket, _Graph] = {}
     seconds: dict[Bucket, float] = {}
     started, held = time.monotonic(), recorder.held()
-    n_slower = in_a_row = 0
+    n_slower = 0
     for bucket in shapes:
-        if in_a_row == _SLOWER or time.monotonic() - started > SECONDS:
+        if made.n_bytes >= max_bytes or time.monotonic() - started > SECONDS:
+            log.info("no more shapes are captured: %d bytes of %d are taken", made.n_bytes, max_bytes)
             break
-        left = max_bytes - made.n_bytes
         try:
-            graph, seconds[bucket], replay_s = _recorded(compute, bucket, recorder, place=place, left=left)
-        except _TooLarge:
-            log.info("no more shapes are captured: %d bytes of %d are left", left, max_bytes)
-            break
+            graph, seconds[bucket], replay_s = _recorded(compute, bucket, recorder, place)
         except (RuntimeError, _Differs) as error:
             reason = str(error).strip().partition("\n")[0]
             log.warning(
@@ -186,9 +170,8 @@ def capture(
         made.n_bytes = max(made.n_bytes, recorder.held() - held)
         if replay_s <= seconds.get(smaller(bucket), seconds[bucket]):
             kept[bucket] = graph
-            in_a_row = 0
         else:
-            n_slower, in_a_row = n_slower + 1, in_a_row + 1
+            n_slower += 1
     made.graphs = kept
     log.info(
         "captured shapes=%d slower=%d bytes=%d capture_s=%.2f",
@@ -204,14 +187,10 @@ class _Differs(Exception):
     """A replay gave something else than the pass that it recorded."""
 
 
-class _TooLarge(Exception):
-    """The pass may need more memory than is left."""
-
-
 def _recorded(
-    compute: Compute, bucket: Bucket, recorder: Recorder, *, place: str, left: int
+    compute: Compute, bucket: Bucket, recorder: Recorder, place: str
 ) -> tuple[_Graph, float, float]:
-    """A graph that takes at most `left` bytes, and the seconds of a pass without and with it."""
+    """A graph, and the seconds of a pass without and with it."""
     with torch.inference_mode():
         row = Encoded(tuple(number % 4 for number in range(bucket.tokens)))
         shorter = Encoded(row.ids[: max(1, bucket.tokens // 2)])
@@ -222,9 +201,6 @@ def _recorded(
 
         expected = [each.clone() for each in run()]
         plain_s = recorder.seconds(run)
-        # The graphs' common pool grows by that much at most, where nothing in it can be used again
-        if recorder.needed(run) + _DRIVER_BYTES > left:
-            raise _TooLarge
         outputs, replay = recorder.record(run)
         replay()
         for found, wanted in zip(outputs, expected, strict=True):

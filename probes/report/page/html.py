@@ -50,20 +50,25 @@ def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: s
         (
             _header(report),
             _answer(report),
-            *map(_figure, plots),
+            *map(figure, plots),
             _machine(report.machine),
             _doubts(report),
             _all_tables(report),
-            _raw(raw, name),
+            raw_section(raw, name),
         )
     )
-    title = html(f"{_subject(report.machine)}: memory placement, measured")
+    return framed(f"{_subject(report.machine)}: memory placement, measured", body)
+
+
+def framed(title: str, body: str) -> str:
+    """A page around its content. Loads nothing."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f'<link rel="icon" href="data:,">\n<title>{title}</title>\n<style>\n{_style()}</style>\n</head>\n'
+        f'<link rel="icon" href="data:,">\n<title>{html(title)}</title>\n'
+        f"<style>\n{_style()}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -120,7 +125,8 @@ def ended(run: ProbeRun) -> str:
     return " ".join(ended_line(run).split("\n  "))
 
 
-def _figure(plot: Plot) -> str:
+def figure(plot: Plot) -> str:
+    """A plot with its caption, or the reason why it is missing."""
     head = f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>'
     if not plot.drawn:
         inner = f'{head}<p class="missing">No plot: {_prose(plot.missing)}.</p>'
@@ -239,7 +245,8 @@ def _kind(table: Table, header: str) -> str:
     return ' class="words"' if header in table.words else ""
 
 
-def _raw(raw: str, name: str) -> str:
+def raw_section(raw: str, name: str) -> str:
+    """The report's own file, to be saved from the page."""
     data = base64.b64encode(raw.encode()).decode()
     href = f"data:application/json;base64,{data}"
     return (

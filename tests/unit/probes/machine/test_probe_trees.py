@@ -299,14 +299,3 @@ def test_a_machine_is_read_right_or_unknown(case: Case, tmp_path: Path) -> None:
 
 def test_there_are_twenty_and_more_trees_all_different() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 20
-
-
-def test_the_throttle_status_is_found_in_each_known_form() -> None:
-    for form, offset in sysfs.THROTTLE_OFFSETS.items():
-        assert sysfs.parse_throttle(metrics(form, throttle=0, offset=offset)) == ()
-        assert sysfs.parse_throttle(metrics(form, throttle=1, offset=offset)) == ("status 0x1",)
-        cut = metrics(form, throttle=1, offset=offset)[: offset + 3]
-        assert isinstance(sysfs.parse_throttle(cut), Unknown)
-        silent = sysfs.parse_throttle(metrics(form, throttle=0xFFFFFFFF, offset=offset))
-        assert isinstance(silent, Unknown)
-    assert isinstance(sysfs.parse_throttle(b""), Unknown)

@@ -7,7 +7,7 @@ from probe_samples import done, report
 from probe_trees import lay
 
 from probes.machine import nvml
-from probes.measure import watch
+from probes.measure import bystanders
 from probes.measure.noise import Look, judge
 from probes.records.schema import Gap, Measurement, Noise, Unknown
 from probes.report import render
@@ -102,13 +102,13 @@ def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
 
 def test_processor_time_is_read_without_idle_and_waiting(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  100 20 30 9999 888 7 3 0 0 0\ncpu0 1 2 3 4\n"})
-    assert watch.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
-    assert isinstance(watch.busy_cpu_s(tmp_path / "none"), Unknown)
+    assert bystanders.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
+    assert isinstance(bystanders.busy_cpu_s(tmp_path / "none"), Unknown)
 
 
 def test_without_a_gpu_only_the_host_is_watched(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  1 1 1 1 1 1 1\n"})
-    look = watch.Watch(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
+    look = bystanders.Bystanders(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
     assert isinstance(look.kernel_s, Unknown)
     assert isinstance(look.busy_cpu_s, float)
 

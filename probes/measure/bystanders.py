@@ -1,11 +1,10 @@
-"""Observes the machine between measurements: processor time, the GPU's other users, its clocks."""
+"""Observes what else goes on between measurements: processor time, the GPU's other users, its clocks."""
 
 import os
-import re
 import time
 from pathlib import Path
 
-from probes.machine import sysfs
+from probes.machine import hostload, sysfs
 from probes.machine.nvml import Nvml, open_nvml
 from probes.measure.noise import Look
 from probes.measure.workbench import Workbench
@@ -15,7 +14,7 @@ MICROSECONDS = 10**6
 LINK_EVERY_S = 0.4
 
 
-class Watch:
+class Bystanders:
     """Observes one GPU and its host. Without a GPU only the host is watched."""
 
     def __init__(self, bench: Workbench, root: Path, pci_id: str | Unknown) -> None:
@@ -93,8 +92,4 @@ class Watch:
 def busy_cpu_s(root: Path) -> float | Unknown:
     """Processor seconds that the whole machine has spent on programs and the kernel since its start."""
     text = sysfs.read_text(root / "proc/stat")
-    found = re.match(r"cpu +((?:\d+ ?)+)", text) if isinstance(text, str) else None
-    if not found:
-        return Unknown("no processor times in /proc/stat")
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = [*map(int, found.group(1).split()), *[0] * 7]
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return text if isinstance(text, Unknown) else hostload.busy_cpu_s(text)

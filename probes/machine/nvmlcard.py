@@ -1,0 +1,228 @@
+"""One NVIDIA card read again and again through NVML: quick figures, counters, performance metrics.
+
+Names, structures and ids: NVML API reference. The quick calls are chosen: on driver 580 the instant power
+field takes microseconds and `nvmlDeviceGetPowerUsage` milliseconds.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+
+from probes.machine.nvml import Nvml
+from probes.shared.unknown import Unknown
+
+# NVML_FI_DEV_*
+MEMORY_CELSIUS, ENERGY_MJ, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 83, 186, 197, 198
+# NVML_GPM_METRIC_*
+SM_ACTIVE, SM_OCCUPANCY, TENSOR, DRAM = 2, 3, 5, 10
+SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+MOST_METRICS = 512  # of a request: more than any NVML has
+MOST_PROCESSES = 128
+_MEMORY_V2 = 2 << 24
+_VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
+_NO_FIGURE = 0xFFFFFFFFFFFFFFFF
+
+
+class _Utilization(Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
+class _Memory2(Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    )
+
+
+class _Field(Structure):
+    _fields_ = (
+        ("field", c_uint),
+        ("scope", c_uint),
+        ("at_us", c_longlong),
+        ("latency_us", c_longlong),
+        ("kind", c_uint),
+        ("code", c_int),
+        ("value", ctypes.c_ubyte * 8),
+    )
+
+
+class _Process(Structure):
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
+
+
+class _GpmMetric(Structure):
+    _fields_ = (
+        ("metric", c_uint),
+        ("code", c_int),
+        ("value", c_double),
+        ("short_name", c_char_p),
+        ("long_name", c_char_p),
+        ("unit", c_char_p),
+    )
+
+
+class _GpmRequest(Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("count", c_uint),
+        ("before", c_void_p),
+        ("after", c_void_p),
+        ("metrics", _GpmMetric * MOST_METRICS),
+    )
+
+
+class _GpmSupport(Structure):
+    _fields_ = (("version", c_uint), ("supported", c_uint))
+
+
+class NvmlCard:
+    """A card by its handle. A reading is a figure or Unknown with NVML's own words, also once it is lost."""
+
+    def __init__(self, nvml: Nvml, pci_id: str) -> None:
+        self._nvml, self._pci_id = nvml, pci_id
+        self._handle: c_void_p | Unknown = nvml.handle(pci_id)
+
+    def _ask(self, name: str, *more: object) -> Unknown | None:
+        if isinstance(self._handle, Unknown):  # it may come back
+            self._handle = self._nvml.handle(self._pci_id)
+            if isinstance(self._handle, Unknown):
+                return self._handle
+        return self._nvml.call(name, self._handle, *more)
+
+    def utilization(self) -> tuple[int, int] | Unknown:
+        """Percent of the driver's sampling period in which a kernel ran, and in which memory was accessed."""
+        found = _Utilization()
+        return self._ask("nvmlDeviceGetUtilizationRates", byref(found)) or (int(found.gpu), int(found.memory))
+
+    def used_bytes(self) -> int | Unknown:
+        """VRAM in use, without what the driver keeps for itself, as nvidia-smi shows it."""
+        found = _Memory2(version=ctypes.sizeof(_Memory2) | _MEMORY_V2)
+        return self._ask("nvmlDeviceGetMemoryInfo_v2", byref(found)) or int(found.used)
+
+    def mhz(self, clock: int) -> int | Unknown:
+        """A clock at this moment."""
+        return self._number("nvmlDeviceGetClockInfo", c_int(clock))
+
+    def celsius(self) -> int | Unknown:
+        """The GPU's one sensor."""
+        return self._number("nvmlDeviceGetTemperature", c_int(0))
+
+    def fan_percent(self) -> int | Unknown:
+        """The intended speed of the fan; cards without one refuse."""
+        return self._number("nvmlDeviceGetFanSpeed")
+
+    def power_mw(self) -> int | Unknown:
+        """The power of cards without the instant field; an average over a second on newer ones."""
+        return self._number("nvmlDeviceGetPowerUsage")
+
+    def energy_mj(self) -> int | Unknown:
+        """The energy since the driver was loaded."""
+        found = c_ulonglong()
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption", byref(found)) or int(found.value)
+
+    def memory_bytes_per_s(self) -> float | Unknown:
+        """What the memory can move at its highest clock: two transfers a cycle on each line of the bus."""
+        clock = self._number("nvmlDeviceGetMaxClockInfo", c_int(MEMORY_CLOCK))
+        width = self._number("nvmlDeviceGetMemoryBusWidth")
+        if isinstance(clock, Unknown):
+            return clock
+        return width if isinstance(width, Unknown) else clock * 1e6 * 2 * width / 8
+
+    def slowdowns(self) -> tuple[str, ...] | Unknown:
+        """Why the card runs slower than it could at this moment; empty when it doesn't."""
+        if isinstance(self._handle, Unknown):
+            return self._handle
+        return self._nvml.slowdowns_of(self._handle)
+
+    def fields(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
+        """Values by field id, in one call."""
+        asked = (_Field * len(ids))(*(_Field(field=one) for one in ids))
+        failed = self._ask("nvmlDeviceGetFieldValues", c_int(len(ids)), asked)
+        return {int(one.field): failed or self._value(one) for one in asked}
+
+    def _value(self, one: _Field) -> float | Unknown:
+        if one.code:
+            return self._nvml.words(int(one.code))
+        kind = _VALUE_KINDS.get(int(one.kind))
+        if kind is None:
+            return Unknown(f"NVML: a value of kind {one.kind}")
+        (value,) = struct.unpack_from(f"={kind}", bytes(one.value))
+        return float(value)
+
+    def _number(self, name: str, *before: object) -> int | Unknown:
+        value = c_uint()
+        return self._ask(name, *before, byref(value)) or int(value.value)
+
+    def processes(self) -> tuple[tuple[int, int | Unknown], ...] | Unknown:
+        """Process ids (the host's, also in a container) with the bytes that each holds, graphics included."""
+        found: dict[int, int | Unknown] = {}
+        for kind in ("Compute", "Graphics"):
+            count, each = c_uint(MOST_PROCESSES), (_Process * MOST_PROCESSES)()
+            failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
+            if failed and kind == "Compute":
+                return failed
+            for one in each[: 0 if failed else count.value]:
+                hidden = one.used == _NO_FIGURE
+                found[int(one.pid)] = Unknown("hidden by the driver") if hidden else int(one.used)
+        return tuple(sorted(found.items()))
+
+
+class Performance:
+    """Metrics over the time between two readings (GPM), on Hopper and later cards that aren't partitioned."""
+
+    def __init__(self, nvml: Nvml, pci_id: str) -> None:
+        self._nvml = nvml
+        handle = nvml.handle(pci_id)
+        self._handle = handle if isinstance(handle, c_void_p) else c_void_p()
+        self._missing = handle if isinstance(handle, Unknown) else self._begin()
+        self._request = _GpmRequest(version=1)
+        self._samples = [] if self._missing else [self._sample(), self._sample()]
+        self._taken = False
+
+    def _begin(self) -> Unknown | None:
+        support = _GpmSupport(version=1)
+        failed = self._nvml.call("nvmlGpmQueryDeviceSupport", self._handle, byref(support))
+        mig, pending = c_uint(), c_uint()
+        if (
+            not self._nvml.call("nvmlDeviceGetMigMode", self._handle, byref(mig), byref(pending))
+            and mig.value
+        ):
+            return Unknown("the card is partitioned (MIG); its metrics are the partitions'")
+        if failed or support.supported:
+            return failed
+        return Unknown("this card has no such counter (NVML's GPM begins with Hopper)")
+
+    def _sample(self) -> c_void_p:
+        found = c_void_p()
+        self._missing = self._missing or self._nvml.call("nvmlGpmSampleAlloc", byref(found))
+        return found
+
+    def read(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
+        """Values by metric id since the last reading; the first one is unknown."""
+        if self._missing:
+            return dict.fromkeys(ids, self._missing)
+        before, after = self._samples
+        failed = self._nvml.call("nvmlGpmSampleGet", self._handle, after)
+        if failed:
+            self._taken = False
+            return dict.fromkeys(ids, failed)
+        self._samples = [after, before]
+        if not self._taken:
+            self._taken = True
+            return dict.fromkeys(ids, Unknown("measured between two readings, and this is the first"))
+        return self._between(ids, before, after)
+
+    def _between(self, ids: Sequence[int], before: c_void_p, after: c_void_p) -> dict[int, float | Unknown]:
+        request = self._request
+        request.count, request.before, request.after = len(ids), before, after
+        for at, one in enumerate(ids):
+            request.metrics[at].metric = one
+        failed = self._nvml.call("nvmlGpmMetricsGet", byref(request))
+        return {
+            one: failed or (self._nvml.words(int(metric.code)) if metric.code else float(metric.value))
+            for one, metric in zip(ids, request.metrics[: len(ids)], strict=True)
+        }

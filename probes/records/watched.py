@@ -1,0 +1,183 @@
+"""The report of a watch: what its samples amount to. Reads and writes it.
+
+Raw samples are not in it: `--jsonl` keeps them, and such a file can be read as a report, too. New keys with a
+default don't change the version.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from probes.errors import ReportError
+from probes.records.json_schema import document
+from probes.records.samples import ProcessUse, Subject
+from probes.shared import files
+from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.invocation import probe_command
+from probes.shared.unknown import Unknown
+
+Kind = Literal["watch"]
+KIND: Kind = "watch"
+VERSION = 1
+READABLE = (1,)
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Track:
+    """One gauge over the watch: its extremes, its mean over time, and a curve of equal steps."""
+
+    gauge: str
+    known_s: float  # for how long it was known
+    least: float | Unknown
+    mean: float | Unknown
+    most: float | Unknown
+    curve: tuple[float | None, ...]  # the mean of each step of `step_s`; null where it wasn't known
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of a card over the watch."""
+
+    joules: float
+    error_j: float  # one standard deviation, by how it was found
+    covers_s: float  # of the watch; where power wasn't known there is no energy
+    source: str
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A reason why a card ran slower than it could, and for how much of the time that this was known."""
+
+    reason: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """All reasons, and the share of time with any of them."""
+
+    any_share: float
+    known_s: float
+    reasons: tuple[Slowdown, ...]
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What was achieved of what this machine can do. Utilisation is something else: time, not work."""
+
+    of: str
+    achieved: float | Unknown  # a mean over the watch, in `unit`
+    ceiling: float | Unknown  # measured on this machine, in `unit`
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class CardWatch:
+    """One card over the watch. The subject has its name, in the same order."""
+
+    tracks: tuple[Track, ...]
+    energy: Energy | Unknown
+    slowdowns: Slowdowns | Unknown
+    saturation: tuple[Saturation, ...]
+    processes: tuple[ProcessUse, ...] | Unknown  # the most that each held at any sample
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How well the samples kept their times, and what sampling cost."""
+
+    samples: int
+    skipped: int  # deadlines that passed while the program couldn't run
+    error_p50_s: float | Unknown  # of the intervals between samples, against what was asked for
+    error_p99_s: float | Unknown
+    error_most_s: float | Unknown
+    own_cpu_share: float | Unknown  # processor time of the watch, in shares of one core
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """torch's allocator on one device, as the hook in the command's process saw it (`--torch-allocator`)."""
+
+    device: int
+    most_allocated_bytes: int
+    most_reserved_bytes: int
+    unused_share: float  # reserved and not allocated, of what was reserved, when most was reserved
+    split_share: float  # in pieces of partly used segments, which can't be given back, at that moment
+    largest_free_bytes: int | Unknown  # in one piece, at that moment
+    retries: int  # allocations that needed the cache emptied first
+    out_of_memory: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the command ended."""
+
+    exit_code: int  # 128 + the signal's number where a signal ended it
+    largest_process_bytes: int | Unknown  # the largest resident set of any one of its processes (rusage)
+    cpu_s: float | Unknown  # processor time of all its processes
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """One run of `weir probe watch`."""
+
+    kind: Kind
+    schema_version: int
+    tool_version: str
+    subject: Subject
+    duration_s: float
+    step_s: float  # of every curve
+    pace: Pace
+    machine: tuple[Track, ...]
+    cards: tuple[CardWatch, ...]
+    allocator: tuple[Allocator, ...] | Unknown
+    ended: Ended | Unknown
+
+
+def watch_schema() -> str:
+    """The JSON Schema of a watch's report, as its file holds it."""
+    return document(
+        WatchReport,
+        title="Weir watch report",
+        description="What a machine and its cards did over some time, beside a command or alone. A figure "
+        'that may be {"is": "unknown", "reason": ...} is never 0.',
+        versions={"schema_version": READABLE},
+    )
+
+
+def to_json(report: WatchReport) -> str:
+    """The report as a file holds it."""
+    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
+
+
+def is_watch(value: object) -> bool:
+    """Whether a JSON value is a watch's report, to distinguish it from others."""
+    return isinstance(value, dict) and value.get("kind") == KIND
+
+
+def from_json(text: str) -> WatchReport:
+    """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
+    try:
+        value = load(text)
+    except ValueError as error:
+        raise ReportError(f"not JSON: {error}") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if not is_watch(value) or version not in READABLE:
+        raise ReportError(f"not a watch's report of version {VERSION}", "read it with the Weir that wrote it")
+    try:
+        return decode(WatchReport, value)
+    except Misfit as error:
+        raise ReportError(str(error)) from error
+
+
+def write_watch(report: WatchReport, path: Path) -> None:
+    """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
+    try:
+        files.write_text(path, to_json(report))
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror}", f"choose another: {probe_command()} watch --report FILE"
+        ) from error

@@ -1,0 +1,101 @@
+"""Draws a watch: each kind of gauge over time, a panel for each kind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from probes.records.samples import GAUGES
+from probes.records.watched import Track, WatchReport
+from probes.report.page.canvas import DESK, PHONE, Sheet, legend_below, svg_of
+from probes.report.page.html import Plot
+from probes.report.page.palette import light
+from probes.report.page.svg import embed
+from probes.shared.quoting import terminal
+
+PANEL_IN = 2.9  # height
+_COLOURS = ("blue", "vermillion", "green", "purple", "amber")
+_DASHES: tuple[object, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (1, 1)))
+_SCALES = {"bytes": ("GiB", 2**-30), "bytes/s": ("GB/s", 1e-9), "C": ("°C", 1.0)}
+_PANELS = {
+    "%": "share, %",
+    "bytes": "memory, GiB",
+    "W": "power, W",
+    "C": "temperature, °C",
+    "MHz": "clock, MHz",
+    "bytes/s": "traffic, GB/s",
+}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    label: str
+    unit: str
+    tracks: tuple[Track, ...]
+
+
+def draw_watch(report: WatchReport) -> tuple[Plot, ...]:
+    """A plot for the machine and one for each card, for a desk and for a phone."""
+    places = [("machine", "The machine", report.machine)]
+    for at, card in enumerate(report.cards):
+        places.append((f"card-{at}", f"Card {at}: {report.subject.cards[at].name}", card.tracks))
+    return tuple(_plot(name, title, tracks, report.step_s) for name, title, tracks in places)
+
+
+def _plot(name: str, title: str, tracks: Sequence[Track], step_s: float) -> Plot:
+    panels = [panel for panel in _panels(tracks) if panel.tracks]
+    if not panels:
+        return Plot(name, title, "", (), "no gauge of it was ever known")
+    shown = ", ".join(GAUGES[track.gauge].words for panel in panels for track in panel.tracks)
+    caption = f"Means over steps of {step_s:g} s. A gap is time in which a gauge wasn't known."
+    drawn = tuple(
+        (
+            sheet.name,
+            embed(_paint(panels, sheet, step_s), name=f"{name}-{sheet.name}", title=title, description=shown),
+        )
+        for sheet in (DESK, PHONE)
+    )
+    return Plot(name, title, caption, drawn, "")
+
+
+def _panels(tracks: Sequence[Track]) -> list[_Panel]:
+    return [
+        _Panel(
+            label.split(",")[0].capitalize(),
+            label,
+            unit,
+            tuple(one for one in tracks if GAUGES[one.gauge].unit == unit and one.curve),
+        )
+        for unit, label in _PANELS.items()
+    ]
+
+
+def _paint(panels: Sequence[_Panel], sheet: Sheet, step_s: float) -> str:
+    rows = -(-len(panels) // sheet.panels)
+
+    def paint(figure: Figure) -> None:
+        for at, panel in enumerate(panels):
+            _curves(figure.add_subplot(rows, sheet.panels, at + 1), panel, step_s)
+
+    return svg_of(paint, sheet, rows * PANEL_IN)
+
+
+def _curves(axes: Axes, panel: _Panel, step_s: float) -> None:
+    _, factor = _SCALES.get(panel.unit, (panel.unit, 1.0))
+    for at, track in enumerate(panel.tracks):
+        times = [(step + 0.5) * step_s for step in range(len(track.curve))]
+        values = [float("nan") if value is None else value * factor for value in track.curve]
+        axes.plot(
+            times,
+            values,
+            color=light(_COLOURS[at % len(_COLOURS)]),
+            linestyle=_DASHES[at % len(_DASHES)],
+            label=terminal(GAUGES[track.gauge].words),
+        )
+    axes.set_title(panel.title)
+    axes.set_xlabel("seconds since the watch began")
+    axes.set_ylabel(panel.label)
+    axes.set_ylim(bottom=0)
+    legend_below(axes, columns=2, drop=0.26)

@@ -1,0 +1,79 @@
+"""An NVIDIA card by NVML."""
+
+from pathlib import Path
+
+from probes.machine import nvmlcard
+from probes.machine.nvml import Nvml
+from probes.machine.nvmlcard import NvmlCard, Performance
+from probes.machine.sysfs import read_text
+from probes.records.facts import NvidiaCard
+from probes.records.samples import CardSample, ProcessUse, WatchedCard, gathered
+from probes.shared.unknown import Unknown
+from probes.watch.readers.cardreader import Rate
+
+METRICS = {
+    "sm_active_percent": nvmlcard.SM_ACTIVE,
+    "sm_occupancy_percent": nvmlcard.SM_OCCUPANCY,
+    "tensor_percent": nvmlcard.TENSOR,
+    "dram_percent": nvmlcard.DRAM,
+}
+FIELDS = (nvmlcard.MEMORY_CELSIUS, nvmlcard.POWER_MW, nvmlcard.SENT_BYTES, nvmlcard.RECEIVED_BYTES)
+_NO_GTT = Unknown("NVIDIA's driver has no counter of system memory that it maps for the card")
+
+
+class NvidiaReader:
+    """One card of NVIDIA's driver."""
+
+    def __init__(self, root: Path, nvml: Nvml, card: NvidiaCard) -> None:
+        self._root = root
+        self._card = NvmlCard(nvml, card.pci_id)
+        self._performance = Performance(nvml, card.pci_id)
+        self.card = WatchedCard(
+            card.name, "nvidia", card.pci_id, card.vram_total_bytes, self._card.memory_bytes_per_s()
+        )
+        self._sent, self._received = Rate(), Rate()
+        self._names: dict[int, str] = {}
+
+    def sample(self, at_s: float) -> CardSample:
+        """The card at this moment."""
+        card = self._card
+        use = card.utilization()
+        fields = card.fields(FIELDS)
+        power = fields[nvmlcard.POWER_MW]
+        metrics = self._performance.read(tuple(METRICS.values()))
+        found: dict[str, float | Unknown] = {
+            "busy_percent": use if isinstance(use, Unknown) else use[0],
+            "memory_busy_percent": use if isinstance(use, Unknown) else use[1],
+            "vram_bytes": card.used_bytes(),
+            "gtt_bytes": _NO_GTT,
+            "power_w": _scaled(card.power_mw() if isinstance(power, Unknown) else power, 1e-3),
+            "energy_j": _scaled(card.energy_mj(), 1e-3),
+            "edge_celsius": card.celsius(),
+            "hotspot_celsius": Unknown("NVML has no such sensor"),
+            "memory_celsius": fields[nvmlcard.MEMORY_CELSIUS],
+            "core_mhz": card.mhz(nvmlcard.SM_CLOCK),
+            "memory_mhz": card.mhz(nvmlcard.MEMORY_CLOCK),
+            "to_card_bytes_per_s": self._received.of(fields[nvmlcard.RECEIVED_BYTES], at_s),
+            "from_card_bytes_per_s": self._sent.of(fields[nvmlcard.SENT_BYTES], at_s),
+            "fan_percent": card.fan_percent(),
+            **{gauge: metrics[metric] for gauge, metric in METRICS.items()},
+            "evicted_bytes": _NO_GTT,
+        }
+        return CardSample(gathered(found), card.slowdowns(), self._processes())
+
+    def _processes(self) -> tuple[ProcessUse, ...] | Unknown:
+        found = self._card.processes()
+        if isinstance(found, Unknown):
+            return found
+        return tuple(ProcessUse(pid, self._name(pid), used, _NO_GTT, _NO_GTT) for pid, used in found)
+
+    def _name(self, pid: int) -> str:
+        """The program's name where the id is of this container, else none."""
+        if pid not in self._names:
+            name = read_text(self._root / "proc" / str(pid) / "comm")
+            self._names[pid] = name if isinstance(name, str) else ""
+        return self._names[pid]
+
+
+def _scaled(figure: float | Unknown, factor: float) -> float | Unknown:
+    return figure if isinstance(figure, Unknown) else figure * factor

@@ -1,0 +1,70 @@
+"""Reads a watch's report, or makes one of a file of samples: what is left of a watch that was killed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from probes.errors import ReportError
+from probes.records.samples import Subject
+from probes.records.watched import KIND, MOST_BYTES, VERSION, WatchReport, from_json
+from probes.shared import files
+from probes.shared.invocation import probe_command, tool_version
+from probes.shared.unknown import Unknown
+from probes.watch import samplelines
+from probes.watch.tally import Tally
+
+_HEAD = 400  # bytes: enough for the key `kind`, which is written first
+_NOT_IN_SAMPLES = Unknown("a file of samples doesn't hold it; --report does")
+
+
+def is_watch_file(path: Path) -> bool:
+    """Whether a file begins like a watch's report or samples; False where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD).decode("utf-8", "replace")
+    except OSError:
+        return False
+    return f'"kind": "{KIND}"' in head or samplelines.FORM in head
+
+
+def named_watch(path: Path) -> tuple[WatchReport, str]:
+    """The report in a file and the text that it was read from. Raises ReportError, naming the file."""
+    make_one = f"make one: {probe_command()} watch --report FILE"
+    try:
+        with path.open(encoding="utf-8") as file:
+            subject = samplelines.subject_of(file.readline(1 << 16))
+            if subject:
+                return _tallied(subject, iter(file)), ""
+        text = files.read_text(path, most_bytes=MOST_BYTES)
+        return from_json(text), text
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror or error}", make_one) from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"can't read {path}: not UTF-8 text", make_one) from error
+    except ValueError as error:
+        raise ReportError(f"{path} is broken: {error}", make_one) from error
+    except ReportError as error:
+        raise ReportError(f"{path} can't be used: {error.message}", error.hint or make_one) from error
+
+
+def _tallied(subject: Subject, lines: Iterator[str]) -> WatchReport:
+    tally = Tally(subject.interval_s, len(subject.cards))
+    for sample in samplelines.samples_of(lines):
+        tally.add(sample)
+    return report_of(subject, tally)
+
+
+def report_of(subject: Subject, tally: Tally) -> WatchReport:
+    """A report of what the samples alone say."""
+    return WatchReport(
+        kind=KIND,
+        schema_version=VERSION,
+        tool_version=tool_version(),
+        subject=subject,
+        duration_s=tally.duration_s,
+        step_s=tally.step_s,
+        pace=tally.pace(_NOT_IN_SAMPLES),
+        machine=tally.machine(),
+        cards=tally.cards(),
+        allocator=_NOT_IN_SAMPLES,
+        ended=_NOT_IN_SAMPLES,
+    )

@@ -1,0 +1,1 @@
+"""A watch as words, on a screen, and as metrics."""

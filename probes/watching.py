@@ -1,0 +1,115 @@
+"""The verb `watch`: what the cards and the machine do, four times a second, alone or beside a command."""
+
+import argparse
+import ipaddress
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import UsageError
+from probes.shared.output import complain, tell
+
+if TYPE_CHECKING:
+    from probes.records.watched import WatchReport
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SHORTEST_S, LONGEST_S = 0.02, 3600.0
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verb and its arguments."""
+    watch = verbs.add_parser(
+        "watch",
+        help="watch the cards and the machine, alone or beside a COMMAND whose exit code it returns",
+        epilog="Files are written only where they are asked for. The report and the samples can be shown and "
+        "drawn later: show FILE, html FILE.",
+    )
+    watch.add_argument(
+        "--interval", type=_seconds, default=0.25, metavar="S", help="between two samples (%(default)s)"
+    )
+    watch.add_argument("--for", type=_seconds, dest="longest", metavar="S", help="end after this time")
+    watch.add_argument(
+        "--report", type=Path, metavar="FILE", help="write what the samples amount to, as JSON"
+    )
+    watch.add_argument(
+        "--jsonl", type=Path, metavar="FILE", help="write every sample as it is taken, as JSON lines"
+    )
+    watch.add_argument("--csv", type=Path, metavar="FILE", help="the same for spreadsheets")
+    watch.add_argument(
+        "--listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve the latest sample to Prometheus at /metrics",
+    )
+    watch.add_argument("--plain", action="store_true", help="lines, also where a table could be drawn")
+    watch.add_argument(
+        "--torch-allocator",
+        action="store_true",
+        help="have the COMMAND, a python one, report what torch's allocator holds",
+    )
+    watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --; what to run")
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not SHORTEST_S <= found <= LONGEST_S * 24:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds from {SHORTEST_S} up")
+    return found
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 <= int(port[:6]) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an address such as 127.0.0.1:9400")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from probes.records.watched import write_watch
+    from probes.watch.showing.words import report_lines
+    from probes.watch.watcher import Asked, Watching
+
+    words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    if args.torch_allocator and not words:
+        raise UsageError("--torch-allocator needs a command", "watch --torch-allocator -- python script.py")
+    if args.longest and words:
+        raise UsageError("--for ends a watch without a command", "leave it out: the command ends the watch")
+    if args.listen and not _is_loopback(args.listen[0]):
+        complain(f"note: everyone who reaches {args.listen[0]} can read the metrics")
+    asked = Asked(
+        interval_s=args.interval,
+        longest_s=args.longest,
+        command=words,
+        jsonl=args.jsonl,
+        csv=args.csv,
+        listen=args.listen,
+        plain=args.plain,
+        torch_allocator=args.torch_allocator,
+    )
+    report = Watching(asked).run()
+    if args.report:
+        write_watch(report, args.report)
+    say = complain if words else tell  # standard output is the command's
+    say("\n".join(report_lines(report)))
+    return _exit_code(report)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _exit_code(report: "WatchReport") -> int:
+    from probes.records.watched import Ended
+
+    return report.ended.exit_code if isinstance(report.ended, Ended) else 0
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType({"watch": _watch})
