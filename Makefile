@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -116,6 +116,9 @@ bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGK
 
 bench-service: images ## the service in the CPU image: batching, overhead, overload, hostile callers, 100 stops
 	@$(PY) tests/bench/bench_service.py
+
+bench-watch: $(READY) ## what watching costs, how even its intervals are, a vanishing card, energy
+	@$(PY) tests/bench/bench_watch.py
 
 mutants: $(READY) ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
 	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)

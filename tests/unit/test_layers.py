@@ -165,7 +165,6 @@ ACTING = {
     "probes.watch.showing.metricsserver",
     "probes.watch.recorder",
     "probes.watch.readers.keptfile",
-    "probes.machine.nvmlcard",
     "probes.placement.architectures",
     "probes.placement.loading.checkpoint",
     "probes.placement.loading.filereading",
