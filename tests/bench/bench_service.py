@@ -11,6 +11,7 @@ import asyncio
 import json
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -116,17 +117,26 @@ def overload(board: Board, here: Server, seconds: float) -> None:
     full = run_closed(here, 64, seconds / 3, 12)
     before = here.metrics()["process_resident_memory_bytes"]
     work = at_rate(here.port, 10 * full.rate, seconds, token_ids(12), n_callers=192)
+    spent = time.process_time()
     result, health = asyncio.run(beside(work, here.port))
+    callers = (time.process_time() - spent) / seconds
     after = here.metrics()["process_resident_memory_bytes"]
-    board.figure("overload-answers", json.dumps(result.counts()), "by status", per_s=round(10 * full.rate, 1))
+    board.figure("overload-answers", json.dumps(result.counts()), "by status", per_s=round(10 * full.rate, 1),
+                 callers_take=f"{callers:.0%} of one CPU")  # fmt: skip
     board.bar("overload-other-statuses", len(set(result.seconds) - {200, 429}), 0, "statuses")
     ratio = quantile(result.ok, 0.99) / quantile(full.ok, 0.99)
     board.bar("overload-admitted-p99", ratio, 1.5, "x of the p99 of 64 callers, none refused",
-              p99_s=[round(quantile(each, 0.99), 3) for each in (full.ok, result.ok)])  # fmt: skip
+              unloaded_s=_quantiles(full), admitted_s=_quantiles(result))  # fmt: skip
     board.bar("overload-refusal-p50", 1000 * quantile(result.seconds[429], 0.5), 50, "ms")
     board.bar("overload-refusal-p99", 1000 * quantile(result.seconds[429], 0.99), 50, "ms")
     board.bar("overload-health", len(health - {200}), 0, "other statuses than 200")
     board.bar("overload-memory", after / before - 1, 0.05, "of resident memory")
+
+
+def _quantiles(result: Result) -> dict[str, list[float]]:
+    """p50, p90 and p99 of the answers and of their batches, in seconds."""
+    seen = {"answer": result.ok, "batch": result.stages["inference"]}
+    return {name: [round(quantile(each, q), 3) for q in (0.5, 0.9, 0.99)] for name, each in seen.items()}
 
 
 def hostile(board: Board, here: Server, n_requests: int) -> None:

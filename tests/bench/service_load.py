@@ -1,12 +1,15 @@
 """Callers for bench_service.py: kept-alive HTTP connections in one event loop, closed-loop or at a rate."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import count, cycle
 
 Body = Callable[[int], bytes]  # the n-th request
 
@@ -70,13 +73,23 @@ def mixed() -> Iterator[int]:
         yield rng.randint(8, 128)
 
 
+Answered = Callable[[int, bytes, bool], None]  # status, body, whether the other side closes; 0: it broke
+
+
 class _Wire(asyncio.Protocol):
     """One connection, asked one thing at a time. It takes little CPU: the service needs that, too."""
 
     def __init__(self) -> None:
         self.transport: asyncio.WriteTransport | None = None
-        self.answer: asyncio.Future[tuple[int, bytes, bool]] | None = None  # status, body, closes
+        self._answered: Answered | None = None
         self._read = b""
+
+    def ask(self, request: bytes, answered: Answered) -> None:
+        self._answered = answered
+        if self.transport is None:
+            self._end(0, b"", True)
+        else:
+            self.transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -89,15 +102,27 @@ class _Wire(asyncio.Protocol):
             return
         head = self._read[:end].lower()
         length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        if len(self._read) < end + 4 + length or self.answer is None or self.answer.done():
-            return
-        body, self._read = self._read[end + 4 :], b""
-        self.answer.set_result((int(head.split(b" ", 2)[1]), body, b"connection: close" in head))
+        if len(self._read) >= end + 4 + length:
+            body, self._read = self._read[end + 4 :], b""
+            self._end(int(head.split(b" ", 2)[1]), body, b"connection: close" in head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.answer and not self.answer.done():
-            self.answer.set_exception(exc or ConnectionResetError())
         self.transport = None
+        self._end(0, b"", True)
+
+    def _end(self, status: int, body: bytes, closes: bool) -> None:
+        answered, self._answered = self._answered, None
+        if answered:
+            answered(status, body, closes)
+
+
+def request_of(method: str, path: str, body: bytes) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _connected(port: int) -> _Wire:
+    _, wire = await asyncio.get_running_loop().create_connection(_Wire, "127.0.0.1", port)
+    return wire
 
 
 class Caller:
@@ -110,26 +135,22 @@ class Caller:
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """The status and the body; 0 where the connection broke."""
+        request = request_of(method, path, body)
         fresh = self._wire is None or self._wire.transport is None
-        for last in (fresh, True):  # a kept connection may have been closed by the other side
-            try:
-                return await self._ask(method, path, body)
-            except (OSError, ValueError, IndexError):
-                self.close()
-                if last:
-                    break
-        return 0, b""
+        status, answer = await self._ask(request)
+        if not status and not fresh:  # the other side had closed an idle connection
+            status, answer = await self._ask(request)
+        return status, answer
 
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        loop = asyncio.get_running_loop()
-        if self._wire is None or self._wire.transport is None:
-            _, self._wire = await loop.create_connection(_Wire, "127.0.0.1", self._port)
-        wire, wire.answer = self._wire, loop.create_future()
-        assert wire.transport
-        wire.transport.write(
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-        )
-        status, answer, closes = await wire.answer
+    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+        future: asyncio.Future[tuple[int, bytes, bool]] = asyncio.get_running_loop().create_future()
+        try:
+            if self._wire is None or self._wire.transport is None:
+                self._wire = await _connected(self._port)
+        except OSError:
+            return 0, b""
+        self._wire.ask(request, lambda *answer: None if future.done() else future.set_result(answer))
+        status, answer, closes = await future
         if closes or not self._keep:
             self.close()
         return status, answer
@@ -170,30 +191,74 @@ async def at_rate(port: int, rate: float, seconds: float, body: Body, *, n_calle
 
     Latency counts from when a request was due, so that a late caller's wait isn't left out.
     """
-    result = Result()
-    due: asyncio.Queue[float | None] = asyncio.Queue()
+    crowd = _Crowd(port, [request_of("POST", "/predict", body(number)) for number in range(64)])
+    await crowd.come(n_callers)
     rng = random.Random(5)
-    numbers = count()
-
-    async def one() -> None:
-        caller = Caller(port)
-        while (at := await due.get()) is not None:
-            status, answer = await caller.ask("POST", "/predict", body(next(numbers)))
-            result.note(status, time.perf_counter() - at, answer)
-        caller.close()
-
-    callers = [asyncio.create_task(one()) for _ in range(n_callers)]
     started = at = time.perf_counter()
     while at < started + seconds:
         at += rng.expovariate(rate)
         if (wait := at - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
-        due.put_nowait(at)
-    for _ in callers:
-        due.put_nowait(None)
-    await asyncio.gather(*callers)
-    result.took_s = seconds
-    return result
+        crowd.due(at)
+    await crowd.go()
+    crowd.result.took_s = seconds
+    return crowd.result
+
+
+class _Crowd:
+    """Kept connections, of which whichever is free asks next. No task for each: see `_Wire`."""
+
+    def __init__(self, port: int, requests: list[bytes]) -> None:
+        self.result = Result()
+        self._port = port
+        self._requests = cycle(requests)
+        self._free: deque[_Wire] = deque()  # the one that has been free for longest asks next
+        self._coming: set[asyncio.Task[None]] = set()
+        self._late: deque[float] = deque()  # when those were due that wait for a free connection
+        self._n_busy = 0
+        self._empty = asyncio.Event()
+
+    async def come(self, n_callers: int) -> None:
+        self._free.extend([await _connected(self._port) for _ in range(n_callers)])
+
+    def due(self, at: float) -> None:
+        self._late.append(at)
+        if self._free:
+            self._ask(self._free.popleft())
+
+    def _ask(self, wire: _Wire) -> None:
+        at = self._late.popleft()
+        self._n_busy += 1
+        wire.ask(next(self._requests), partial(self._note, wire, at))
+
+    def _note(self, wire: _Wire, at: float, status: int, answer: bytes, closes: bool) -> None:
+        self.result.note(status, time.perf_counter() - at, answer)
+        self._n_busy -= 1
+        if closes:
+            self._coming.add(asyncio.create_task(self._come_again()))
+        else:
+            self._return(wire)
+
+    async def _come_again(self) -> None:
+        with contextlib.suppress(OSError):
+            self._return(await _connected(self._port))
+
+    def _return(self, wire: _Wire) -> None:
+        if self._late:
+            self._ask(wire)
+            return
+        self._free.append(wire)
+        if not self._n_busy:
+            self._empty.set()
+
+    async def go(self) -> None:
+        """Wait for those who ask, and close."""
+        self._empty.clear()
+        while self._n_busy or self._late:
+            await asyncio.wait_for(self._empty.wait(), 60)
+        for wire in self._free:
+            if wire.transport:
+                wire.transport.close()
 
 
 async def beside(work: Awaitable[Result], port: int, *, every_s: float = 0.5) -> tuple[Result, set[int]]:

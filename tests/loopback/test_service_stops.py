@@ -229,7 +229,7 @@ def test_a_hangup_loads_the_models_again_and_loses_no_request(monkeypatch: pytes
 
     with beside(work):
         asyncio.run(server.serve(here))
-    assert len(statuses) > 20
+    assert len(statuses) > 6  # asked while models were swapped
     assert set(statuses) == {200}
 
 

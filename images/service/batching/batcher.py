@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
+from service.batching.speed import Speed
+
 _OLD = 0.8  # weight of the batches before the last one in the estimate of speed
 
 
@@ -95,6 +97,17 @@ class Batcher:
     _expected: int = 0  # requests that were there when the last batch ended, its own included
     _spent_s: float = 0.0  # on the `_done` tokens: recent batches weigh most
     _done: float = 0.0
+    _speed: Speed = field(default_factory=Speed)
+    _refusing: bool = False  # since the last batch ended
+
+    @property
+    def room(self) -> float:
+        """The share of all places that may be taken now: less than 1 where refusals slow the rest."""
+        return self._speed.room
+
+    def refused(self) -> None:
+        """A request was refused for want of a place, here or before it came here."""
+        self._refusing = True
 
     @property
     def waiting_requests(self) -> int:
@@ -120,7 +133,8 @@ class Batcher:
         A request that finds nothing else there is always taken, however large it is.
         """
         held = self.waiting_tokens + (self._running.tokens if self._running else 0)
-        if held and held + sum(lengths) > self.policy.max_queue_tokens:
+        if held and held + sum(lengths) > self.room * self.policy.max_queue_tokens:
+            self.refused()
             raise QueueFull(self.drain_s(now_s))
         rows = [Row(request, at, tokens) for at, tokens in enumerate(lengths)]
         self._waiting[request] = _Request(group, deadline_s, rows)
@@ -159,6 +173,8 @@ class Batcher:
         if ok:
             self._spent_s = _OLD * self._spent_s + (now_s - self._started_s)
             self._done = _OLD * self._done + batch.padded
+            self._speed.note(batch.group, batch.padded, now_s - self._started_s, refusing=self._refusing)
+        self._refusing = False
 
     def drain_s(self, now_s: float) -> float | None:
         """Seconds until all of this is computed, at the speed of recent batches; None before the first."""

@@ -14,28 +14,38 @@ _POLL_S = 0.02
 class Admission:
     """Counts requests in flight. Used from the event loop's thread alone, so it needs no lock."""
 
-    def __init__(self, limit: int, retry_after_s: Callable[[], int] = lambda: RETRY_AFTER_S) -> None:
-        """At most `limit` requests; `retry_after_s` says when there will be room."""
+    def __init__(
+        self,
+        limit: int,
+        refused: Callable[[], int] = lambda: RETRY_AFTER_S,
+        *,
+        room: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """At most the share `room` of `limit` requests; `refused` hears of each and gives Retry-After."""
         self._limit = limit
-        self._retry_after_s = retry_after_s
+        self._refused = refused
+        self._room = room
         self.in_flight = 0
         self.draining = False
         self._inside: set[anyio.CancelScope] = set()
 
+    def refusal(self) -> RequestError | None:
+        """Why a request that came now would get no slot (429: all are held, 503: draining), or None."""
+        if self.draining:
+            return RequestError(503, "shutting down", retry_after_s=RETRY_AFTER_S)
+        if self.in_flight >= max(1, round(self._room() * self._limit)):
+            why = f"busy: {self.in_flight} requests are in flight already"
+            return RequestError(429, why, retry_after_s=self._refused())
+        return None
+
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold one of the slots; raises RequestError (429 when all are held, 503 when draining) at once.
+        """Hold one of the slots; raises RequestError at once where `refusal` gives one.
 
         Raises RequestError (503) at the end of a drain that didn't wait for the block any longer.
         """
-        if self.draining:
-            raise RequestError(503, "shutting down", retry_after_s=RETRY_AFTER_S)
-        if self.in_flight >= self._limit:
-            raise RequestError(
-                429,
-                f"busy: {self._limit} requests are in flight already",
-                retry_after_s=self._retry_after_s(),
-            )
+        if refusal := self.refusal():
+            raise refusal
         self.in_flight += 1
         try:
             with anyio.CancelScope() as inside:

@@ -26,6 +26,7 @@ from service.web.answering import answered
 from service.web.metrics import CONTENT_TYPE
 from service.web.observed import App, observed
 from service.web.service import Service
+from service.web.turnstile import error_document, retry_header, turnstile
 
 SERVER = {"name": "weir", "version": "1", "extensions": ["binary_tensor_data", "model_repository"]}
 
@@ -103,7 +104,7 @@ def create_app(service: Service) -> App:
             Exception: _broken,
         },
     )
-    return observed(app, service.metrics)
+    return observed(turnstile(app, service.admission), service.metrics)
 
 
 def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
@@ -116,7 +117,7 @@ def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
 async def _serve(service: Service, form: Form, request: Request) -> Response:
     """The steps of every inference: a body, a slot, a parsed request, its batches, an answer.
 
-    The slot comes after the body, so that callers who send slowly hold none.
+    The slot comes after the body, so that callers who send slowly hold none; it may have gone meanwhile.
     """
     named = request.path_params.get("name", "")
     service.require(named)
@@ -169,18 +170,14 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
 def _error(
     request: Request, status: int, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    said: object = message
-    if request.url.path.startswith("/v1/"):  # OpenAI's form
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        said = {"message": message, "type": kind, "param": None, "code": None}
-    return JSONResponse({"error": said}, status_code=status, headers=headers)
+    said = error_document(request.url.path, status, message)
+    return JSONResponse(said, status_code=status, headers=headers)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError):
         raise error
-    wait = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return _error(request, error.status, error.message, wait)
+    return _error(request, error.status, error.message, retry_header(error))
 
 
 async def _no_route(service: Service, request: Request, error: Exception) -> Response:

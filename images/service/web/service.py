@@ -36,7 +36,7 @@ class Service:
         policy = Policy(limits.max_batch_tokens, limits.max_wait_ms / 1000, limits.max_queue_tokens)
         self.pulse = Pulse(limits.canary_s, limits.stall_s)
         self.worker = Worker(Batcher(policy), self.pulse, canary=self._prove, on_batch=self._count)
-        self.admission = Admission(limits.max_in_flight, self.worker.retry_after_s)
+        self.admission = Admission(limits.max_in_flight, self.worker.refused, room=lambda: self.worker.room)
         self.metrics = Metrics(
             waiting=self.worker.waiting,
             in_flight=lambda: self.admission.in_flight,

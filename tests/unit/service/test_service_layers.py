@@ -37,6 +37,7 @@ PURE = {
     "messages",
     "predict",
     "pulse",
+    "speed",
     "translate",
 }
 ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "threading", "time"}
