@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes import placing, trials, watching
+from probes import placing, scanning, trials, watching
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -146,6 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     placing.add_verbs(verbs)
     trials.add_verbs(verbs)
     watching.add_verbs(verbs)
+    scanning.add_verbs(verbs)
 
 
 def _size(text: str) -> int:
@@ -253,6 +254,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         **placing.VERBS,
         **trials.VERBS,
         **watching.VERBS,
+        **scanning.VERBS,
     }[args.verb](args)
 
 

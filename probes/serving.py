@@ -25,7 +25,7 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     """What the served half is asked for."""
     served = scan.add_argument_group("a server under load (Open Inference Protocol over HTTP)")
     served.add_argument("--url", metavar="URL", help="http://host:8000/v2/models/NAME/infer, or the server's")
-    served.add_argument("--served-model", default="", metavar="NAME", help="of a server with several models")
+    served.add_argument("--served-model", metavar="NAME", help="of a server with several models")
     served.add_argument(
         "--rows", type=_count, default=1, metavar="N", help="inputs of a request (%(default)s)"
     )
@@ -141,7 +141,7 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
     from probes.throughput.served.serverscan import Asking, scan
     from probes.throughput.showing.servedtables import level_line, served_answer
 
-    target = parse_url(args.url, model=args.served_model)
+    target = parse_url(args.url, model=args.served_model or "")
     asking = Asking(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
     report = named_scan(args.into)[0] if args.into else _new(args.seed)
     path = args.into or _free_path(folder, report)

@@ -17,6 +17,7 @@ COMMAND_LINES = {
     "probes.cli",
     "probes.placing",
     "probes.serving",
+    "probes.scanning",
     "probes.trials",
     "probes.verbs",
     "probes.watching",

@@ -36,6 +36,10 @@ GATES = {
         "probes/placement/trial/peers.py",
         "probes/machine/torchfacts.py",
         "probes/throughput/ceilings/topspeed.py",
+        "probes/throughput/direct/counting.py",
+        "probes/throughput/direct/onnxrunner.py",
+        "probes/throughput/direct/testmodels.py",
+        "probes/throughput/direct/torchrunner.py",
     },
     "rich": {"probes/watch/showing/screen.py"},
     "triton": {"probes/placement/packing/kernels/"},
@@ -46,6 +50,7 @@ GATES = {
     "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
     "accelerate": {"probes/placement/trial/peers.py"},
     "transformers": {"probes/placement/architectures.py"},
+    "onnxruntime": {"probes/throughput/direct/onnxrunner.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
 SHARED = "probes.shared"
@@ -116,6 +121,7 @@ THOUGHT = {
     "probes/throughput/ceilings/ceiling.py",
     "probes/throughput/direct/figures.py",
     "probes/throughput/direct/knee.py",
+    "probes/throughput/direct/repeating.py",
     "probes/throughput/direct/saturation.py",
     "probes/throughput/direct/scanned.py",
     "probes/throughput/served/orderstats.py",
@@ -137,6 +143,7 @@ THOUGHT = {
     "probes/watch/saturated.py",
     "probes/watch/tally.py",
     "probes/watch/showing/words.py",
+    "probes/throughput/direct/combinations.py",
 }
 ACTING = {
     "buildtool.command",
@@ -175,6 +182,8 @@ ACTING = {
     "probes.run.supervisor",
     "probes.throughput.ceilings.topspeed",
     "probes.throughput.served.client.lines",
+    "probes.throughput.direct.gauges",
+    "probes.throughput.direct.torchrunner",
 }
 MOST_MODULES = 12  # of a folder, for a reader to see at once
 LONGEST_CHAIN = 7  # of imports within a folder

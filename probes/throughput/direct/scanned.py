@@ -32,6 +32,8 @@ class ModelFacts:
 class Way:
     """One way of running the model: a line of every plot."""
 
+    tag: ClassVar[str] = "way"
+
     device: Device
     backend: Backend
     precision: Mode

@@ -3,6 +3,7 @@
 from probes.report.render import bullets, drawn_table, heading
 from probes.report.tables import Table
 from probes.throughput.document import ThroughputReport
+from probes.throughput.showing.directtables import direct_answer, direct_tables
 from probes.throughput.showing.servedtables import served_answer, served_tables
 from probes.throughput.showing.sidebyside import side_by_side
 
@@ -16,12 +17,14 @@ def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
 
 def answer(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
-    return served_answer(report.served) if report.served else ()
+    direct = direct_answer(report.direct, report.ceilings) if report.direct else ()
+    return (*direct, *(served_answer(report.served) if report.served else ()))
 
 
 def scan_tables(report: ThroughputReport) -> tuple[Table, ...]:
     """The tables of both halves, and of both side by side, those with rows."""
     found = [
+        *(direct_tables(report.direct, report.ceilings) if report.direct else ()),
         *(served_tables(report.served) if report.served else ()),
         *(side_by_side(report.direct, report.served) if report.direct and report.served else ()),
     ]

@@ -1,0 +1,183 @@
+"""The verb `throughput`: how many inputs a second, over batch size, and what limits it."""
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit, UsageError
+from probes.records.schema import Machine
+from probes.serving import add_served_arguments, served
+from probes.shared.invocation import probe_command
+from probes.shared.output import tell
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.direct.combinations import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers
+from probes.throughput.direct.scanned import BatchRow, Series, Way
+
+if TYPE_CHECKING:
+    from probes.throughput import directscan
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+FOLDER = Path("reports/throughput")
+MODELS = ("particlenet", "mlp", "encoder", "product")
+EXITS = (
+    "Exit codes: 0 done, 2 usage, 3 torch or every backend is missing, 4 a way broke, "
+    "5 unreadable or unwritable report, 130 interrupted (the report has what was measured)."
+)
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verb and its arguments."""
+    scan = verbs.add_parser(
+        "throughput",
+        help="inputs per second over batch size, where it saturates and which resource limits it",
+        epilog=EXITS,
+    )
+    scan.add_argument(
+        "--model",
+        default="particlenet",
+        metavar="MODEL",
+        help=f"{', '.join(MODELS)} with random weights, or a TorchScript file (%(default)s)",
+    )
+    scan.add_argument(
+        "--shape",
+        action="append",
+        type=_shape,
+        default=[],
+        metavar="NxM",
+        help="of an input of a TorchScript file, without the batch; once for each",
+    )
+    scan.add_argument("--batches", type=_batches, metavar="N,N", help="batch sizes (default: powers of two)")
+    scan.add_argument(
+        "--max-batch", type=_count, default=MOST_BATCH, metavar="N", help="of these powers (%(default)s)"
+    )
+    scan.add_argument("--trials", type=_count, default=100, metavar="N", help="of each (%(default)s)")
+    scan.add_argument(
+        "--longest",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="of a batch size's trials: a way ends before one that takes longer (%(default)s)",
+    )
+    for option, choices, what in (
+        ("--device", DEVICES, "default: the CPU, and the GPU where torch has one"),
+        ("--backend", BACKENDS, "default: both"),
+        ("--precision", MODES, "default: all on a GPU, fp32 and bf16 on a CPU"),
+        ("--inputs", INPUTS, "where a GPU's inputs are; default: copied within the timed part"),
+    ):
+        scan.add_argument(option, action="append", choices=choices, default=[], help=f"{what}; repeatable")
+    scan.add_argument("--threads", type=_count, metavar="N", help="of the CPU (default: as libraries choose)")
+    scan.add_argument("--seed", type=_count, default=1, metavar="N", help="of weights and inputs")
+    scan.add_argument(
+        "--out", type=Path, default=FOLDER, metavar="DIR", help="where the report goes (%(default)s)"
+    )
+    add_served_arguments(scan)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) <= 10**6):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1000000")
+    return int(text)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_count(part) for part in text.split(",")}))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split("x"))
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1e5:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to 100000")
+    return found
+
+
+def _throughput(args: argparse.Namespace) -> Exit:
+    if args.url:
+        return served(args, args.out)
+    from probes.throughput import directscan
+    from probes.throughput.showing.scantext import render_scan
+
+    asked = _asked(args)
+    listener = _progress()
+    report = directscan.begin(asked.settings, listener)
+    path = directscan.free_path(args.out, report)
+    report = directscan.direct(report, asked, path, listener)
+    tell(f"\n{render_scan(report)}")
+    tell(f"\nreport: {path}")
+    tell(f"again: {probe_command()} show {shlex.quote(str(path))}")
+    return directscan.exit_code(report)
+
+
+def _asked(args: argparse.Namespace) -> "directscan.Asked":
+    from probes.throughput import directscan
+    from probes.throughput.document import ScanSettings
+
+    if args.model not in MODELS and not Path(args.model).is_file():
+        raise UsageError(
+            f"{args.model} is neither a model nor a file",
+            f"choose from: {', '.join(MODELS)}, or a TorchScript file",
+        )
+    if (args.model not in MODELS) != bool(args.shape):
+        raise UsageError(
+            "--shape is for a TorchScript file, which needs one for each input",
+            "for example: --model net.pt --shape 2x100 --shape 7x100",
+        )
+    settings = ScanSettings(
+        model=args.model,
+        batches=args.batches or powers(args.max_batch),
+        trials=args.trials,
+        inputs=tuple(args.inputs),
+        backends=tuple(args.backend),
+        precisions=tuple(args.precision),
+        devices=tuple(args.device),
+        seed=args.seed,
+        threads=args.threads or 0,
+    )
+    return directscan.Asked(settings, tuple(args.shape), args.longest)
+
+
+def _progress() -> "directscan.Listener":
+    from probes.machine.describe import machine_lines
+    from probes.report.render import drawn_table
+    from probes.throughput import directscan
+    from probes.throughput.showing.directtables import ceiling_tables, rate
+
+    class Progress(directscan.Listener):
+        """Prints what is measured, as it comes."""
+
+        def machine(self, found: Machine) -> None:
+            """The machine, one line per fact."""
+            tell("\n".join(machine_lines(found)))
+
+        def ceilings(self, found: Ceilings | Unknown) -> None:
+            """The ceilings."""
+            tables = [drawn_table(one, markdown=False) for one in ceiling_tables(found)]
+            tell("\n\n".join(tables) or f"ceilings: {found}")
+
+        def started(self, way: Way) -> None:
+            """The way's name."""
+            tell(f"{way.label} ...")
+
+        def row(self, row: BatchRow) -> None:
+            """A batch size."""
+            tell(f"  batch {row.batch}: {rate(row)} inputs/s")
+
+        def ended(self, series: Series) -> None:
+            """How it ended."""
+            tell(f"  {series.end}" + (f": {series.reason}" if series.reason else ""))
+
+    return Progress()
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"throughput": _throughput})

@@ -1,0 +1,168 @@
+"""How a way's batch sizes are repeated: warm-up, trials with fresh inputs, the device alone, power. Pure.
+
+The method is that of document 002 of the users: for each batch size n trials; before each, inputs are drawn
+from a normal distribution outside the timed part; the timed part ends when the device has finished.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from probes.errors import OutOfMemory
+from probes.measure.sampling import MOST_WARMUPS, STEADY, WARMUPS, no_collection
+from probes.records.stats import median
+from probes.shared.unknown import Unknown
+from probes.throughput.direct.scanned import BatchRow, End, Work
+
+HOPELESS = 2.0  # times the longest: what the batch size before predicts isn't even begun
+POWERED_S = 0.6  # driver counters of energy and utilisation move every 0.1 s or less
+
+
+class Prepared(Protocol):
+    """One batch size of a way, with its memory allocated."""
+
+    def fresh(self) -> None:
+        """Draw new inputs, where the way wants them."""
+
+    def trial_s(self) -> float:
+        """Seconds of one timed pass, finished before and after."""
+
+    def pass_s(self) -> float | Unknown:
+        """Seconds of the pass without copies, by the device's clock."""
+
+    def work(self) -> Work | Unknown:
+        """What one pass asks for."""
+
+    def peak_bytes(self) -> int | Unknown:
+        """The most memory so far."""
+
+
+class Runner(Protocol):
+    """One way of running a model."""
+
+    def at(self, batch: int) -> AbstractContextManager[Prepared]:
+        """Memory for a batch size. Raises OutOfMemory, as everything within it may."""
+
+
+class Gauges(Protocol):
+    """What the driver counts about the device."""
+
+    def joules(self) -> float | Unknown:
+        """Energy, from any beginning."""
+
+    def busy_percent(self) -> float | Unknown:
+        """What nvidia-smi and rocm-smi call utilisation."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often, and how long at most."""
+
+    trials: int
+    longest_s: float  # of a batch size's trials
+
+
+@dataclass(frozen=True)
+class SeriesEnd:
+    """How a way ended."""
+
+    tag: ClassVar[str] = "end"
+    end: End
+    reason: str = ""
+    hint: str = ""
+
+
+def rows(
+    runner: Runner,
+    batches: Sequence[int],
+    repeats: Repeats,
+    gauges: Gauges,
+    *,
+    now: Callable[[], float] = time.perf_counter,
+) -> Iterator[BatchRow | SeriesEnd]:
+    """Every batch size that fits in memory and in time, then how it ended."""
+    last: BatchRow | None = None
+    for batch in batches:
+        if last:
+            ahead_s = median(last.wall_s) * batch / last.batch * repeats.trials
+            if ahead_s > HOPELESS * repeats.longest_s:
+                yield _too_long(batch, ahead_s, repeats)
+                return
+        try:
+            with runner.at(batch) as prepared, no_collection():
+                found = _row(prepared, batch, repeats, gauges, now=now)
+        except OutOfMemory as error:
+            yield SeriesEnd("out of memory", f"batch {batch}: {error.message}", error.hint)
+            return
+        yield found
+        if isinstance(found, SeriesEnd):
+            return
+        last = found
+    yield SeriesEnd("finished")
+
+
+def _too_long(batch: int, seconds: float, repeats: Repeats) -> SeriesEnd:
+    return SeriesEnd(
+        "too long",
+        f"{repeats.trials} trials of batch {batch} would take about {seconds:.0f} s, more than "
+        f"{repeats.longest_s:.0f} s",
+        "for larger batches: --longest SECONDS, or fewer --trials",
+    )
+
+
+def _row(
+    prepared: Prepared, batch: int, repeats: Repeats, gauges: Gauges, *, now: Callable[[], float]
+) -> BatchRow | SeriesEnd:
+    warm_s = _warm_up(prepared, repeats)
+    if warm_s * repeats.trials > repeats.longest_s:
+        return _too_long(batch, warm_s * repeats.trials, repeats)
+    walls = []
+    for _ in range(repeats.trials):
+        prepared.fresh()
+        walls.append(prepared.trial_s())
+    peak_bytes = prepared.peak_bytes()  # of the trials alone
+    joules, powered, busy = _power(prepared, gauges, now=now)
+    return BatchRow(
+        batch=batch,
+        wall_s=tuple(walls),
+        pass_s=prepared.pass_s(),
+        work=prepared.work(),
+        peak_bytes=peak_bytes,
+        joules=joules,
+        powered=powered,
+        busy_percent=busy,
+    )
+
+
+def _warm_up(prepared: Prepared, repeats: Repeats) -> float:
+    """Repeat until a pass is about as fast as the fastest so far; the fastest one's seconds."""
+    taken: list[float] = []
+    while len(taken) < WARMUPS or (taken[-1] > STEADY * min(taken) and len(taken) < MOST_WARMUPS):
+        prepared.fresh()
+        taken.append(prepared.trial_s())
+        if min(taken) * repeats.trials > HOPELESS * repeats.longest_s:
+            break
+    return min(taken)
+
+
+def _power(
+    prepared: Prepared, gauges: Gauges, *, now: Callable[[], float]
+) -> tuple[float | Unknown, int, float | Unknown]:
+    """Joules of so many passes one after another with the same inputs, and utilisation meanwhile."""
+    before = gauges.joules()
+    if isinstance(before, Unknown) and isinstance(gauges.busy_percent(), Unknown):
+        return before, 0, gauges.busy_percent()
+    began_s, passes = now(), 0
+    while now() - began_s < POWERED_S:
+        prepared.trial_s()
+        passes += 1
+    after, busy = gauges.joules(), gauges.busy_percent()
+    if isinstance(before, Unknown):
+        return before, 0, busy
+    if isinstance(after, Unknown):
+        return after, 0, busy
+    if after < before:
+        return Unknown("the energy counter began again"), 0, busy
+    return after - before, passes, busy

@@ -1,0 +1,206 @@
+"""Runs a model in torch, one way: where inputs are, which precision, what is timed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from probes.errors import OutOfMemory
+from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.machine.sysfs import read_text
+from probes.measure.device import TorchWorkbench, refusals
+from probes.placement.runtime.hostview import zero_copy
+from probes.records.stats import median
+from probes.shared.units import binary_bytes
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.topspeed import DTYPES, float32_as, place
+from probes.throughput.direct.counting import work
+from probes.throughput.direct.scanned import Way, Work
+from probes.throughput.direct.testmodels import Spec, made
+
+READINGS = 5  # of the device's clock
+LEADS_S = (0.001, 0.01, 0.1)  # waits in front of a pass, until the host is ahead
+ROOT = Path("/")
+
+
+def dtype_of(way: Way) -> torch.dtype:
+    """Of weights and inputs; autocast keeps both in float32."""
+    return torch.float32 if way.precision == "autocast" else DTYPES[way.precision]
+
+
+def autocast_of(way: Way) -> torch.dtype | None:
+    """What autocast casts to by torch's default; None without it."""
+    if way.precision != "autocast":
+        return None
+    return torch.get_autocast_dtype(place(way.device))
+
+
+class TorchRunner:
+    """A model on a device. `release` isn't needed: it lives as long as its process."""
+
+    def __init__(self, spec: Spec, way: Way, *, seed: int, bench: TorchWorkbench) -> None:
+        self._spec, self._way, self._seed, self._bench = spec, way, seed, bench
+        with refusals(f"the weights of {spec.name}"):
+            self.module = made(spec, seed=seed, dtype=dtype_of(way), device=place(way.device))
+        self._drawn = torch.Generator(place(way.device)).manual_seed(seed)
+        self._host = HostMemory(ROOT)
+
+    @contextmanager
+    def at(self, batch: int) -> Iterator["TorchBatch"]:
+        """Memory for a batch size. Raises OutOfMemory, as everything within it may."""
+        way = self._way
+        with ExitStack() as stack:
+            stack.enter_context(refusals(f"a pass of batch {batch}"))
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(float32_as("tf32" if way.precision == "tf32" else "fp32"))
+            if way.device == "cpu":
+                stack.enter_context(self._host.batch(batch))
+            else:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            shapes = tuple((batch, *shape) for shape in self._spec.inputs)
+            yield TorchBatch(self, way, shapes, drawn=self._drawn, bench=self._bench, host=self._host)
+
+    def count(self, shapes: tuple[tuple[int, ...], ...]) -> Work | Unknown:
+        """What a pass asks for, counted on torch's meta device; on its own where that can't show it."""
+        autocast, device, module = autocast_of(self._way), "meta", self.module
+        with torch.inference_mode(mode=False):
+            if autocast or isinstance(module, torch.jit.ScriptModule):
+                device = place(self._way.device)
+            else:
+                with torch.device("meta"):
+                    module = self._spec.build().eval().to(dtype_of(self._way))
+            inputs = [torch.zeros(shape, dtype=dtype_of(self._way), device=device) for shape in shapes]
+            return work(module, inputs, autocast)
+
+
+@dataclass
+class HostMemory:
+    """The host memory that batches on the CPU take, so that none takes all of it."""
+
+    root: Path
+    _before: tuple[int, int] | None = field(default=None)  # the batch before, and what it took
+    _began: int | None = None
+
+    def peak_bytes(self) -> int | Unknown:
+        """The most that this process has taken so far."""
+        text = read_text(self.root / "proc/self/status")
+        lines = [] if isinstance(text, Unknown) else text.splitlines()
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else Unknown("no VmHWM in /proc/self/status")
+
+    @contextmanager
+    def batch(self, batch: int) -> Iterator[None]:
+        """Raises OutOfMemory where the batch before predicts more than there is, before Linux kills us."""
+        began = self._began if self._began is not None else self.peak_bytes()
+        self._began = began if isinstance(began, int) else 0
+        if self._before:
+            ahead = self._before[1] * batch // self._before[0]
+            available = available_bytes(self.root)
+            if isinstance(available, int):
+                room = spendable_bytes(available, floor_bytes(available))
+                if ahead > room:
+                    raise OutOfMemory(
+                        f"it would take about {binary_bytes(ahead)}, and {binary_bytes(room)} may be taken",
+                        "end other programs, or stay below: --max-batch",
+                    )
+        yield
+        peak = self.peak_bytes()
+        if isinstance(peak, int):
+            self._before = batch, max(peak - self._began, 0)
+
+
+class TorchBatch:
+    """One batch size: what `probes.throughput.direct.repeating.Prepared` says."""
+
+    def __init__(
+        self,
+        runner: TorchRunner,
+        way: Way,
+        shapes: tuple[tuple[int, ...], ...],
+        *,
+        drawn: torch.Generator,
+        bench: TorchWorkbench,
+        host: HostMemory,
+    ) -> None:
+        self._runner, self._way, self._shapes = runner, way, shapes
+        self._drawn, self._bench, self._memory = drawn, bench, host
+        self._device = place(way.device)
+        # drawn where that is quick, whatever the way; from there they go where the way wants them
+        self._scratch = [torch.empty(shape, dtype=dtype_of(way), device=self._device) for shape in shapes]
+        self._given = [self._home(one) for one in self._scratch]
+        self._call = self._timed()
+        self.fresh()
+
+    def _home(self, scratch: torch.Tensor) -> torch.Tensor:
+        if self._way.inputs == "resident":
+            return scratch
+        return torch.empty(
+            scratch.shape, dtype=scratch.dtype, pin_memory=self._way.inputs in ("pinned", "in-place")
+        )
+
+    def fresh(self) -> None:
+        """Normal inputs, drawn again."""
+        for scratch, given in zip(self._scratch, self._given, strict=True):
+            scratch.normal_(generator=self._drawn)
+            if given is not scratch:
+                given.copy_(scratch)
+
+    def _forward(self) -> Callable[..., object]:
+        module: Callable[..., object] = self._runner.module
+        autocast = autocast_of(self._way)
+        if autocast is None:
+            return module
+
+        def cast(*inputs: torch.Tensor) -> object:
+            with torch.autocast(self._device, dtype=autocast):
+                return module(*inputs)
+
+        return cast
+
+    def _timed(self) -> Callable[[], object]:
+        """The call whose time counts, without its end."""
+        forward, given, kind = self._forward(), self._given, self._way.inputs
+        if kind == "in-place":
+            given = [zero_copy(one) for one in given]
+        if kind in ("resident", "in-place"):
+            return lambda: forward(*given)
+        queued = kind == "pinned"
+        return lambda: forward(*[one.to("cuda", non_blocking=queued) for one in given])
+
+    def trial_s(self) -> float:
+        """Seconds of one timed pass, finished before and after."""
+        call, on_gpu = self._call, self._device == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize()
+        began = perf_counter()
+        found = call()
+        if on_gpu:
+            torch.cuda.synchronize()
+        took = perf_counter() - began
+        del found  # after the clock: freeing is the next trial's or nobody's
+        return took
+
+    def pass_s(self) -> float | Unknown:
+        """Seconds of the pass without copies, by the device's clock, with the host far ahead."""
+        if not self._bench.has_gpu or self._device != "cuda":
+            return Unknown("the CPU has no clock of its own")
+        forward = self._forward()
+        operation = [lambda: forward(*self._scratch)]
+        for lead_s in LEADS_S:
+            found = [self._bench.device_s(operation, lead_s=lead_s) for _ in range(READINGS)]
+            known = [one for one in found if one is not None]
+            if known and all(one.ahead for one in known):
+                return median([one.seconds for one in known])
+        return Unknown("host-bound: the device runs out of work before the host has handed over a pass")
+
+    def work(self) -> Work | Unknown:
+        """What one pass asks for."""
+        return self._runner.count(self._shapes)
+
+    def peak_bytes(self) -> int | Unknown:
+        """By torch's allocator; of the process on the CPU, the most so far."""
+        return int(torch.cuda.max_memory_allocated()) if self._device == "cuda" else self._memory.peak_bytes()

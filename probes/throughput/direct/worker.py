@@ -1,0 +1,145 @@
+"""The worker of a throughput scan: `python -m probes.throughput.direct.worker FD PARENT` does one job.
+
+A job is the ceilings, or all batch sizes of one way: each way has a fresh process, so that memory, allocators
+and libraries of one don't change another's figures.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from probes.errors import DeviceUnusable, LibraryMissing, OutOfMemory, ProbeError, Unsupported
+from probes.records.schema import Done, Failed
+from probes.run import child
+from probes.shared.codec import Json, decode
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceilings, Device
+from probes.throughput.direct.repeating import Gauges, Repeats, Runner, SeriesEnd, rows
+from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way
+
+Heard = Ceilings | ModelFacts | Way | BatchRow | SeriesEnd
+
+
+@dataclass(frozen=True)
+class ScanJob:
+    """What a worker is to do: one way, or the ceilings of devices where there is none."""
+
+    way: Way | None
+    devices: tuple[Device, ...]
+    model: str
+    shapes: tuple[tuple[int, ...], ...]  # of a file's inputs
+    batches: tuple[int, ...]
+    trials: int
+    longest_s: float
+    seed: int
+    threads: int
+    pci_id: str | Unknown
+    amd: bool
+    cpu_name: str
+
+
+@dataclass(frozen=True)
+class ScanLine:
+    """One line of the pipe."""
+
+    message: Heard | Done | Failed
+
+
+def parse(line: Json) -> Heard | Done | Failed:
+    """A message of this worker. Raises ValueError for anything else."""
+    return decode(ScanLine, line, "message").message
+
+
+def command(descriptor: int) -> list[str]:
+    """The worker's command line: this Python, this package."""
+    return [sys.executable, "-m", "probes.throughput.direct.worker", str(descriptor), str(os.getpid())]
+
+
+def messages(job: ScanJob) -> Iterator[Heard | Done | Failed]:
+    """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
+    try:
+        try:
+            yield from _ceilings(job) if job.way is None else _series(job, job.way)
+        except (LibraryMissing, Unsupported) as error:
+            yield SeriesEnd("absent", error.message, error.hint)
+        except OutOfMemory as error:
+            yield SeriesEnd("out of memory", error.message, error.hint)
+        yield Done()
+    except ProbeError as error:
+        yield Failed(error.message, error.hint, int(error.exit_code), wedged=False)
+    except (ImportError, OSError) as error:
+        missing = DeviceUnusable(f"torch can't be imported: {error}")
+        yield Failed(missing.message, "run it where torch is", int(missing.exit_code), wedged=False)
+
+
+def _ceilings(job: ScanJob) -> Iterator[Heard]:
+    from probes.measure.device import TorchWorkbench
+    from probes.throughput.ceilings import topspeed
+
+    _use_threads(job)
+    bench = TorchWorkbench(has_gpu="gpu" in job.devices)
+    yield topspeed.measure(bench, job.devices, cpu_name=job.cpu_name)
+
+
+def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
+    from probes.measure.device import TorchWorkbench
+    from probes.throughput.ceilings.topspeed import supports
+    from probes.throughput.direct import testmodels
+    from probes.throughput.direct.torchrunner import TorchRunner
+
+    _use_threads(job)
+    if way.precision != "autocast":
+        lacking = supports(way.device, way.precision)
+        if lacking:
+            raise Unsupported(lacking.reason)
+    spec = testmodels.spec_of(job.model, job.shapes)
+    runner: Runner
+    if way.backend == "onnxruntime":
+        runner, way = _onnx(job, way)
+        yield way
+    else:
+        bench = TorchWorkbench(has_gpu=way.device == "gpu")
+        runner = TorchRunner(spec, way, seed=job.seed, bench=bench)
+        yield testmodels.facts(spec, runner.module)
+    yield from rows(runner, job.batches, Repeats(job.trials, job.longest_s), _gauges(job, way))
+
+
+def _onnx(job: ScanJob, way: Way) -> tuple[Runner, Way]:
+    from probes.measure.device import TorchWorkbench
+    from probes.throughput.direct import onnxrunner, testmodels
+    from probes.throughput.direct.torchrunner import TorchRunner
+
+    onnxrunner.refuse(way)
+    spec = testmodels.spec_of(job.model, job.shapes)
+    on_cpu = replace(way, device="cpu", inputs="resident")
+    counted = TorchRunner(spec, on_cpu, seed=job.seed, bench=TorchWorkbench(has_gpu=False))
+    runner = onnxrunner.OnnxRunner(spec, way, seed=job.seed, threads=job.threads, counted=counted)
+    return runner, replace(way, provider=onnxrunner.provider(way.device).removesuffix("ExecutionProvider"))
+
+
+def _use_threads(job: ScanJob) -> None:
+    if job.threads:
+        importlib.import_module("torch").set_num_threads(job.threads)
+
+
+def _gauges(job: ScanJob, way: Way) -> Gauges:
+    from probes.throughput.direct import gauges
+
+    root = Path("/")
+    if way.device == "cpu":
+        return gauges.CpuGauges(root)
+    return gauges.AmdGauges(root, job.pci_id) if job.amd else gauges.NvidiaGauges(job.pci_id)
+
+
+def _preload() -> None:
+    """Import torch before there is a job; an error is reported when there is one."""
+    with suppress(ImportError, OSError):
+        importlib.import_module("probes.throughput.direct.torchrunner")
+
+
+if __name__ == "__main__":
+    sys.exit(child.work(sys.argv[1:], ScanJob, messages, preload=_preload))

@@ -1,0 +1,235 @@
+"""Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+
+from probes.errors import DeviceUnusable, Exit
+from probes.machine import snapshot
+from probes.machine.sysfs import read_text
+from probes.records.schema import Failed, Machine, Settings, TorchFacts
+from probes.run import session, supervisor
+from probes.run.lock import gpu_lock
+from probes.shared.invocation import tool_version
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceilings, Device
+from probes.throughput.direct import worker
+from probes.throughput.direct.combinations import devices, ways
+from probes.throughput.direct.repeating import SeriesEnd
+from probes.throughput.direct.scanned import BatchRow, DirectScan, End, ModelFacts, Series, Way
+from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport, write_scan
+
+ROOT = Path("/")
+CEILINGS_LIMIT_S = 300.0
+START_LIMIT_S = 180.0  # to import torch from a slow disk, build a model, export it
+SLOWER = 4.0  # by how much a batch size may exceed its longest: warm-ups, draws of inputs, power
+NOTHING = Settings(quick=True, seed=0, vram_cap_bytes=None)
+
+
+class Listener:
+    """A scan's progress. This one prints nothing."""
+
+    def machine(self, found: Machine) -> None:
+        """The machine was looked at."""
+
+    def ceilings(self, found: Ceilings | Unknown) -> None:
+        """Its ceilings were measured."""
+
+    def started(self, way: Way) -> None:
+        """A way begins."""
+
+    def row(self, row: BatchRow) -> None:
+        """A batch size was measured."""
+
+    def ended(self, series: Series) -> None:
+        """A way ended."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a scan is asked for, beyond what its report says about it."""
+
+    settings: ScanSettings
+    shapes: tuple[tuple[int, ...], ...]  # of a file's inputs
+    longest_s: float  # of a batch size's trials
+
+
+Oversee = Callable[..., supervisor.Ended[worker.Heard]]
+
+
+def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
+    """A report without figures yet. Raises DeviceUnusable where torch is missing."""
+    found = session.look(NOTHING)
+    listener.machine(found)
+    if isinstance(found.torch, Unknown):
+        raise DeviceUnusable(
+            f"throughput runs a model in torch: {found.torch.reason}", "run it where torch is"
+        )
+    return ThroughputReport(
+        kind=KIND,
+        schema_version=VERSION,
+        tool_version=tool_version(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        settings=settings,
+        machine=found,
+        ceilings=Unknown("not measured yet"),
+    )
+
+
+def direct(
+    report: ThroughputReport,
+    asked: Asked,
+    path: Path,
+    listener: Listener,
+    oversee: Oversee = supervisor.oversee,
+) -> ThroughputReport:
+    """The report with its direct half. It is written after the ceilings and after each way.
+
+    Raises DeviceBusy when another run holds the GPU, KeyboardInterrupt when interrupted: the report then has
+    what was measured.
+    """
+    scan = _Scan(report, asked, path, listener, oversee)
+    with _exclusive(path.parent, report.machine, scan.on):
+        return scan.run()
+
+
+class _Scan:
+    """A scan in progress."""
+
+    def __init__(
+        self, report: ThroughputReport, asked: Asked, path: Path, listener: Listener, oversee: Oversee
+    ) -> None:
+        self._report, self._asked, self._path = report, asked, path
+        self._listener, self._oversee = listener, oversee
+        self.on = devices(report.machine, asked.settings.devices)
+
+    def run(self) -> ThroughputReport:
+        here = tuple(device for device in self.on if not lacking(self._report.machine, device))
+        self._save(replace(self._report, ceilings=self._ceilings(here)))
+        self._listener.ceilings(self._report.ceilings)
+        settings = self._asked.settings
+        for way in ways(
+            self.on, backends=settings.backends, precisions=settings.precisions, inputs=settings.inputs
+        ):
+            self._listener.started(way)
+            series, facts = self._way(way)
+            self._add(series, facts)
+            self._listener.ended(series)
+            if series.end == "interrupted":
+                raise KeyboardInterrupt
+        return self._report
+
+    def _save(self, report: ThroughputReport) -> None:
+        self._report = report
+        write_scan(report, self._path)
+
+    def _add(self, series: Series, facts: Sequence[ModelFacts]) -> None:
+        before = self._report.direct or DirectScan(Unknown("no way has loaded it"), ())
+        model = facts[0] if facts and isinstance(before.model, Unknown) else before.model
+        self._save(replace(self._report, direct=DirectScan(model, (*before.series, series))))
+
+    def _ceilings(self, here: tuple[Device, ...]) -> Ceilings | Unknown:
+        ended = self._work(None, here, CEILINGS_LIMIT_S)
+        for message in ended.records:
+            if isinstance(message, Ceilings):
+                return message
+        if isinstance(ended.outcome, Failed) and ended.outcome.exit_code == Exit.INTERRUPTED:
+            raise KeyboardInterrupt
+        reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "the worker reported none"
+        return Unknown(reason)
+
+    def _way(self, way: Way) -> tuple[Series, tuple[ModelFacts, ...]]:
+        obstacle = lacking(self._report.machine, way.device)
+        if obstacle:
+            return Series(way, (), "absent", obstacle), ()
+        each_s = SLOWER * self._asked.longest_s
+        limit_s = START_LIMIT_S + each_s * len(self._asked.settings.batches)
+        ended = self._work(way, (way.device,), limit_s)
+        return series_of(way, ended), tuple(one for one in ended.records if isinstance(one, ModelFacts))
+
+    def _work(
+        self, way: Way | None, on: tuple[Device, ...], limit_s: float
+    ) -> supervisor.Ended[worker.Heard]:
+        machine, settings = self._report.machine, self._asked.settings
+        assert isinstance(machine.torch, TorchFacts)
+        job = worker.ScanJob(
+            way=way,
+            devices=on,
+            model=settings.model,
+            shapes=self._asked.shapes,
+            batches=settings.batches,
+            trials=settings.trials,
+            longest_s=self._asked.longest_s,
+            seed=settings.seed,
+            threads=settings.threads,
+            pci_id=snapshot.pci_id_of_first_gpu(machine.torch, machine.cards, ROOT),
+            amd=machine.torch.api == "hip",
+            cpu_name=cpu_name(ROOT),
+        )
+        return self._oversee(job, worker.parse, limit_s=limit_s, heard=self._heard, command=worker.command)
+
+    def _heard(self, message: worker.Heard) -> None:
+        if isinstance(message, BatchRow):
+            self._listener.row(message)
+
+
+def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
+    """A way's rows and how it ended, by its worker's messages and end. Pure."""
+    rows = tuple(one for one in ended.records if isinstance(one, BatchRow))
+    named = next((one for one in ended.records if isinstance(one, Way)), way)  # with its provider
+    last = next((one for one in ended.records if isinstance(one, SeriesEnd)), None)
+    if isinstance(ended.outcome, Failed):
+        end: End = "interrupted" if ended.outcome.exit_code == Exit.INTERRUPTED else "failed"
+        return Series(named, rows, end, ended.outcome.reason, ended.outcome.hint)
+    if last is None:
+        return Series(named, rows, "failed", "the worker did not say how it ended")
+    return Series(named, rows, last.end, last.reason, last.hint)
+
+
+def lacking(machine: Machine, device: Device) -> str:
+    """Why a device can't be measured here; empty when it can. Pure."""
+    facts = machine.torch
+    if device == "cpu" or (isinstance(facts, TorchFacts) and facts.gpus):
+        return ""
+    return facts.reason if isinstance(facts, Unknown) else facts.obstacle or "torch sees no GPU"
+
+
+def cpu_name(root: Path) -> str:
+    """The processor's name by the kernel."""
+    text = read_text(root / "proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE) if isinstance(text, str) else None
+    return found.group(1).strip() if found else "CPU"
+
+
+def free_path(folder: Path, report: ThroughputReport) -> Path:
+    """`<timestamp>-<variant or host>-throughput.json` in a folder, with a number where that is taken."""
+    stamp = re.sub(r"[-:]", "", report.started)
+    host = os.environ.get("WEIR_VARIANT") or report.machine.host
+    name = f"{stamp}-{re.sub(r'[^A-Za-z0-9._]+', '-', host)}-throughput"
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
+
+
+def exit_code(report: ThroughputReport) -> Exit:
+    """0 where a way has rows and none broke; 3 where no way could run here; 4 where one broke. Pure."""
+    series = report.direct.series if report.direct else ()
+    if any(one.end == "failed" for one in series):
+        return Exit.BROKEN
+    return Exit.OK if any(one.rows for one in series) else Exit.DEVICE
+
+
+@contextmanager
+def _exclusive(folder: Path, machine: Machine, on: Sequence[Device]) -> Iterator[None]:
+    facts = machine.torch
+    if "gpu" not in on or isinstance(facts, Unknown) or not facts.gpus:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    pci_id = snapshot.pci_id_of_first_gpu(facts, machine.cards, ROOT)
+    with gpu_lock(folder, pci_id if isinstance(pci_id, str) else "first"):
+        yield

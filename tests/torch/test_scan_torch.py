@@ -1,0 +1,359 @@
+"""The parts of a throughput scan that need torch: models, counted work, runners, ONNX, a whole worker."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from probes import scanning
+from probes.errors import LibraryMissing, OutOfMemory, Unsupported, UsageError
+from probes.measure.device import TorchWorkbench
+from probes.run import supervisor
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings import topspeed
+from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.direct import onnxrunner, worker
+from probes.throughput.direct.counting import work
+from probes.throughput.direct.repeating import SeriesEnd
+from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way, Work
+from probes.throughput.direct.testmodels import FEATURES, PARTICLES, SPECS, Spec, made, nearest, spec_of
+from probes.throughput.direct.torchrunner import HostMemory, TorchRunner
+
+CPU = Way("cpu", "pytorch", "fp32", "resident")
+SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def runner(spec: Spec = SMALL, way: Way = CPU) -> TorchRunner:
+    return TorchRunner(spec, way, seed=3, bench=TorchWorkbench(has_gpu=False))
+
+
+# ---- models --------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_offers_the_models_that_there_are() -> None:
+    assert set(scanning.MODELS) == set(SPECS)
+
+
+def test_nearest_neighbours_are_those_of_a_plain_search() -> None:
+    points = torch.randn(2, 3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    distances = torch.cdist(points.transpose(1, 2), points.transpose(1, 2))
+    for one in distances:
+        one.fill_diagonal_(torch.inf)
+    assert torch.equal(nearest(points, 4).sort()[0], distances.topk(4, largest=False)[1].sort()[0])
+
+
+@torch.no_grad()
+def test_particlenet_ignores_absent_particles_and_the_order_of_the_others() -> None:
+    net = made(SPECS["particlenet"], seed=5, dtype=torch.float64, device="cpu")
+    draw = torch.Generator().manual_seed(2)
+    points = torch.randn(2, 2, PARTICLES, dtype=torch.float64, generator=draw)
+    features = torch.randn(2, FEATURES, PARTICLES, dtype=torch.float64, generator=draw)
+    mask = torch.ones(2, 1, PARTICLES, dtype=torch.float64)
+    mask[:, :, 60:] = 0
+    found = net(points, features, mask)
+    assert found.sum(1).tolist() == pytest.approx([1.0, 1.0])
+    other = features.clone()
+    other[:, :, 60:] = 100.0
+    assert torch.allclose(net(points, other, mask), found)
+    order = torch.randperm(PARTICLES, generator=draw)
+    assert torch.allclose(net(points[:, :, order], features[:, :, order], mask[:, :, order]), found)
+
+
+@pytest.mark.parametrize("name", sorted(set(SPECS) - {"product"}))
+@torch.no_grad()
+def test_every_model_runs_on_its_inputs_in_every_precision(name: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        spec = SPECS[name]
+        module = made(spec, seed=1, dtype=dtype, device="cpu")
+        out = module(*(torch.randn(2, *shape).to(dtype) for shape in spec.inputs))
+        assert torch.isfinite(out).all()
+        assert out.dtype == dtype
+
+
+def test_weights_are_the_same_for_a_seed_and_others_for_another() -> None:
+    a, b, c = (made(SMALL, seed=seed, dtype=torch.float32, device="cpu").weight for seed in (1, 1, 2))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_file_is_a_model_and_anything_else_is_refused(tmp_path: Path) -> None:
+    net = torch.nn.Linear(6, 2)
+    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 6)), tmp_path / "net.pt")
+    spec = spec_of(str(tmp_path / "net.pt"), ((6,),))
+    with runner(spec).at(3) as prepared:
+        assert prepared.trial_s() > 0
+        counted = prepared.work()
+    assert isinstance(counted, Work)
+    assert counted.flop == 2 * 3 * 6 * 2
+    (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04nothing")
+    with pytest.raises(UsageError, match=r"bad\.pt can't be read as TorchScript"):
+        spec_of(str(tmp_path / "bad.pt"), ((6,),)).build()
+
+
+# ---- counted work --------------------------------------------------------------------------------------
+
+
+def test_a_products_work_is_exact() -> None:
+    counted = work(torch.nn.Linear(32, 8, bias=False), [torch.zeros(4, 32)], None)
+    assert counted == Work(
+        flop=2 * 4 * 32 * 8,
+        op_bytes=4 * (4 * 32 + 32 * 8 + 4 * 8),
+        least_bytes=4 * (4 * 32 + 32 * 8 + 4 * 8),
+        input_bytes=4 * 4 * 32,
+        operations=1,
+    )
+
+
+class Views(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 8).t().unsqueeze(0).expand(5, 8, 2)
+
+
+class Picks(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(0, torch.zeros(2, dtype=torch.int64, device=x.device))
+
+
+def test_views_move_nothing_and_gathers_read_what_they_pick() -> None:
+    found = work(Views(), [torch.zeros(16)], None)
+    assert isinstance(found, Work)
+    assert (found.op_bytes, found.operations) == (0, 0)
+    found = work(Picks(), [torch.zeros(1_000_000)], None)
+    assert isinstance(found, Work)
+    assert found.op_bytes < 200
+
+
+@pytest.mark.parametrize("name", ["particlenet", "mlp"])
+def test_work_is_in_proportion_to_the_batch_and_the_same_in_inference_mode(name: str) -> None:
+    one = runner(SPECS[name])
+    shapes = [tuple((batch, *shape) for shape in SPECS[name].inputs) for batch in (1, 8)]
+    few, many = (one.count(shape) for shape in shapes)
+    assert isinstance(few, Work)
+    assert isinstance(many, Work)
+    assert many.flop == 8 * few.flop
+    assert many.operations == few.operations
+    with torch.inference_mode():
+        assert one.count(shapes[0]) == few
+
+
+def test_autocast_halves_the_bytes_of_products_and_counts_its_casts() -> None:
+    whole, cast = runner(SPECS["mlp"]), runner(SPECS["mlp"], replace(CPU, precision="autocast"))
+    shapes = ((512, 2048),)
+    a, b = whole.count(shapes), cast.count(shapes)
+    assert isinstance(a, Work)
+    assert isinstance(b, Work)
+    assert a.flop == b.flop
+    assert b.operations > a.operations
+
+
+def test_a_pass_that_cannot_be_counted_is_unknown() -> None:
+    assert "can't be counted" in str(work(torch.nn.Linear(3, 3), [torch.zeros(1, 5)], None))
+
+
+# ---- runners -------------------------------------------------------------------------------------------
+
+
+def test_fresh_inputs_are_normal_and_new_in_every_trial() -> None:
+    with runner().at(4096) as prepared:
+        first = prepared._given[0].clone()
+        prepared.fresh()
+        second = prepared._given[0]
+    assert not torch.equal(first, second)
+    for given in (first, second):
+        assert abs(float(given.mean())) < 0.02
+        assert float(given.std()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_trial_runs_the_model_once_on_its_inputs() -> None:
+    seen = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.clone())
+            return x
+
+    one = runner(Spec("spy", ((3,),), Spy))
+    with one.at(2) as prepared:
+        seen.clear()
+        assert prepared.trial_s() > 0
+        assert len(seen) == 1
+        assert torch.equal(seen[0], prepared._given[0])
+        assert isinstance(prepared.pass_s(), Unknown)
+
+
+def test_refused_memory_is_our_own_error() -> None:
+    with pytest.raises(OutOfMemory, match="a pass of batch"), runner().at(2**50):
+        pass
+
+
+def test_a_batch_that_the_one_before_says_will_not_fit_is_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    status, meminfo = tmp_path / "proc/self/status", tmp_path / "proc/meminfo"
+    meminfo.write_text("MemTotal: 9000000 kB\nMemAvailable: 5000000 kB\n")
+    status.write_text("VmHWM:\t  100000 kB\n")
+    memory = HostMemory(tmp_path)
+    with memory.batch(1):
+        status.write_text("VmHWM:\t 1100000 kB\n")
+    with memory.batch(2):
+        status.write_text("VmHWM:\t 2100000 kB\n")
+    with pytest.raises(OutOfMemory, match="it would take about"), memory.batch(4):
+        pass
+
+
+def test_autocast_and_precisions_reach_the_model() -> None:
+    seen = []
+
+    class Spy(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            seen.append((x.dtype, found.dtype))
+            return found
+
+    spec = Spec("spy", ((8,),), lambda: Spy(8, 8))
+    for precision in ("fp32", "bf16", "autocast"):
+        with runner(spec, replace(CPU, precision=precision)).at(2) as prepared:
+            prepared.trial_s()
+    assert seen == [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+    ]
+
+
+def test_float32_products_are_whole_unless_tf32_is_asked_for() -> None:
+    before = torch.get_float32_matmul_precision()
+    with topspeed.float32_as("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+        with topspeed.float32_as("fp32"):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == before
+    assert "TF32" in str(topspeed.supports("cpu", "tf32"))
+
+
+# ---- ONNX Runtime --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["particlenet", "mlp"])
+def test_the_exported_model_computes_what_torch_computes_at_any_batch(name: str) -> None:
+    way = Way("cpu", "onnxruntime", "fp32", "resident")
+    one = onnxrunner.OnnxRunner(SPECS[name], way, seed=3, threads=1, counted=runner(SPECS[name]))
+    for batch in (1, 3):
+        with one.at(batch) as prepared, torch.no_grad():
+            ours = one._counted.module(*prepared._tensors)
+            (theirs,) = one._session.run(None, prepared._given)
+            assert torch.allclose(ours, torch.from_numpy(theirs), rtol=1e-3, atol=1e-4)
+            assert prepared.trial_s() > 0
+
+
+def test_what_onnx_runtime_lacks_is_refused_with_a_reason() -> None:
+    for precision in ("bf16", "autocast", "tf32"):
+        with pytest.raises(Unsupported):
+            onnxrunner.refuse(Way("cpu", "onnxruntime", precision, "resident"))
+    with pytest.raises(LibraryMissing, match="no provider for the gpu"):
+        onnxrunner.provider("gpu")
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(LibraryMissing) as caught:
+        onnxrunner.runtime()
+    assert caught.value.hint == "pip install onnxruntime"
+
+
+class Complex(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(x.view(-1, 4, 4)).abs()
+
+
+def test_a_model_that_cannot_be_exported_is_absent_and_not_a_crash() -> None:
+    spec = Spec("complex", ((16,),), Complex)
+    with pytest.raises(Unsupported, match="can't be exported"):
+        onnxrunner.exported(spec, Way("cpu", "onnxruntime", "fp32", "resident"), 1)
+
+
+# ---- whole ---------------------------------------------------------------------------------------------
+
+
+def job(way: Way | None, **other: object) -> worker.ScanJob:
+    made = worker.ScanJob(
+        way=way,
+        devices=("cpu",),
+        model="mlp",
+        shapes=(),
+        batches=(1, 2),
+        trials=3,
+        longest_s=30.0,
+        seed=1,
+        threads=1,
+        pci_id=Unknown("no GPU"),
+        amd=False,
+        cpu_name="a CPU",
+    )
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+def oversee(one: worker.ScanJob) -> supervisor.Ended[worker.Heard]:
+    return supervisor.oversee(one, worker.parse, limit_s=120.0, heard=lambda _: None, command=worker.command)
+
+
+def test_a_worker_measures_a_way_in_a_process_of_its_own() -> None:
+    ended = oversee(job(CPU))
+    facts, *rows, last = ended.records
+    assert isinstance(facts, ModelFacts)
+    assert facts.weight_bytes == 8 * 2048 * 2048 * 4
+    assert [row.batch for row in rows if isinstance(row, BatchRow)] == [1, 2]
+    assert last == SeriesEnd("finished")
+
+
+def test_a_worker_says_what_is_absent_and_ends_well() -> None:
+    ended = oversee(job(Way("cpu", "pytorch", "tf32", "resident")))
+    (last,) = ended.records
+    assert isinstance(last, SeriesEnd)
+    assert last.end == "absent"
+
+
+def test_the_ceilings_of_this_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topspeed, "EFFORT", replace(topspeed.EFFORT, samples=5, budget_s=0.05))
+    monkeypatch.setattr(topspeed, "SIDES", {"cpu": (64, 128)})
+    monkeypatch.setattr(topspeed, "COPY_BYTES", {"cpu": 2**22})
+    found = topspeed.measure(TorchWorkbench(has_gpu=False), ["cpu"], cpu_name="a CPU")
+    assert isinstance(found, Ceilings)
+    (cpu,) = found.devices
+    for rate in (cpu.flops("fp32"), cpu.memory, cpu.launches):
+        assert not isinstance(rate, Unknown)
+        assert rate.median > 1e3
+    assert isinstance(cpu.flops("tf32"), Unknown)
+    assert isinstance(cpu.to_device, Unknown)
+
+
+def test_the_command_scans_and_shows(tmp_path: Path) -> None:
+    words = "throughput --model mlp --batches 1,2 --trials 3 --device cpu --precision fp32 --backend pytorch"
+    done = subprocess.run(
+        [sys.executable, "-m", "probes", *words.split(), "--out", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("*.json")
+    report = json.loads(file.read_text())
+    assert len(report["direct"]["series"][0]["rows"][1]["wall_s"]) == 3
+    assert str(file) in done.stdout

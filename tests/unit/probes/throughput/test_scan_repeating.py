@@ -1,0 +1,90 @@
+"""The trials of a batch size, on a device with a simulated clock."""
+
+import pytest
+from scan_fakes import FakeDevice
+
+from probes.shared.unknown import Unknown
+from probes.throughput.direct.figures import joules_per_input, throughput
+from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
+from probes.throughput.direct.scanned import BatchRow
+
+BATCHES = tuple(2**power for power in range(8))
+
+
+def scan(device: FakeDevice, *, trials: int = 20, longest_s: float = 1e9) -> tuple[list[BatchRow], SeriesEnd]:
+    found = list(rows(device, BATCHES, Repeats(trials, longest_s), device, now=device.clock))
+    assert isinstance(found[-1], SeriesEnd)
+    assert all(isinstance(one, BatchRow) for one in found[:-1])
+    return found[:-1], found[-1]  # type: ignore[return-value]
+
+
+def test_every_batch_size_has_its_trials_and_every_trial_fresh_inputs() -> None:
+    device = FakeDevice()
+    found, end = scan(device)
+    assert [row.batch for row in found] == list(BATCHES)
+    assert {len(row.wall_s) for row in found} == {20}
+    assert end == SeriesEnd("finished")
+    assert device.draws == len(device.trials)  # warm-ups included
+
+
+def test_throughput_is_the_devices_own() -> None:
+    found, _ = scan(FakeDevice(knee=16, pass_s=0.01))
+    rates = {row.batch: throughput(row).mean for row in found}
+    assert rates[1] == pytest.approx(100)
+    assert rates[16] == rates[128] == pytest.approx(1600)
+
+
+def test_refused_memory_ends_the_way_with_a_reason_and_keeps_its_rows() -> None:
+    found, end = scan(FakeDevice(room=20))
+    assert [row.batch for row in found] == [1, 2, 4, 8, 16]
+    assert (end.end, end.reason) == ("out of memory", "batch 32: 32 inputs were refused")
+
+
+def test_a_batch_size_that_would_take_too_long_is_not_begun() -> None:
+    device = FakeDevice(knee=1, pass_s=0.1)  # 20 trials of batch 4: 8 s
+    found, end = scan(device, longest_s=5.0)
+    assert [row.batch for row in found] == [1, 2]
+    assert end.end == "too long"
+    assert "batch 4" in end.reason
+    assert device.trials.count(4) <= 12  # warm-ups at most
+    assert 8 not in device.trials
+
+
+def test_even_the_first_batch_size_may_take_too_long() -> None:
+    device = FakeDevice(pass_s=100.0)
+    assert scan(device, longest_s=5.0)[0] == []
+    assert len(device.trials) == 1
+
+
+def test_energy_is_counted_over_passes_of_their_own() -> None:
+    found, _ = scan(FakeDevice(knee=16, pass_s=0.01, watts=300.0))
+    for row in found:
+        assert joules_per_input(row) == pytest.approx(300 / throughput(row).mean, rel=0.01)
+        assert row.busy_percent == 100.0
+    assert found[0].powered > 50  # 0.6 s of 10 ms
+
+
+def test_without_a_gauge_no_pass_is_run_for_it() -> None:
+    device = FakeDevice()
+    found, _ = scan(device)
+    assert found[0].joules == Unknown("no gauge")
+    assert device.trials.count(1) == 20 + 3
+
+
+def test_a_counter_that_begins_again_is_unknown_and_not_negative() -> None:
+    class Wrapping(FakeDevice):
+        def joules(self) -> float | Unknown:
+            return -self.now_s
+
+    found, _ = scan(Wrapping(watts=1.0))
+    assert found[0].joules == Unknown("the energy counter began again")
+
+
+def test_warm_ups_go_on_while_passes_are_slower_than_the_fastest() -> None:
+    class Cold(FakeDevice):
+        def next_s(self, batch: int) -> float:
+            slow = 5.0 if 2 <= self.trials.count(batch) <= 6 else 1.0
+            return slow * super().next_s(batch)
+
+    found, _ = scan(Cold())
+    assert max(found[0].wall_s) == pytest.approx(0.01)

@@ -1,0 +1,221 @@
+"""A scan from command line to report, with workers that are played; its text, ends and exit codes."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import made_scans as make
+import pytest
+
+from probes import cli, scanning
+from probes.errors import Exit
+from probes.records.facts import TorchFacts
+from probes.records.schema import Done, Failed
+from probes.run.supervisor import Ended
+from probes.shared.unknown import Unknown
+from probes.throughput import directscan as scan
+from probes.throughput.direct import worker
+from probes.throughput.direct.combinations import powers, ways
+from probes.throughput.direct.repeating import SeriesEnd
+from probes.throughput.direct.scanned import DirectScan, Series, Way
+from probes.throughput.document import named_scan
+from probes.throughput.showing.scantext import render_scan
+
+TORCH = TorchFacts("2.13", "none", "", 2, (), "this torch is a CPU build")
+CPU = replace(make.machine(), torch=TORCH)
+ROWS = make.direct().series[0].rows
+Play = Callable[[worker.ScanJob], Ended[worker.Heard]]
+
+
+def good(job: worker.ScanJob) -> Ended[worker.Heard]:
+    if job.way is None:
+        return Ended(Done(), (make.ceilings(),), 0.1)
+    facts = make.direct().model
+    assert not isinstance(facts, Unknown)
+    return Ended(Done(), (facts, *ROWS, SeriesEnd("finished")), 0.1)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
+    """Replaces the machine and the workers."""
+
+    def replace_with(play: Play) -> None:
+        def oversee(
+            job: worker.ScanJob, parse: object, **how: Callable[[object], None]
+        ) -> Ended[worker.Heard]:
+            ended = play(job)
+            for record in ended.records:
+                how["heard"](record)
+            return ended
+
+        monkeypatch.setattr(scan.session, "look", lambda _settings: CPU)
+        monkeypatch.setattr(scan.supervisor, "oversee", oversee)
+        monkeypatch.setattr(scan.direct, "__defaults__", (oversee,))
+
+    return replace_with
+
+
+def run(words: str, folder: Path) -> int:
+    return cli.main(["throughput", "--out", str(folder), *shlex.split(words)])
+
+
+def only(folder: Path) -> scan.ThroughputReport:
+    (file,) = folder.glob("*.json")
+    return named_scan(file)[0]
+
+
+def test_a_scan_prints_its_answer_and_keeps_every_trial(played, tmp_path, capsys) -> None:
+    played(good)
+    assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
+    said = capsys.readouterr().out
+    assert "saturated from batch 4" in said
+    assert "compute binds" in said
+    report = only(tmp_path)
+    assert report.direct is not None
+    assert report.direct.series[0].rows == ROWS
+    assert report.ceilings == make.ceilings()
+    (file,) = tmp_path.glob("*.json")
+    assert cli.main(["show", str(file)]) == Exit.OK
+    assert capsys.readouterr().out.strip() in said
+
+
+def test_a_backend_that_is_missing_is_unknown_with_what_to_install(played, tmp_path, capsys) -> None:
+    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+        if job.way and job.way.backend == "onnxruntime":
+            return Ended(Done(), (SeriesEnd("absent", "no onnxruntime", "pip install onnxruntime"),), 0.1)
+        return good(job)
+
+    played(play)
+    assert run("--precision fp32", tmp_path) == Exit.OK
+    assert "not measured: no onnxruntime (pip install onnxruntime)" in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_not_there_is_absent_and_no_worker_is_started_for_it(played, tmp_path) -> None:
+    jobs = []
+
+    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+        jobs.append(job)
+        return good(job)
+
+    played(play)
+    assert run("--device gpu --precision fp32 --backend pytorch", tmp_path) == Exit.DEVICE
+    assert [job.way for job in jobs] == [None]
+    assert only(tmp_path).direct.series[0].reason == "this torch is a CPU build"
+
+
+def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, capsys) -> None:
+    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+        if job.way is None:
+            return good(job)
+        return Ended(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), ROWS[:2], 0.1)
+
+    played(play)
+    assert run("", tmp_path) == Exit.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+    (series,) = only(tmp_path).direct.series
+    assert (series.end, series.rows) == ("interrupted", ROWS[:2])
+
+
+def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
+    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+        if job.way and job.way.precision == "fp32":
+            return Ended(Failed("the worker was killed by SIGKILL", "", 4, wedged=False), ROWS[:1], 0.1)
+        return good(job)
+
+    played(play)
+    assert run("--backend pytorch", tmp_path) == Exit.BROKEN
+    assert [one.end for one in only(tmp_path).direct.series] == ["failed", "finished"]
+
+
+def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys) -> None:
+    played(good)
+    monkeypatch.setattr(scan.session, "look", lambda _settings: make.machine())
+    assert run("", tmp_path) == Exit.DEVICE
+    assert "runs a model in torch" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_ceilings_that_cannot_be_measured_leave_shares_unknown(played, tmp_path, capsys) -> None:
+    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+        if job.way is None:
+            return Ended(Failed("no end within 300 s; it was stopped", "", 4, wedged=False), (), 300.0)
+        return good(job)
+
+    played(play)
+    assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
+    assert "ceilings: unknown (no end within 300 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model nothing",
+        "--shape 2x3",
+        "--batches 1,x",
+        "--batches 0",
+        "--trials 0",
+        "--longest -1",
+        "--longest nan",
+        "--shape 2xx3 --model pyproject.toml",
+        "--model pyproject.toml",
+        "--precision fp8",
+        "--batches ''",
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(words: str, played, tmp_path, capsys) -> None:
+    played(good)
+    try:
+        code = run(words, tmp_path)
+    except SystemExit as error:
+        code = error.code
+    assert code == Exit.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_hostile_names_do_not_reach_the_terminal(capsys, tmp_path: Path) -> None:
+    bad = "\x1b[31mred\x07"
+    report = make.report()
+    series = Series(Way("cpu", "onnxruntime", "fp32", "resident", bad), ROWS, "failed", bad, bad)
+    report = replace(report, direct=DirectScan(make.direct().model, (series,)))
+    file = tmp_path / "a.json"
+    file.write_text(scan_text(report))
+    assert cli.main(["show", str(file)]) == Exit.OK
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def scan_text(report: scan.ThroughputReport) -> str:
+    from probes.throughput.document import to_json
+
+    return to_json(report)
+
+
+def test_ways_are_every_combination_once_and_the_cpu_has_no_link() -> None:
+    found = ways(("gpu", "cpu"), inputs=("copied", "in-place"), precisions=("fp32",), backends=("pytorch",))
+    assert [(way.device, way.inputs) for way in found] == [
+        ("gpu", "copied"),
+        ("gpu", "in-place"),
+        ("cpu", "resident"),
+    ]
+    assert {way.precision for way in ways(("gpu",))} == {"fp32", "tf32", "fp16", "bf16", "autocast"}
+    assert len({way.label for way in ways(("gpu", "cpu"))}) == len(ways(("gpu", "cpu")))
+    assert powers(100) == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_every_model_that_the_command_line_offers_is_named_once() -> None:
+    source = (Path(scan.__file__).parent / "direct" / "testmodels.py").read_text()
+    assert all(f'"{name}"' in source for name in scanning.MODELS)  # it imports torch, which isn't here
+
+
+def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
+    series = Series(make.WAY, ROWS, "out of memory", "batch 64: refused")
+    text = render_scan(replace(make.report(), direct=DirectScan(make.direct().model, (series,))))
+    assert "Ended: out of memory, batch 64: refused" in text
+    assert "? J/input: made without it" in text
+
+
+def test_reports_of_one_second_do_not_replace_each_other(tmp_path: Path) -> None:
+    first = scan.free_path(tmp_path, make.report())
+    first.write_text(json.dumps({}))
+    assert scan.free_path(tmp_path, make.report()) != first
