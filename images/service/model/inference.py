@@ -19,6 +19,7 @@ from service.model.buckets import buckets
 from service.model.captured import Captured, GraphRecorder, Recorder, capture
 from service.model.cards import check_cards
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.model.compiled import Compiled
 from service.model.device import Device, Gpu, TorchBuild, choose
 from service.model.tokenizer import Tokenizer, load_tokenizer, stand_in
 from service.settings import Dtype, Settings, quota_cpus
@@ -356,7 +357,7 @@ def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tupl
     assert isinstance(plain.outputs, Resident)
     weights, shape, dtype = plain.outputs.weights, plain.outputs.shape, _DTYPES[settings.dtype]
     if settings.placement is None:
-        run = torch.compile(bert.hidden_states, dynamic=True) if settings.compile else bert.hidden_states
+        run = Compiled() if settings.compile else bert.hidden_states
         return Resident(_placed(weights, device, dtype), shape, run), device.description
     from service.model.placed import described, placed  # the planner and its tables, only where asked for
 
@@ -377,18 +378,28 @@ def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.W
         ) from error
 
 
+def _compile(classifier: TorchClassifier, rows: Sequence[Encoded]) -> None:
+    """Have both programs made now, so that no request waits for them. Raises SettingsError."""
+    try:
+        classifier.classify(rows)
+        classifier.classify(rows[:1])
+    except Exception as error:  # of the compiler, of loading what it made, of a full disk
+        raise SettingsError(
+            f"`compile: true` doesn't work here: {first_line(error)}",
+            "it needs a C++ compiler (CPU) or Triton (GPU), and a TORCHINDUCTOR_CACHE_DIR whose programs "
+            "may be run: add them, or remove the line",
+        ) from error
+
+
 def _proven(
     classifier: TorchClassifier, rows: Sequence[Encoded], *, compiled: bool = False
 ) -> list[Probabilities]:
     """One inference, end to end: a device or weights that can't do it must not be called ready."""
     try:
+        if compiled:
+            _compile(classifier, rows)
         found = [classifier.classify([row])[0] for row in rows]
     except (RuntimeError, DeviceFault) as error:  # what torch raises when a kernel can't be launched
-        if compiled:
-            raise SettingsError(
-                f"`compile: true` doesn't work here: {first_line(error)}",
-                "it needs a C++ compiler (CPU) or Triton (GPU): add them to the image, or remove the line",
-            ) from error
         raise DeviceMissing(
             f"{classifier.device.description} failed the first inference: {first_line(error)}",
             "the driver, the device and this torch build must fit together",

@@ -10,7 +10,7 @@ HERE = Path(service.__file__).parent
 MODULES = sorted(HERE.rglob("*.py"))
 # package -> the modules that may import it; whatever else isn't the standard library's or ours is refused
 DOORS = {
-    "torch": {"bert", "captured", "inference", "placed"},
+    "torch": {"bert", "captured", "compiled", "inference", "placed"},
     "probes": {"placed"},
     "safetensors": {"checkpoint", "inference"},
     "tokenizers": {"tokenizer"},
@@ -45,6 +45,7 @@ ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "t
 TORCH_SIDE = {
     "service.model.bert",
     "service.model.captured",
+    "service.model.compiled",
     "service.model.inference",
     "service.model.placed",
 }

@@ -1,0 +1,115 @@
+"""`compile: true` in the service, really compiled: the same answers, few programs, clear refusals."""
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
+
+from service.model import bert, inference
+from service.model.architecture import BertShape
+from service.model.classifier import Encoded, ModelInfo
+from service.model.device import Device
+from service.model.tokenizer import HashingStandIn
+from service.settings import Limits, Settings
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own
+SHAPE = BertShape(
+    num_hidden_layers=1,
+    hidden_size=32,
+    num_attention_heads=4,
+    intermediate_size=64,
+    vocab_size=1200,
+    max_position_embeddings=64,
+)
+SETTINGS = Settings(
+    "test", "cpu", Path("/models"), "random", "127.0.0.1", 0, Limits(), threads=1, compile=True
+)
+CPU = Device("cpu", "cpu", "cpu")
+
+
+def plain() -> inference.TorchClassifier:
+    weights = {name: each * 3 for name, each in bert.random_weights(SHAPE, 1).items()}
+    info = ModelInfo("x", "random", "", "", "cpu", "cpu", SHAPE.labels, 1, SHAPE.vocab_size, 64, 32)
+    return inference.TorchClassifier(info, inference.Resident(weights, SHAPE), HashingStandIn(1200, 64), CPU)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> inference.TorchClassifier:
+    return inference._on_device(plain(), SETTINGS, CPU)
+
+
+def programs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def rows(count: int, tokens: int) -> list[Encoded]:
+    return [Encoded(tuple(2 + (at + number) % 90 for at in range(tokens))) for number in range(count)]
+
+
+def test_every_shape_is_answered_as_without_it_by_two_programs(compiled: inference.TorchClassifier) -> None:
+    """From a thread that didn't compile them, as in the service."""
+    before, after, eager = programs(), [], plain()
+    pair = Encoded((2, 6, 3, 7, 8, 3), types=(0, 0, 0, 1, 1, 1))
+
+    def ask() -> None:
+        for batch in (
+            *(rows(count, tokens) for count in (1, 2, 3, 8, 17) for tokens in (1, 2, 5, 16, 31, 63, 64)),
+            [pair],
+            [pair, *rows(2, 9)],
+            [*rows(1, 30), *rows(1, 1)],
+        ):
+            for task in ("classify", "embed"):
+                found, expected = getattr(compiled, task)(batch), getattr(eager, task)(batch)
+                torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+        after.append(programs())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert after == [before]
+    assert before == 2
+
+
+def test_the_accuracy_is_measured_and_said(
+    compiled: inference.TorchClassifier, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compiled.info.accuracy is not None
+    assert compiled.info.accuracy < 1e-4
+    compiled.prove()
+    monkeypatch.setattr(inference, "_load_plain", lambda *_args: plain())
+    monkeypatch.setattr(inference, "_on_device", lambda *_args: compiled)
+    with caplog.at_level(logging.INFO):
+        inference.load(SETTINGS, "x", Path("/models"))
+    assert "float32, probabilities differ from float32 on the CPU by at most" in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["compiler", "cache"])
+def test_where_it_can_not_work_the_service_says_so_and_does_not_start(missing: str, tmp_path: Path) -> None:
+    """In a process of its own, whose program can't be in any cache."""
+    cache = tmp_path / "cache"
+    cache.write_text("no folder")
+    env = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache if missing == "cache" else tmp_path / "made"),
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PATH": "/nonexistent" if missing == "compiler" else "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+    }
+    program = (
+        "import test_service_compiled as here\n"
+        "from service.errors import SettingsError\n"
+        "from service.model import inference\n"
+        "try:\n    inference._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
+        "except SettingsError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.startswith("`compile: true` doesn't work here: ")
+    assert "it needs a C++ compiler" in done.stdout
