@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probes import placing, scanning, trials, watching
+from probes import placing, scanning, sizing, trials, watching
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -147,6 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trials.add_verbs(verbs)
     watching.add_verbs(verbs)
     scanning.add_verbs(verbs)
+    sizing.add_verbs(verbs)
 
 
 def _size(text: str) -> int:
@@ -255,6 +256,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         **trials.VERBS,
         **watching.VERBS,
         **scanning.VERBS,
+        **sizing.VERBS,
     }[args.verb](args)
 
 

@@ -38,7 +38,7 @@ def add_verbs(verbs: "Verbs") -> None:
     schema.add_argument(
         "of",
         nargs="?",
-        choices=("report", "plan", "cards", "throughput", "watch"),
+        choices=("report", "plan", "cards", "throughput", "watch", "fit"),
         default="report",
         help="(%(default)s)",
     )
@@ -114,6 +114,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
+    from probes.fit.answering.answer import fit_schema
     from probes.placement.showing.planfile import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
     from probes.records.watched import watch_schema
@@ -125,6 +126,7 @@ def _schema(args: argparse.Namespace) -> Exit:
         "cards": cards_schema,
         "throughput": throughput_schema,
         "watch": watch_schema,
+        "fit": fit_schema,
     }
     hand_over(made[args.of]())
     return Exit.OK

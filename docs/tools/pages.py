@@ -29,6 +29,7 @@ def reference() -> dict[str, str]:
         "reference/audit-report.md": schema_page("Audit report", schemas / "audit-report.schema.json"),
         "reference/compatibility.md": compatibility_page(),
         "reference/lint-rules.md": rules_page(),
+        "reference/fit.md": schema_page("Fit", schemas / "fit.schema.json"),
         "reference/placement-plan.md": schema_page("Placement plan", schemas / "placement-plan.schema.json"),
         "reference/watch-report.md": schema_page("Watch report", schemas / "watch-report.schema.json"),
         "reference/probe-report.md": schema_page("Probe report", schemas / "probe-report.schema.json"),

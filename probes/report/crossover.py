@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from probes.measure.workbench import READS_AFTER
 from probes.records.schema import Measurement, Reads, Unknown
 from probes.records.stats import summarize
-from probes.report.fit import Fit, Point, between, fit
+from probes.report.pieces import Fit, Point, between, fit
 
 # The copy as the work that reads it sees it: copies in a row hide the handover between the copy engine and
 # kernels, which on an H200 is twice a small copy's own latency. VRAM as rereads see it: what was just copied

@@ -26,7 +26,7 @@ from probes.records.schema import (
 from probes.records.stats import Doubt, doubts, summarize
 from probes.report import crossover, residency
 from probes.report.answers import pick
-from probes.report.fit import Fit, fit, points_of
+from probes.report.pieces import Fit, fit, points_of
 from probes.report.quantities import figure, rate, size, span, text, with_error
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field

@@ -57,7 +57,7 @@ CHOSEN = {
     "probes/machine": "expectation prunemanifest",
     "probes/measure": "breakeven noise pattern pressure sampling spill transfer",
     "probes/records": "facts schema stats",
-    "probes/report": "answers crossover fit headline residency",
+    "probes/report": "answers crossover headline pieces residency",
     "probes/run": "journal",
     "probes/shared": "codec failure files quoting units",
 }

@@ -18,6 +18,7 @@ COMMAND_LINES = {
     "probes.placing",
     "probes.serving",
     "probes.scanning",
+    "probes.sizing",
     "probes.trials",
     "probes.verbs",
     "probes.watching",

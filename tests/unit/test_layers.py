@@ -24,6 +24,9 @@ GATES = {
         "probes/report/render.py",
     },
     "torch": {
+        "probes/fit/measured/faketrace.py",
+        "probes/fit/measured/onestep.py",
+        "probes/fit/measured/onetrial.py",
         "probes/placement/architectures.py",
         "probes/placement/loading/",
         "probes/placement/packing/",
@@ -49,8 +52,9 @@ GATES = {
     "tree_sitter": {"buildtool/doctor/lint/shellwords.py"},
     "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
     "accelerate": {"probes/placement/trial/peers.py"},
-    "transformers": {"probes/placement/architectures.py"},
     "onnxruntime": {"probes/throughput/direct/onnxrunner.py"},
+    "transformers": {"probes/placement/architectures.py", "probes/fit/measured/onestep.py"},
+    "peft": {"probes/fit/measured/onestep.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
 SHARED = "probes.shared"
@@ -88,6 +92,10 @@ THOUGHT = {
     "buildtool/gpucode/",
     "buildtool/prune/flat.py",
     "buildtool/prune/imageconfig.py",
+    "probes/fit/answering/",
+    "probes/fit/question.py",
+    "probes/fit/predicted/",
+    "probes/fit/measured/bracket.py",
     "probes/machine/describe.py",
     "probes/machine/expectation.py",
     "probes/machine/gpumetrics.py",
@@ -159,6 +167,12 @@ ACTING = {
     "buildtool.engine.host",
     "buildtool.engine.provision",
     "buildtool.engine.room",
+    "probes.fit.measured.caps",
+    "probes.fit.measured.faketrace",
+    "probes.fit.measured.nursery",
+    "probes.fit.measured.onestep",
+    "probes.fit.measured.onetrial",
+    "probes.fit.measured.runs",
     "probes.machine.numa",
     "probes.machine.nvml",
     "probes.machine.snapshot",
@@ -204,6 +218,8 @@ WRITERS = {
     "probes/shared/files.py",  # the mechanism
     "probes/shared/locks.py",  # lock files without content
     "buildtool/files.py",
+    "probes/fit/measured/caps.py",  # files of /proc
+    "probes/fit/measured/nursery.py",  # a pipe to the parent process
     "probes/run/journal.py",  # appends to a file that it holds locked
     "probes/run/lock.py",  # a lock file without content
     "probes/run/child.py",  # a pipe to the parent process

@@ -67,7 +67,31 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
     return stored.described(tensors, name=name, source="safetensors headers", known=config)
 
 
+def config_of(model: str) -> Mapping[str, Any]:
+    """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
+    path = Path(model)
+    if model in known() and not path.exists():
+        return known()[model]
+    config = path / "config.json" if path.is_dir() else path
+    if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
+        config = path.parent / "config.json"
+    if not config.exists():
+        raise UsageError(
+            f"{model} has no config.json, which says how to build it", "put the model's own there"
+        )
+    return _values(config)
+
+
 def _config(path: Path) -> ModelDescription:
+    values = _values(path)
+    name = values.get("_name_or_path")
+    return from_config(
+        values, name=name[:MOST_NAME] if isinstance(name, str) and name else path.parent.name, where=str(path)
+    )
+
+
+def _values(path: Path) -> Mapping[str, Any]:
+    """The content of a config.json. Raises CheckpointUnreadable."""
     require_regular(path)
     try:
         values = load(files.read_text(path, most_bytes=MOST_CONFIG_BYTES))
@@ -81,10 +105,7 @@ def _config(path: Path) -> ModelDescription:
         raise CheckpointUnreadable(
             f"can't read {path}: it is not a JSON object", "give the model's own config.json"
         )
-    name = values.get("_name_or_path")
-    return from_config(
-        values, name=name[:MOST_NAME] if isinstance(name, str) and name else path.parent.name, where=str(path)
-    )
+    return values
 
 
 def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:

@@ -18,8 +18,8 @@ from probes.records.schema import (
 )
 from probes.report import crossover, residency
 from probes.report.answers import all_records, best_gb_per_s, groups, pick
-from probes.report.fit import fit, points_of
 from probes.report.headline import missing
+from probes.report.pieces import fit, points_of
 from probes.report.quantities import Rate, rate, size
 
 STEPS = 60  # of a drawn line

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.records.schema import Unknown
-from probes.report import fit
-from probes.report.fit import Fit, Piece, Point
+from probes.report import pieces as fit
+from probes.report.pieces import Fit, Piece, Point
 
 KIB, MIB = 2**10, 2**20
 seconds = st.floats(1e-6, 1e-2)

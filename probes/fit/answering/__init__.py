@@ -1,0 +1,1 @@
+"""The answer put together, as text, as a picture and as JSON."""

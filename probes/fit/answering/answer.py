@@ -1,0 +1,125 @@
+"""Puts an answer together from predictions, and from trials where there were any; its JSON form. Pure."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from probes.errors import UsageError
+from probes.fit.predicted.forecast import (
+    MOST,
+    Forecast,
+    Place,
+    forecast,
+    largest,
+    most_of,
+    place_of,
+    with_size,
+)
+from probes.fit.predicted.knobs import knobs
+from probes.fit.question import FIT_SCHEMA, Axis, FitReport, Largest, Measured, Question
+from probes.placement.models.description import ModelDescription
+from probes.placement.planner.constants import Constants
+from probes.placement.planner.profiles import profile
+from probes.records.json_schema import document
+from probes.shared.codec import encode
+from probes.shared.unknown import Unknown
+
+NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu")
+
+
+def answer(
+    model: ModelDescription,
+    asked: Question,
+    machine: Constants,
+    *,
+    budget: int | None,
+    place: Place | None = None,
+    measured: Measured | Unknown = NOT_ASKED,
+) -> FitReport:
+    """What the rules predict for a machine, beside what was measured. Raises ModelUnknown and UsageError."""
+    where = place or place_of(machine, model, asked)
+    longest = most_of(model, "tokens")
+    if longest < MOST and asked.tokens > longest:
+        raise UsageError(
+            f"{model.name[:80]} has {longest} learned positions, and {asked.tokens} tokens are asked for",
+            f"ask for shorter sequences: --tokens {longest}",
+        )
+
+    @lru_cache(maxsize=4096)
+    def predict(question: Question) -> Forecast:
+        return forecast(model, question, where)
+
+    most = room(machine, budget, where)
+    found = predict(asked)
+    needs = found.taken.total - found.taken.context
+    return FitReport(
+        question=asked,
+        machine=machine.name,
+        constants=machine.origin,
+        budget_bytes=most,
+        predicted_by="rules",
+        predicted=found.taken,
+        moment=found.moment,
+        fits=needs <= most,
+        predicted_largest_batch=_largest(predict, model, asked, "batch", budget=most),
+        predicted_largest_tokens=_largest(predict, model, asked, "tokens", budget=most),
+        smallest_budget_bytes=needs,
+        knobs=knobs(asked, predict, most),
+        measured=measured,
+        notes=_notes(model, machine, where),
+    )
+
+
+def on_cpu() -> Constants:
+    """The constants of a machine without a GPU, as far as bytes go."""
+    return replace(profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=())
+
+
+def room(machine: Constants, budget: int | None, place: Place) -> int:
+    """Bytes that torch may take: the budget, and never more than the card has beside the context."""
+    card = max(machine.vram_bytes - place.context, 0) if machine.has_gpu else None
+    if budget is None:
+        return card or 0
+    return budget if card is None else min(budget, card)
+
+
+def _largest(
+    predict: Callable[[Question], Forecast],
+    model: ModelDescription,
+    asked: Question,
+    axis: Axis,
+    *,
+    budget: int,
+) -> Largest:
+    def total(size: int) -> int:
+        taken = predict(with_size(asked, axis, size)).taken
+        return taken.total - taken.context
+
+    return largest(total, budget, axis, most=most_of(model, axis))
+
+
+def _notes(model: ModelDescription, machine: Constants, place: Place) -> tuple[str, ...]:
+    notes = [*model.notes, *machine.notes]
+    if machine.has_gpu and place.attending == "math":
+        notes.append(
+            "attention is counted as torch computes it without fused kernels: its scores are kept whole"
+        )
+    notes.append("dropout is off, the loss is the model's own over its vocabulary, padding isn't used")
+    return tuple(notes)
+
+
+def to_json(report: FitReport) -> str:
+    """The answer as a file holds it."""
+    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
+
+
+def fit_schema() -> str:
+    """The JSON Schema of answers."""
+    return document(
+        FitReport,
+        title="Weir fit",
+        description="What a model takes in a pass or a training step, and the largest batch and longest "
+        "sequence within a budget. What is under `measured` comes from trials; all else is predicted.",
+        versions={"schema": (FIT_SCHEMA,)},
+    )

@@ -1,0 +1,139 @@
+"""The answer of `fit` as text: what fits, bars of what takes the bytes, the knobs, the trials. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from probes.fit.question import FitReport, Largest, Measured, Taken, Trial
+from probes.report.render import table
+from probes.shared.quoting import terminal
+from probes.shared.units import binary_bytes, duration
+from probes.shared.unknown import Unknown
+
+BAR: Final = 32  # characters of the longest bar
+PARTS: Final = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer's state",
+    "activations": "activations",
+    "kv_cache": "keys and values",
+    "workspace": "workspace of libraries",
+    "rounding": "rounding of torch's allocator",
+    "context": "the driver's context",
+}
+VERDICTS: Final = {
+    "fits": "fits",
+    "gpu_out_of_memory": "the GPU's memory is used up",
+    "allocation_refused": "an allocation was refused",
+    "memory_error": "Python raised MemoryError",
+    "killed_for_memory": "killed by the cgroup's limit",
+    "crashed": "crashed",
+    "out_of_time": "stopped: out of time",
+}
+
+
+def lines(report: FitReport) -> str:
+    """The whole answer."""
+    parts = [_answer(report), bars(report), _knobs(report)]
+    if isinstance(report.measured, Measured):
+        parts.append(_measured(report.measured))
+    else:
+        parts.append(f"not measured: {terminal(report.measured.reason)}")
+    parts += [f"note: {terminal(note)}" for note in report.notes]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _answer(report: FitReport) -> str:
+    asked = report.question
+    what = f"{terminal(asked.model)}, {described(report)}, batch {asked.batch} x {asked.tokens} tokens"
+    verdict = "fits" if report.fits else "doesn't fit"
+    needs = binary_bytes(report.smallest_budget_bytes)
+    budget = binary_bytes(report.budget_bytes)
+    return (
+        f"{what}: {verdict} into {budget} of {terminal(report.machine)}, predicted.\n"
+        f"Smallest budget that works: {needs}"
+        f" (and {binary_bytes(report.predicted.context)} for the driver's context).\n"
+        f"Largest batch of {asked.tokens} tokens: {size(report.predicted_largest_batch)}; "
+        f"longest sequence at batch {asked.batch}: {size(report.predicted_largest_tokens)}; both predicted.\n"
+        f"predicted by {report.predicted_by}; {terminal(report.constants)}"
+    )
+
+
+def described(report: FitReport) -> str:
+    """What is done, in a few words."""
+    asked = report.question
+    if asked.task == "inference":
+        return f"inference in {asked.precision}"
+    words = [f"a training step in {asked.precision} with {asked.optimizer}"]
+    if asked.lora_rank:
+        words.append(f"LoRA of rank {asked.lora_rank}")
+    if asked.checkpointing:
+        words.append("gradient checkpointing")
+    if asked.accumulate > 1:
+        words.append(f"{asked.accumulate} batches accumulated")
+    return ", ".join(words)
+
+
+def size(found: Largest) -> str:
+    """A largest size, with what is open about it."""
+    if found.exact:
+        return str(found.fits)
+    return f"at least {found.fits}" + (f", less than {found.fails}" if found.fails else "")
+
+
+def bars(report: FitReport) -> str:
+    """What takes the bytes at the peak, as a table with bars."""
+    parts = shares(report.predicted)
+    most = max((n for _, n in parts), default=1)
+    rows = [[name, binary_bytes(n), "█" * max(round(BAR * n / most), 1)] for name, n in parts]
+    rows.append(["in all", binary_bytes(report.predicted.total), ""])
+    return table([f"at the peak ({report.moment})", "predicted", ""], rows, markdown=False)
+
+
+def shares(taken: Taken) -> list[tuple[str, int]]:
+    """What takes bytes, and how many; nothing that takes none."""
+    return [(name, getattr(taken, key)) for key, name in PARTS.items() if getattr(taken, key)]
+
+
+def _knobs(report: FitReport) -> str:
+    if not report.knobs:
+        return ""
+    rows = [
+        [knob.name, saved(knob.saves), binary_bytes(knob.total), str(knob.largest_batch), knob.cost]
+        for knob in report.knobs
+    ]
+    headers = ["one change", "saves, predicted", "then in all", "largest batch then", "what it costs"]
+    return table(headers, rows, markdown=False)
+
+
+def saved(n_bytes: int) -> str:
+    """Bytes with a sign where they are lost."""
+    return binary_bytes(n_bytes) if n_bytes >= 0 else f"-{binary_bytes(-n_bytes)}"
+
+
+def _measured(found: Measured) -> str:
+    what = found.largest
+    axis = "batch" if what.axis == "batch" else "sequence"
+    parts = [
+        f"Measured on {terminal(found.device)}: largest {axis} {size(what)} "
+        f"({len(found.trials)} trials, {duration(found.seconds)}). {terminal(found.cap)}"
+    ]
+    if found.ended:
+        parts.append(f"ended early: {terminal(found.ended)}")
+    for fails, fits in what.contradictions:
+        parts.append(f"{axis} {fails} failed, and the larger {fits} fits: not every larger one needs more")
+    if isinstance(found.at_size, Taken) and isinstance(found.peak_bytes, int):
+        error = found.at_size.allocated / max(found.peak_bytes, 1) - 1
+        parts.append(
+            f"peak at {axis} {what.fits}: {binary_bytes(found.at_size.allocated)} predicted by a trace, "
+            f"{binary_bytes(found.peak_bytes)} measured ({error:+.1%})"
+        )
+    parts.append(
+        table([axis, "verdict", "measured peak", "took"], list(_trials(found.trials)), markdown=False)
+    )
+    return "\n".join(parts)
+
+
+def _trials(trials: Sequence[Trial]) -> Iterator[list[str]]:
+    for trial in sorted(trials, key=lambda trial: trial.size):
+        peak = "" if isinstance(trial.peak_bytes, Unknown) else binary_bytes(trial.peak_bytes)
+        yield [str(trial.size), VERDICTS[trial.verdict], peak, duration(trial.seconds)]

@@ -1,0 +1,260 @@
+"""The worker's side: `python -m probes.fit.measured.nursery FD PARENT` tries sizes, each in a fork of itself.
+
+This process imports torch and transformers once and touches neither memory nor GPU with them, so every fork
+is as fresh as a process that has just imported them, and takes milliseconds to start instead of seconds.
+"""
+
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+from probes.errors import DeviceUnusable, ProbeError
+from probes.fit.measured import caps
+from probes.fit.measured.bracket import search
+from probes.fit.predicted.forecast import with_size
+from probes.fit.question import Axis, Question, Taken, Trial, Verdict
+from probes.records.schema import Done, Failed
+from probes.run.child import die_with
+from probes.shared.codec import Json, decode, encode, load
+from probes.shared.unknown import Unknown
+
+SHARE_FOR_TRACE: Final = 0.25  # of the time that is left after the trials, at most
+MOST_ANSWER: Final = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """What the worker is to do: find the largest size of an axis that fits. `config` is a config.json."""
+
+    config: str
+    asked: Question
+    device: Literal["cpu", "gpu"]
+    axis: Axis
+    budget: int
+    guess: int
+    most: int
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A trial's end, or what the largest size takes by a trace, with the device's name."""
+
+    trial: Trial | None = None
+    taken: Taken | Unknown | None = None
+    device: str = ""
+    tag: ClassVar[str] = "found"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the pipe."""
+
+    message: Found | Done | Failed
+
+
+def found(line: Json) -> Found | Done | Failed:
+    """A message of this worker. Raises ValueError for anything else."""
+    return decode(Line, line, "message").message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a fork says, or why it can't."""
+
+    trial: Trial | None = None
+    taken: Taken | Unknown | None = None
+    name: str = ""
+    refused: Failed | None = None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """How a fork ended: its answer, or the signal that ended it; neither when it was out of time."""
+
+    answer: Answer | None
+    signal: int
+
+
+def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
+    """Do the work in a fork of this process, for at most so many seconds."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _in_fork(work, writing)
+    os.close(writing)
+    try:
+        text = _heard(reading, time.monotonic() + limit_s)
+    finally:
+        os.close(reading)
+        if text is None:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if text is None:
+        return Fork(None, 0)
+    if not text:
+        return Fork(None, os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT)
+    return Fork(decode(Answer, load(text), "answer"), 0)
+
+
+def _in_fork(work: Callable[[], Answer], writing: int) -> None:
+    try:
+        try:
+            answer = work()
+        except ProbeError as error:
+            answer = Answer(refused=Failed(error.message, error.hint, int(error.exit_code), wedged=False))
+        os.write(writing, json.dumps(encode(answer), allow_nan=False).encode())
+    finally:  # whatever happened: nothing of the parent's may run here
+        os._exit(0)
+
+
+def _heard(reading: int, until: float) -> bytes | None:
+    """All that comes until the other end is closed; None when time is up."""
+    text = b""
+    while len(text) < MOST_ANSWER:
+        ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
+        if not ready:
+            return None
+        data = os.read(reading, 1 << 16)
+        if not data:
+            break
+        text += data
+    return text
+
+
+class Refused(ProbeError):
+    """A fork that can't even begin: the rest would end the same way."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.reason, failed.hint)
+        self.failed = failed
+
+
+class Searcher:
+    """Tries sizes and reports each; keeps to a time limit."""
+
+    def __init__(self, hunt: Hunt, tell: Callable[[Found], None]) -> None:
+        from probes.fit.measured import onetrial
+
+        self._hunt, self._tell, self._onetrial = hunt, tell, onetrial
+        self._config: Mapping[str, Any] = json.loads(hunt.config)
+        self._until = time.monotonic() + hunt.limit_s
+        self._longest_s = 0.0
+
+    def run(self) -> None:
+        """Search, then trace the largest size that fits."""
+        hunt = self._hunt
+        largest = search(self._fits, hunt.guess, hunt.axis, most=hunt.most)
+        if largest.fits:
+            self._trace(largest.fits)
+
+    def _fits(self, size: int) -> bool | None:
+        left = self._until - time.monotonic()
+        if left <= self._longest_s:
+            return None
+        began = time.monotonic()
+        trial = self._try(size, left)
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        self._tell(Found(trial))
+        return None if trial.verdict == "out_of_time" else trial.verdict == "fits"
+
+    def _try(self, size: int, left: float) -> Trial:
+        hunt, began, killed = self._hunt, time.monotonic(), caps.kills()
+        asked = with_size(hunt.asked, hunt.axis, size)
+
+        def work() -> Answer:
+            return Answer(
+                trial=self._onetrial.run(self._config, asked, hunt.device, budget=hunt.budget, size=size)
+            )
+
+        ended = forked(work, left)
+        if ended.answer is not None:
+            if ended.answer.refused is not None:
+                raise Refused(ended.answer.refused)
+            if ended.answer.trial is not None:
+                return ended.answer.trial
+        return _without_answer(ended, size, time.monotonic() - began, killed=killed)
+
+    def _trace(self, size: int) -> None:
+        hunt = self._hunt
+        asked = with_size(hunt.asked, hunt.axis, size)
+
+        def work() -> Answer:
+            name = self._onetrial.device_name(hunt.device)
+            return Answer(taken=self._onetrial.traced(self._config, asked, hunt.device), name=name)
+
+        ended = forked(work, max(self._until - time.monotonic(), 1.0))
+        taken = ended.answer.taken if ended.answer else None
+        why = Unknown(
+            "the trace didn't end in time" if ended.answer is None else "torch couldn't trace the model"
+        )
+        self._tell(Found(taken=taken or why, device=ended.answer.name if ended.answer else ""))
+
+
+def _without_answer(ended: Fork, size: int, seconds: float, *, killed: int | Unknown) -> Trial:
+    """The trial of a fork that said nothing."""
+    gone = Unknown("the process ended before it could say")
+    if ended.signal == 0:
+        return Trial(size, "out_of_time", seconds, gone, gone, gone)
+    now = caps.kills()
+    by_cgroup = isinstance(now, int) and isinstance(killed, int) and now > killed
+    name = signal.Signals(ended.signal).name if ended.signal in list(signal.Signals) else str(ended.signal)
+    verdict: Verdict = "killed_for_memory" if by_cgroup and ended.signal == signal.SIGKILL else "crashed"
+    return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {name}")
+
+
+def _preload() -> None:
+    """Import what takes seconds, before there is a job; an error is reported when there is one."""
+    for name in ("probes.fit.measured.onetrial", "transformers.models.auto.modeling_auto", "peft"):
+        with suppress(ImportError, OSError):
+            importlib.import_module(name)
+
+
+def _answer(hunt: Hunt, tell: Callable[[Found], None]) -> Done | Failed:
+    try:
+        try:
+            searcher = Searcher(hunt, tell)
+        except (ImportError, OSError) as error:
+            raise DeviceUnusable(
+                f"torch can't be imported: {error}",
+                "run it where torch is; to predict needs none: leave --measure out",
+            ) from error
+        searcher.run()
+    except Refused as error:
+        return error.failed
+    except ProbeError as error:
+        return Failed(error.message, error.hint, int(error.exit_code), wedged=False)
+    return Done()
+
+
+def main(argv: list[str]) -> int:
+    """Do the job on stdin; returns 0 when a last message was written, of any kind."""
+    descriptor, parent = int(argv[0]), int(argv[1])
+    die_with(parent)
+    _preload()
+    line = sys.stdin.readline()
+    if not line:  # there was no job
+        return 0
+    hunt = decode(Hunt, load(line), "job")
+    with open(descriptor, "w", encoding="utf-8") as out:
+
+        def tell(message: Found | Done | Failed) -> None:
+            out.write(json.dumps({"message": encode(message)}, allow_nan=False) + "\n")
+            out.flush()
+
+        tell(_answer(hunt, tell))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

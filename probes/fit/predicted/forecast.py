@@ -1,0 +1,151 @@
+"""What a question takes, by rules: the bytes at its peak, and the largest size within a budget. Pure."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from probes.fit.predicted.programs import Attending, Pass, Weights, program_of
+from probes.fit.predicted.tape import Storage, Tape, Tensor
+from probes.fit.question import STATES, Axis, Largest, Question, Taken
+from probes.placement.models.description import ModelDescription
+from probes.placement.planner.constants import Constants
+
+SEGMENT: Final = 2 << 20  # torch's allocator takes blocks of more than 1 MiB in multiples of this
+LOOSE_SEGMENTS: Final = 4  # partly used: small blocks, and what of segments of 20 MiB isn't
+MOST: Final = 1 << 40  # of a batch or a sequence
+_POSITIONS: Final = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted bytes at the peak, and when that is."""
+
+    taken: Taken
+    moment: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it would run, as far as bytes are concerned."""
+
+    workspace: int  # bytes of one library handle
+    context: int
+    attending: Attending
+    foreach: bool  # the optimizer goes over all weights at once, as torch does on a GPU
+    rounds: bool  # by torch's caching allocator
+
+
+CPU: Final = Place(0, 0, "fused", foreach=False, rounds=False)
+
+
+def place_of(machine: Constants, model: ModelDescription, asked: Question) -> Place:
+    """A machine as a place. Fused attention needs units for halves; of grouped heads also halves."""
+    if not machine.has_gpu:
+        return CPU
+    grouped = any(b.attention and b.attention.heads != b.attention.key_value_heads for b in model.blocks)
+    halves = asked.precision != "fp32"
+    fused = machine.triton and machine.bfloat16 and (halves or not grouped)
+    return Place(
+        machine.workspace_bytes,
+        machine.context_bytes,
+        "fused" if fused else "math",
+        foreach=True,
+        rounds=True,
+    )
+
+
+def forecast(model: ModelDescription, asked: Question, place: Place) -> Forecast:
+    """The peak of a steady step: the second one, when the optimizer has its state. Raises ModelUnknown."""
+    run = program_of(model)
+    training = asked.task == "training"
+    tape = Tape(training=training, half=2 if asked.is_mixed else 0)
+    weights = Weights(tape, model, asked)
+    cache: list[Tensor] | None = None if training else []
+    work = Pass(tape, weights, asked, place.attending, cache)
+    if training:
+        _train(work, model, run, place)
+    else:
+        with tape.named("forward"):
+            run(work, model)
+    ledger = tape.ledger
+    handles = 2 if training else 1  # the backward pass has a thread, and a handle, of its own
+    workspace = place.workspace * handles
+    rounding = 0
+    if place.rounds:
+        used = ledger.highest + workspace
+        rounding = -(-used // SEGMENT) * SEGMENT - used + LOOSE_SEGMENTS * SEGMENT
+    taken = Taken(**ledger.at_highest, workspace=workspace, context=place.context, rounding=rounding)
+    return Forecast(taken, ledger.moment_of_highest)
+
+
+def _train(
+    work: Pass, model: ModelDescription, run: Callable[[Pass, ModelDescription], Tensor], place: Place
+) -> None:
+    """One step with the optimizer's state there already."""
+    tape, asked = work.tape, work.asked
+    trained = list(work.weights.trained.values())
+    states = STATES[asked.optimizer]
+    kept = [Storage(tape.ledger, states * t.n_bytes, "optimizer") for t in trained]
+    for _ in range(min(asked.accumulate, 2)):  # all after the second are like it
+        with tape.named("forward"):
+            loss = run(work, model)
+        tape.forget_casts()
+        with tape.named("backward"):
+            tape.backward(loss)
+        del loss
+    with tape.named("optimizer step"):
+        if asked.optimizer == "adamw":
+            sizes = [t.n_bytes for t in trained]
+            temporary = sum(sizes) if place.foreach else 2 * max(sizes, default=0)
+            Storage(tape.ledger, temporary)
+    del kept
+
+
+def with_size(asked: Question, axis: Axis, size: int) -> Question:
+    """The question with another batch or sequence."""
+    return replace(asked, batch=size) if axis == "batch" else replace(asked, tokens=size)
+
+
+def most_of(model: ModelDescription, axis: Axis) -> int:
+    """Where an axis ends: at the last learned position, if the model has a table of them."""
+    tables = [t for b in model.blocks for t in b.tensors if _POSITIONS.search(t.name)]
+    return min((t.shape[0] for t in tables), default=MOST) if axis == "tokens" else MOST
+
+
+def largest(total: Callable[[int], int], budget: int, axis: Axis, *, most: int = MOST) -> Largest:
+    """The largest size up to `most` whose total is within the budget.
+
+    `total` never falls as the size grows.
+    """
+    if total(1) > budget:
+        return Largest(axis, 0, 1, exact=True)
+    low, high = 1, 2
+    while high <= most and total(high) <= budget:
+        low, high = high, _next(total, low, high, budget)
+    if high > most:
+        if total(most) <= budget:
+            return Largest(axis, most, None, exact=most < MOST)
+        high = most
+    while high - low > 1:
+        middle = _between(total, low, high, budget)
+        if total(middle) <= budget:
+            low = middle
+        else:
+            high = middle
+    return Largest(axis, low, high, exact=True)
+
+
+def _next(total: Callable[[int], int], low: int, high: int, budget: int) -> int:
+    """A little beyond where a straight line through both meets the budget; at least twice as far."""
+    rise, run = total(high) - total(low), high - low
+    ahead = high + (budget - total(high)) * run // rise + 1 if rise > 0 else 4 * high
+    return max(2 * high, min(ahead, 64 * high))
+
+
+def _between(total: Callable[[int], int], low: int, high: int, budget: int) -> int:
+    """Near where a straight line between both meets the budget, and never in the outer eighths."""
+    below, above = total(low), total(high)
+    guess = low + (high - low) * (budget - below) // max(above - below, 1)
+    margin = max((high - low) // 8, 1)
+    return min(max(guess, low + margin), high - margin)

@@ -1,0 +1,149 @@
+"""What is asked of `fit` and what it answers, which is what `fit --json` writes. Pure."""
+
+import typing
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from probes.shared.unknown import Unknown
+
+Task = Literal["inference", "training"]
+Optimizer = Literal["sgd", "momentum", "adamw"]
+Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
+Axis = Literal["batch", "tokens"]
+Verdict = Literal[
+    "fits",
+    "gpu_out_of_memory",  # torch's allocator on a GPU, or the driver
+    "allocation_refused",  # the C library, for torch's allocator on the CPU or another library's
+    "memory_error",  # Python's own objects
+    "killed_for_memory",  # by the kernel, for the limit of a cgroup
+    "crashed",
+    "out_of_time",
+]
+
+FIT_SCHEMA: Final = "weir-fit/1"
+TASKS: Final = typing.get_args(Task)
+OPTIMIZERS: Final = typing.get_args(Optimizer)
+PRECISIONS: Final = typing.get_args(Precision)
+WIDTHS: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 4, "amp-fp16": 4}  # bytes of a weight
+STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that the optimizer keeps for each weight
+
+
+@dataclass(frozen=True)
+class Question:
+    """One pass or one training step. `batch` is that of a micro-batch where gradients are accumulated."""
+
+    model: str
+    task: Task = "inference"
+    batch: int = 1
+    tokens: int = 1024  # of each sequence
+    optimizer: Optimizer = "adamw"
+    precision: Precision = "bf16"
+    checkpointing: bool = False
+    lora_rank: int = 0  # 0: all weights are trained
+    lora_targets: tuple[str, ...] = ()  # last parts of the names of linear layers
+    accumulate: int = 1  # micro-batches for each step of the optimizer
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number of the weights."""
+        return WIDTHS[self.precision]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether products are computed in another precision than the weights are kept in."""
+        return self.precision.startswith("amp")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes at the moment when most is taken, by what takes them."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0  # kept for the backward pass, and alive besides
+    kv_cache: int = 0
+    workspace: int = 0  # of the libraries that multiply
+    context: int = 0  # of the driver: outside torch's allocator
+    rounding: int = 0  # of torch's allocator
+
+    @property
+    def allocated(self) -> int:
+        """What torch's allocator has handed out."""
+        tensors = self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
+        return tensors + self.workspace
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.allocated + self.rounding + self.context
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One size that was tried for real, in a process of its own. Bytes are above those before the model."""
+
+    size: int  # of the axis
+    verdict: Verdict
+    seconds: float
+    peak_bytes: int | Unknown  # CPU: resident memory; GPU: handed out by torch's allocator
+    reserved_bytes: int | Unknown  # GPU: taken by torch's allocator from the driver
+    context_bytes: int | Unknown  # GPU: of the driver for this process
+    said: str = ""  # the beginning of the error
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size of an axis that fits. `fits` is 0 where not even one does."""
+
+    axis: Axis
+    fits: int
+    fails: int | None  # the smallest size known not to fit; None: none was found
+    exact: bool  # the size after `fits` doesn't fit
+    contradictions: tuple[tuple[int, int], ...] = ()  # (size that fails, larger size that fits)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One change to the question: what it changes in bytes, predicted, and what it costs."""
+
+    name: str
+    saves: int  # bytes at the peak; negative where it takes more
+    total: int  # predicted bytes after it
+    largest_batch: int  # predicted, after it
+    cost: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found by trials."""
+
+    device: str
+    cap: str  # how the budget was enforced, and what counts
+    largest: Largest
+    trials: tuple[Trial, ...]
+    at_size: Taken | Unknown  # traced at the largest size that fits: predicted, not measured
+    peak_bytes: int | Unknown  # measured at that size
+    seconds: float
+    ended: str = ""  # why it ended early, if so
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What `fit` answers. Everything under `measured` comes from trials; all else is predicted."""
+
+    question: Question
+    machine: str
+    constants: str  # where the machine's figures come from
+    budget_bytes: int  # for everything, the driver's context included; of a measurement: for torch
+    predicted_by: str  # "rules" or "trace"
+    predicted: Taken
+    moment: str  # when the peak is
+    fits: bool
+    predicted_largest_batch: Largest
+    predicted_largest_tokens: Largest
+    smallest_budget_bytes: int  # predicted: the least budget in which this question fits
+    knobs: tuple[Knob, ...]
+    measured: Measured | Unknown
+    notes: tuple[str, ...] = ()
+    schema: str = FIT_SCHEMA

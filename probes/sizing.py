@@ -1,0 +1,226 @@
+"""The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from probes.errors import Exit, ReportError, UsageError
+from probes.fit.question import OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.shared import files
+from probes.shared.output import hand_over, say, tell
+from probes.shared.units import parse_bytes
+
+if TYPE_CHECKING:
+    from probes.fit.question import FitReport, Measured, Precision
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+FIT_EXITS = (
+    "Exit codes: 0 it fits, 1 it doesn't (the smallest budget that works is named), 2 usage, 3 no torch, GPU "
+    "or memory for --measure, 4 no trial ended, 5 unreadable model or report, 130 interrupted (what was "
+    "found is shown)."
+)
+EIGHT_BITS = "adamw8bit"
+INTERRUPTED = "interrupted"  # what the supervisor calls it
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add the verb and its arguments."""
+    fit = verbs.add_parser(
+        "fit",
+        help="largest batch and longest sequence before memory is used up: predicted, and measured if asked",
+        epilog=FIT_EXITS,
+    )
+    fit.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a config.json, safetensors, a folder with them, or a name like qwen2.5-3b",
+    )
+    fit.add_argument(
+        "--budget",
+        type=_size,
+        metavar="SIZE",
+        help="what torch may take, e.g. 4GiB (default: the card's memory without the driver's context)",
+    )
+    fit.add_argument(
+        "--machine",
+        default="h200",
+        metavar="NAME|REPORT",
+        help="a profile such as wx4100, or a probe report's file (%(default)s)",
+    )
+    fit.add_argument("--task", choices=TASKS, default="inference", help="(%(default)s)")
+    fit.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
+    fit.add_argument(
+        "--tokens", type=_count, default=1024, metavar="N", help="of each sequence (%(default)s)"
+    )
+    fit.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="of weights; amp: float32 weights, products in halves (default: bf16, for training amp-bf16)",
+    )
+    fit.add_argument("--optimizer", choices=(*OPTIMIZERS, EIGHT_BITS), default="adamw", help="(%(default)s)")
+    fit.add_argument("--checkpointing", action="store_true", help="compute each layer again when going back")
+    fit.add_argument(
+        "--lora", type=_count, default=0, metavar="RANK", help="train adapters of this rank only"
+    )
+    fit.add_argument(
+        "--targets",
+        metavar="NAME,NAME",
+        help="linear layers with adapters (default: those of attention)",
+    )
+    fit.add_argument(
+        "--accumulate", type=_count, default=1, metavar="N", help="batches for each step (%(default)s)"
+    )
+    fit.add_argument(
+        "--measure",
+        choices=("cpu", "gpu"),
+        help="also try it: steps with random weights in fresh processes that may take --budget",
+    )
+    fit.add_argument(
+        "--axis",
+        choices=("batch", "tokens"),
+        default="batch",
+        help="what --measure makes larger (%(default)s)",
+    )
+    fit.add_argument(
+        "--limit", type=_count, default=120, metavar="SECONDS", help="for all trials together (%(default)s)"
+    )
+    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
+    fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 0 < int(text) <= 10**9):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1000000000")
+    return int(text)
+
+
+def _fit(args: argparse.Namespace) -> Exit:
+    from probes.fit.answering.answer import answer, on_cpu, to_json
+    from probes.fit.answering.bars import draw
+    from probes.fit.answering.saying import lines
+    from probes.placement.planner.asking import constants, described
+
+    asked = _question(args)
+    _refuse_overwriting(args)
+    model = described(args.model)
+    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    report = answer(model, asked, machine, budget=args.budget)
+    if args.measure:
+        report = replace(report, measured=_measured(args, report))
+    if args.json == Path("-"):
+        hand_over(to_json(report))
+    else:
+        tell(lines(report))
+        if args.json:
+            _write(args.json, to_json(report))
+    if args.picture:
+        _write(args.picture, draw(report))
+    return _exit(report)
+
+
+def _measured(args: argparse.Namespace, report: "FitReport") -> "Measured":
+    """Trials from the predicted size on, each said as it ends."""
+    from probes.fit.answering.saying import VERDICTS
+    from probes.fit.measured.runs import Ask, measure
+    from probes.placement.models.reading import config_of
+
+    predicted = report.predicted_largest_batch if args.axis == "batch" else report.predicted_largest_tokens
+    ask = Ask(
+        config_of(args.model),
+        report.question,
+        args.measure,
+        args.axis,
+        report.budget_bytes,
+        guess=max(predicted.fits, 1),
+        most=predicted.fits if predicted.exact and predicted.fails is None else 10**6,
+        limit_s=args.limit,
+    )
+    return measure(ask, lambda trial: say(f"{args.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+
+
+def _exit(report: "FitReport") -> Exit:
+    """The measurement's verdict where there is one, else the prediction's."""
+    from probes.fit.question import Measured
+
+    found = report.measured
+    if not isinstance(found, Measured):
+        return Exit.OK if report.fits else Exit.REQUIRED
+    if found.ended == INTERRUPTED:
+        return Exit.INTERRUPTED
+    if not found.trials:
+        return Exit.BROKEN
+    axis = found.largest.axis
+    wanted = report.question.batch if axis == "batch" else report.question.tokens
+    return Exit.OK if found.largest.fits >= wanted else Exit.REQUIRED
+
+
+def _question(args: argparse.Namespace) -> Question:
+    """What the arguments ask. Raises UsageError for what contradicts itself."""
+    training = args.task == "training"
+    if args.optimizer == EIGHT_BITS:
+        raise UsageError(
+            "what 8-bit optimizers keep isn't known here: each library has a format of its own",
+            "ask for an upper bound: --optimizer adamw",
+        )
+    for given, name in ((args.lora, "--lora"), (args.checkpointing, "--checkpointing")):
+        if given and not training:
+            raise UsageError(f"{name} changes training only", "add --task training")
+    if args.targets and not args.lora:
+        raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
+    if args.measure and args.budget is None:
+        raise UsageError("trials need a limit", "say what they may take: --budget 4GiB")
+    precision: Precision = args.precision or ("amp-bf16" if training and not args.lora else "bf16")
+    if precision.startswith("amp") and not training:
+        raise UsageError(f"{precision} is a precision of training", "for inference: --precision bf16")
+    targets = tuple(word.strip() for word in (args.targets or "").split(",") if word.strip())
+    return Question(
+        model=args.model,
+        task=args.task,
+        batch=args.batch,
+        tokens=args.tokens,
+        optimizer=args.optimizer,
+        precision=precision,
+        checkpointing=args.checkpointing,
+        lora_rank=args.lora,
+        lora_targets=targets,
+        accumulate=args.accumulate if training else 1,
+    )
+
+
+def _refuse_overwriting(args: argparse.Namespace) -> None:
+    """Refuse to write over what is read, or twice into one file. Raises UsageError."""
+    model = Path(args.model)
+    read = [model, Path(args.machine), model / "config.json"]
+    if model.is_dir():
+        read += model.glob("*.safetensors*")
+    places = {os.path.realpath(path) for path in read}
+    for path in (args.json, args.picture):
+        if path and path != Path("-") and os.path.realpath(path) in places:
+            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
+        if path:
+            places.add(os.path.realpath(path))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
+        ) from error
+    say(f"wrote {path}")
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"fit": _fit})

@@ -1,0 +1,161 @@
+"""`weir probe fit` from its command line: answers, exit codes, files, arguments that don't go together."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from probes import cli
+from probes.errors import DeviceUnusable
+from probes.fit.answering.bars import draw
+from probes.fit.answering.saying import lines
+from probes.fit.measured.caps import verdict_of
+from probes.fit.measured.nursery import Found
+from probes.fit.measured.runs import Ask, assembled, refuse_what_the_host_lacks
+from probes.fit.question import FitReport, Question, Taken, Trial
+from probes.shared.codec import decode, load
+from probes.shared.unknown import Unknown
+
+NO = Unknown("not here")
+
+
+def run(*words: str) -> int:
+    return cli.main(["fit", *words])
+
+
+def test_what_does_not_fit_exits_1_and_names_the_smallest_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("qwen2.5-3b", "--task", "training", "--lora", "16", "--tokens", "1024", "--machine", "wx4100")
+    assert run(*words) == 1
+    shown = capsys.readouterr().out
+    assert "doesn't fit" in shown
+    assert "Smallest budget that works" in shown
+    assert "gradient checkpointing" in shown
+    assert run("qwen2.5-0.5b", "--machine", "wx4100", "--tokens", "512") == 0
+    assert ": fits into" in capsys.readouterr().out
+
+
+def test_predicted_and_measured_never_share_an_unlabelled_column(capsys: pytest.CaptureFixture[str]) -> None:
+    run("qwen2.5-0.5b", "--machine", "mi50")
+    shown = capsys.readouterr().out
+    assert "predicted" in shown
+    assert "not measured" in shown
+
+
+def test_the_files_are_written_and_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "fit.json", tmp_path / "fit.svg"
+    assert run("gpt2-xl", "--machine", "mi210", "--json", str(out), "--picture", str(picture)) == 0
+    report = decode(FitReport, load(out.read_text(encoding="utf-8")), "fit")
+    assert report.question.model == "gpt2-xl"
+    drawing = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+    assert drawing.tag.endswith("svg")
+    assert lines(report) in capsys.readouterr().out
+
+
+def test_a_hostile_name_is_quoted_in_the_picture_and_the_text() -> None:
+    report = _report()
+    bad = FitReport(**{**vars(report), "machine": "\x1b[2J<script>", "notes": ("<b>\x1b]0;x\x07",)})
+    assert "\x1b" not in lines(bad)
+    named = Question("<script>alert(1)</script>")
+    assert "<script>" not in draw(FitReport(**{**vars(report), "question": named}))
+
+
+def _report() -> FitReport:
+    from probes.fit.answering.answer import answer
+    from probes.placement.models.reading import describe
+    from probes.placement.planner.profiles import profile
+
+    return answer(describe("bert-base"), Question("bert-base", tokens=128), profile("mi50"), budget=None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--lora", "8"),
+        ("--tokens", "513"),
+        ("--checkpointing",),
+        ("--targets", "q_proj"),
+        ("--precision", "amp-bf16"),
+        ("--task", "training", "--optimizer", "adamw8bit"),
+        ("--measure", "cpu"),
+        ("--batch", "0"),
+        ("--batch", "-3"),
+        ("--batch", "1" * 40),
+        ("--tokens", "nan"),
+        ("--budget", "-1"),
+        ("--machine", "no-such-card"),
+        ("--json", "fit.json", "--picture", "fit.json"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(words: tuple[str, ...]) -> None:
+    try:
+        code = run("bert-base" if "513" in words else "qwen2.5-0.5b", *words)
+    except SystemExit as stopped:  # argparse's own
+        code = int(str(stopped.code))
+    assert code == 2
+
+
+def test_a_budget_that_the_host_cannot_spare_is_refused_before_anything_is_tried(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    4194304 kB\n")
+    refuse_what_the_host_lacks(1 << 30, tmp_path)
+    with pytest.raises(DeviceUnusable, match="can spare"):
+        refuse_what_the_host_lacks(3 << 30, tmp_path)
+    with pytest.raises(DeviceUnusable, match="isn't known"):
+        refuse_what_the_host_lacks(1, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "verdict"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "gpu_out_of_memory"),
+        ("RuntimeError", "HIP out of memory", "gpu_out_of_memory"),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
+            "allocation_refused",
+        ),
+        ("RuntimeError", "std::bad_alloc", "allocation_refused"),
+        ("MemoryError", "", "memory_error"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", "crashed"),
+    ],
+)
+def test_kinds_of_missing_memory_are_told_apart(kind: str, message: str, verdict: str) -> None:
+    assert verdict_of(kind, message) == verdict
+
+
+def ask(**changed: object) -> Ask:
+    given = {"guess": 4, "most": 100, "limit_s": 120.0, **changed}
+    return Ask({}, Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
+
+
+def trial(size: int, *, fits: bool) -> Trial:
+    return Trial(size, "fits" if fits else "allocation_refused", 1.0, 100 * size, NO, NO)
+
+
+def test_an_interrupted_search_keeps_what_it_found() -> None:
+    found = assembled(
+        ask(), [trial(4, fits=True), trial(8, fits=False)], None, seconds=3.0, why="interrupted"
+    )
+    assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, 8, False)
+    assert found.ended == "interrupted"
+    assert found.peak_bytes == 400
+
+
+def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
+    tried = [trial(4, fits=True), trial(5, fits=False)]
+    found = assembled(ask(), tried, Found(taken=Taken(weights=390), device="x"), seconds=3.0, why="")
+    assert (found.largest.fits, found.largest.exact, found.ended) == (4, True, "")
+    assert isinstance(found.at_size, Taken)
+
+
+def test_a_trial_out_of_time_is_neither_a_fit_nor_a_failure() -> None:
+    late = Trial(9, "out_of_time", 60.0, NO, NO, NO)
+    found = assembled(ask(), [trial(4, fits=True), late], None, seconds=120.0, why="")
+    assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, None, False)
+    assert "limit" in found.ended
+
+
+def test_json_on_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bert-base", "--machine", "mi50", "--tokens", "128", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "weir-fit/1"
