@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.records.schema import ProbeReport, named_report
+from probes.records.watched import WatchReport
 from probes.shared import files
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import markdown_block
 from probes.watch.savedwatch import is_watch_file, named_watch
 
 if TYPE_CHECKING:
+    from probes.throughput.document import ThroughputReport
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -65,10 +68,11 @@ def shown(path: Path, *, markdown: bool) -> str:
 
 def _html(args: argparse.Namespace) -> Exit:
     source: Path = args.report
+    report, raw = _read(source)
     out: Path = args.out or source.with_suffix(".html")
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
-    page = _page(source)
+    page = _page(report, raw=raw, name=source.name)
     try:
         files.write_text(out, page)
     except OSError as error:
@@ -79,28 +83,47 @@ def _html(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
-def _page(source: Path) -> str:
-    """The page of a file, by what kind of report it holds. Raises ReportError and LibraryMissing."""
-    read = named_watch if is_watch_file(source) else named_report
-    report, raw = read(source)
+def _read(source: Path) -> "tuple[ProbeReport | ThroughputReport | WatchReport, str]":
+    """A report of any kind, and the text that it was read from. Raises ReportError."""
+    if is_watch_file(source):
+        return named_watch(source)
+    from probes.throughput.document import is_scan, named_scan
+
+    return named_scan(source) if is_scan(source) else named_report(source)
+
+
+def _page(report: "ProbeReport | ThroughputReport | WatchReport", *, raw: str, name: str) -> str:
+    """The page of a report, by its kind. Raises LibraryMissing."""
     try:
         from probes.report.page.plots import draw_plots
+        from probes.report.page.scan.scanplots import draw_scan
         from probes.report.page.watchplots import draw_watch
     except ImportError as error:
         raise LibraryMissing(
             f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
         ) from error
     from probes.report.page.html import render_page
+    from probes.report.page.scan.scanpage import render_scan_page
     from probes.report.page.watchpage import render_watch
 
     if isinstance(report, ProbeReport):
-        return render_page(report, draw_plots(report), raw=raw, name=source.name)
-    return render_watch(report, draw_watch(report), raw=raw, name=source.name)
+        return render_page(report, draw_plots(report), raw=raw, name=name)
+    if isinstance(report, WatchReport):
+        return render_watch(report, draw_watch(report), raw=raw, name=name)
+    return render_scan_page(report, draw_scan(report), raw=raw, name=name)
 
 
 def _compare(args: argparse.Namespace) -> Exit:
     from probes.report.compare import compare, render_markdown
+    from probes.throughput.document import is_scan, named_scan
 
+    if is_scan(args.a) and is_scan(args.b):
+        from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
+
+        scans = named_scan(args.a)[0], named_scan(args.b)[0]
+        names = str(args.a), str(args.b)
+        hand_over(render_scan_markdown(compare_scans(*scans, names=names, force=args.force)))
+        return Exit.OK
     reports = named_report(args.a)[0], named_report(args.b)[0]
     hand_over(render_markdown(compare(*reports, names=(str(args.a), str(args.b)), force=args.force)))
     return Exit.OK
@@ -108,7 +131,13 @@ def _compare(args: argparse.Namespace) -> Exit:
 
 def _prometheus(args: argparse.Namespace) -> Exit:
     from probes.report.prometheus import exposition
+    from probes.throughput.document import is_scan, named_scan
 
+    if is_scan(args.report):
+        from probes.throughput.showing.scanmetrics import scan_exposition
+
+        hand_over(scan_exposition(named_scan(args.report)[0]))
+        return Exit.OK
     hand_over(exposition(named_report(args.report)[0]))
     return Exit.OK
 

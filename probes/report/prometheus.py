@@ -5,7 +5,7 @@ The one exception shows it in its name: bandwidth in gigabytes (10^9 bytes) per 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -75,13 +75,18 @@ HELP = {
 
 
 def exposition(report: ProbeReport) -> str:
-    """All metrics of a report; of two samples with the same labels the later one stands."""
+    """All metrics of a report."""
+    return written(_metrics(report), HELP)
+
+
+def written(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
+    """The text of some metrics; of two samples with the same labels the later one stands."""
     found: dict[tuple[str, Labels], float] = {}
-    for metric in _metrics(report):
+    for metric in metrics:
         if math.isfinite(metric.value):
             found[metric.name, metric.labels] = metric.value
     lines = []
-    for name, help_text in HELP.items():
+    for name, help_text in helps.items():
         samples = [(labels, value) for (of, labels), value in found.items() if of == name]
         if samples:
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]

@@ -51,13 +51,13 @@ def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: s
             _header(report),
             _answer(report),
             *map(figure, plots),
-            _machine(report.machine),
+            machine_section(report.machine),
             _doubts(report),
             _all_tables(report),
             raw_section(raw, name),
         )
     )
-    return framed(f"{_subject(report.machine)}: memory placement, measured", body)
+    return framed(f"{subject(report.machine)}: memory placement, measured", body)
 
 
 def framed(title: str, body: str) -> str:
@@ -81,7 +81,8 @@ def _style() -> str:
     )
 
 
-def _subject(machine: Machine) -> str:
+def subject(machine: Machine) -> str:
+    """What was measured, as a title."""
     if isinstance(machine.torch, TorchFacts) and machine.torch.gpus:
         return machine.torch.gpus[0].name
     known = "GPU unknown" if isinstance(machine.torch, Unknown) else "no GPU for torch"
@@ -101,14 +102,14 @@ def _header(report: ProbeReport) -> str:
         f"Weir {report.tool_version}",
     ]
     return (
-        f'<header><p class="kicker">Memory placement, measured</p><h1>{html(_subject(report.machine))}</h1>'
+        f'<header><p class="kicker">Memory placement, measured</p><h1>{html(subject(report.machine))}</h1>'
         f'<p class="meta">{html(" · ".join(details))}</p></header>'
     )
 
 
 def _answer(report: ProbeReport) -> str:
-    sentences = "".join(f"<p>{_prose(sentence)}</p>" for sentence in headline(report))
-    more = "".join(f"<li>{_prose(said)}</li>" for said in answers(report))
+    sentences = "".join(f"<p>{prose(sentence)}</p>" for sentence in headline(report))
+    more = "".join(f"<li>{prose(said)}</li>" for said in answers(report))
     rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
     outcomes = "".join(
         f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
@@ -129,14 +130,15 @@ def figure(plot: Plot) -> str:
     """A plot with its caption, or the reason why it is missing."""
     head = f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>'
     if not plot.drawn:
-        inner = f'{head}<p class="missing">No plot: {_prose(plot.missing)}.</p>'
+        inner = f'{head}<p class="missing">No plot: {prose(plot.missing)}.</p>'
     else:
         sheets = "".join(f'<div class="sheet {sheet}">{svg}</div>' for sheet, svg in plot.drawn)
-        inner = f"{head}<figure>{sheets}<figcaption>{_prose(plot.caption)}</figcaption></figure>"
+        inner = f"{head}<figure>{sheets}<figcaption>{prose(plot.caption)}</figcaption></figure>"
     return f'<section class="plot" id="{plot.name}" aria-labelledby="{plot.name}-heading">{inner}</section>'
 
 
-def _machine(machine: Machine) -> str:
+def machine_section(machine: Machine) -> str:
+    """What this machine has."""
     terms = "".join(f"<div><dt>{html(k)}</dt><dd>{html(v)}</dd></div>" for k, v in _machine_terms(machine))
     every = "".join(
         f"<tr><th>{html(k.replace('_', ' '))}</th><td>{html(v)}</td></tr>" for k, v in facts(machine)
@@ -218,15 +220,16 @@ def _all_tables(report: ProbeReport) -> str:
     records = all_records(report)
     parts = []
     for run in merged(report).runs:
-        found = "".join(map(_html_table, tables(run, records)))
+        found = "".join(map(table_section, tables(run, records)))
         parts.append(f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{found}")
     return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
 
 
-def _html_table(table: Table) -> str:
+def table_section(table: Table) -> str:
+    """A table, folded."""
     head = "".join(f"<th scope=col{_kind(table, name)}>{html(name)}</th>" for name in table.headers)
     rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>" for row in table.rows)
-    note = f"<p>{_prose(table.note)}</p>" if table.note else ""
+    note = f"<p>{prose(table.note)}</p>" if table.note else ""
     count = f"{len(table.rows)} row{'s' if len(table.rows) != 1 else ''}"
     return (
         f"<details><summary>{html(table.title)} <small>{count}</small></summary>{note}"
@@ -256,7 +259,7 @@ def raw_section(raw: str, name: str) -> str:
     )
 
 
-def _prose(said: str) -> str:
+def prose(said: str) -> str:
     """A sentence as markup: signs such as ±, figure and unit on one line, names as code."""
     signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
     kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)

@@ -16,11 +16,11 @@ def next_callers(levels: Sequence[Level], settings: ServedSettings) -> tuple[int
         return 1, ""
     last = levels[-1]
     if not last.answered:
-        return None, f"at {last.callers} callers no answer was good: {ends_of(last)}"
+        return None, f"with {last.callers} calling at once no answer was good: {ends_of(last)}"
     if _flat(levels) >= FLAT:
-        return None, f"throughput doesn't grow beyond {_best_callers(levels)} callers"
+        return None, f"more callers than {_best_callers(levels)} don't raise throughput"
     if 2 * last.callers > settings.most_callers:
-        return None, f"more than {settings.most_callers} callers weren't asked for"
+        return None, f"more callers than {settings.most_callers} weren't asked for"
     return 2 * last.callers, ""
 
 

@@ -34,7 +34,7 @@ def served_tables(served: ServedScan) -> tuple[Table, ...]:
 def level_line(level: Level) -> str:
     """One level as it is measured."""
     found = servedcurve.latencies(level)
-    who = f"{level.callers} callers" if level.loop == "closed" else f"{level.rate_per_s:.4g} requests/s"
+    who = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g} requests/s"
     if isinstance(found, Unknown):
         return f"{level.loop} loop, {who}: no good answer; {ends_of(level)}"
     middle, _, p99 = found
@@ -43,6 +43,11 @@ def level_line(level: Level) -> str:
         f"{level.loop} loop, {who}: {_per_s(level)} answers/s, p50 {span(middle.value, bare=True)}, "
         f"p99 {span(p99.value, bare=True)} (n={len(level.latency_s)}){doubts}"
     )
+
+
+def callers(count: int) -> str:
+    """So many callers."""
+    return f"{count} caller{'s' if count != 1 else ''}"
 
 
 def doubts_of(level: Level) -> tuple[str, ...]:
@@ -61,7 +66,7 @@ def served_answer(served: ServedScan) -> tuple[str, ...]:
         inputs = f", {found.value * served.settings.rows:.4g} inputs/s" if served.settings.rows > 1 else ""
         said.append(
             f"Most answers: {with_error(found.value, found.error)} a second{inputs}, "
-            f"at {fastest.callers} callers."
+            f"at {callers(fastest.callers)}."
         )
     bend = servedcurve.knee(served.of("closed"))
     if isinstance(bend, Unknown):
@@ -128,7 +133,7 @@ def _odd(served: ServedScan) -> Table:
         ("level", "client busy", "late, p50", "late, p99", "windows"),
         tuple(
             (
-                f"{level.callers} callers" if level.loop == "closed" else f"{level.rate_per_s:.4g}/s",
+                callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g}/s",
                 f"{level.client.busy_share:.1%}",
                 span(level.client.late_median_s, bare=True),
                 span(level.client.late_p99_s, bare=True),
