@@ -32,7 +32,7 @@ PROFILES = {
     "batched": "device: cpu\n",
     "single": "device: cpu\nmax_batch_tokens: 1\nmax_wait_ms: 0\n",
     "stops": "device: cpu\nthreads: 1\n",
-    "faulty": "device: cpu\nstall_s: 1\n",
+    "impatient": "device: cpu\nstall_s: 1\n",
 }
 
 

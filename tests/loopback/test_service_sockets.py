@@ -151,6 +151,23 @@ def test_slots_still_limit_requests_whose_body_has_arrived(here: Served) -> None
         here.fake.gate.set()
 
 
+def test_a_request_that_finds_no_slot_is_refused_before_its_body_has_come(here: Served) -> None:
+    here.fake.gate.clear()
+    body = json.dumps({"texts": ["a"]}).encode()
+    with ExitStack() as stack:
+        for _ in range(LIMITS.max_in_flight):
+            here.open(stack, HEAD % len(body), body)
+        while here.service.admission.in_flight < LIMITS.max_in_flight:
+            time.sleep(0.01)
+        late = here.open(stack, HEAD % len(body))
+        assert late.recv(65536).startswith(b"HTTP/1.1 429")
+        here.fake.gate.set()
+        while here.service.admission.in_flight:
+            time.sleep(0.01)
+        late.sendall(body + HEAD % len(body) + body)  # what is left of it, and the next request
+        assert late.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_a_body_that_never_ends_is_answered_with_408(here: Served) -> None:
     with ExitStack() as stack:
         assert here.open(stack, HEAD % 100, b"{").recv(12) == b"HTTP/1.1 408"
