@@ -42,6 +42,10 @@ class ModelUnreadable(ServiceError):
     exit_code = Exit.DATA
 
 
+class HubUnreachable(ServiceError):
+    """The hub doesn't give the model's files, and the cache doesn't have them."""
+
+
 class DeviceLost(ServiceError):
     """The device failed while the service ran, and didn't recover: only a new process may help."""
 

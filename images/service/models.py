@@ -31,11 +31,24 @@ class Entry:
     classifier: Classifier | None = None
 
 
-def names_in(directory: Path) -> tuple[str, ...]:
+def names_in(directory: Path, *, hub: bool = False) -> tuple[str, ...]:
     """The models of a directory: its own as DEFAULT, or those of its folders by their names; else DEFAULT.
 
-    A folder whose name can't be part of a URL is left out. Raises ModelUnreadable when it can't be read.
+    `hub`: DEFAULT comes from there, and the directory may have others. A folder whose name can't be part of a
+    URL is left out. Raises ModelUnreadable when it can't be read, or has a DEFAULT beside the hub's.
     """
+    found = _names_in(directory)
+    if not hub:
+        return found
+    if (directory / "config.json").exists() or (directory / DEFAULT / "config.json").exists():
+        raise ModelUnreadable(
+            f"{directory} holds a model, and the profile names one of a hub",
+            "mount another directory, or remove `model` from the profile",
+        )
+    return (DEFAULT, *(name for name in found if name != DEFAULT))
+
+
+def _names_in(directory: Path) -> tuple[str, ...]:
     try:
         if (directory / "config.json").exists() or not directory.is_dir():
             return (DEFAULT,)

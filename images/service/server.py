@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from service.errors import DeviceLost, ServiceError
 from service.model.classifier import Classifier
-from service.models import DEFAULT, folder_of, names_in
+from service.models import DEFAULT, folder_of
 from service.own_thread import in_own_thread
 from service.settings import Settings
 from service.web.app import create_app
@@ -76,7 +76,7 @@ def _load(settings: Settings, name: str) -> Classifier:
     from service.model.inference import load
 
     if name != DEFAULT:  # a name that a caller chose must not bring random weights
-        settings = replace(settings, weights="mounted")
+        settings = replace(settings, weights="mounted", hub=None)
     return load(settings, name, folder_of(settings.model_dir, name))
 
 
@@ -87,7 +87,11 @@ def make_service(settings: Settings) -> Service:
         return await in_own_thread(partial(_load, settings, name), name=f"load {name}")
 
     return Service(
-        settings.limits, load=load, model_dir=settings.model_dir, model_control=settings.model_control
+        settings.limits,
+        load=load,
+        model_dir=settings.model_dir,
+        model_control=settings.model_control,
+        hub=settings.hub is not None,
     )
 
 
@@ -131,14 +135,14 @@ class _Life:
     async def load(self) -> None:
         """Load all models; the server ends when one can't be."""
         try:
-            await self._service.models.load_all(names_in(self._service.model_dir))
+            await self._service.load_models()
         except ServiceError as error:
             self._fail(error)
 
     async def reload(self) -> None:
         """Load all models again; those from before answer until then, and go on where that fails."""
         try:
-            await self._service.models.load_all(names_in(self._service.model_dir))
+            await self._service.load_models()
             log.info("models loaded again")
         except ServiceError as error:
             log.error("the models stay as they were: %s", error)

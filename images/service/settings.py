@@ -1,5 +1,6 @@
 """The service's settings: environment and profile, checked and combined into one value."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,17 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Hub:
+    """A model of a Hugging Face hub: `owner/name` and the commit, so that its files can't change."""
+
+    repository: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.repository} at {self.revision}"
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that decides how the service starts."""
 
@@ -66,6 +78,7 @@ class Settings:
     capture_bytes: int = 512 * 10**6  # of VRAM that they may take
     model_control: bool = False  # whether callers may load and unload models
     placement: Placement | None = None  # None: all weights are on the device
+    hub: Hub | None = None  # where the default model comes from; None: from model_dir
 
 
 # profile key -> smallest and largest value; each is a field of Limits, or `threads`
@@ -92,7 +105,9 @@ FLAGS = (
     "model_control",
 )  # profile keys that are true or false; each is a field of Settings
 PLACEMENT_KEYS = ("placement", "machine", "vram_budget")
-PROFILE_KEYS = ("device", "dtype", "capture_vram", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
+PROFILE_KEYS = ("device", "model", "dtype", "capture_vram", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNITS = {"MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
 
@@ -159,7 +174,32 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         capture_bytes=capture_bytes,
         model_control=flags.get("model_control", False),
         placement=_placement(source, profile),
+        hub=_hub(source, profile.get("model"), weights),
     )
+
+
+def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
+    if model is None:
+        return None
+    example = "model: {hub: owner/name, revision: 40 hexadecimal digits}"
+    if not isinstance(model, dict) or set(model) != {"hub", "revision"}:
+        raise SettingsError(f"{source}: model is {model!r}", f"write {example}")
+    repository, revision = model["hub"], model["revision"]
+    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
+        raise SettingsError(f"{source}: hub is {repository!r}", "write owner/name, as the hub does")
+    if not isinstance(revision, str):
+        raise SettingsError(f"{source}: revision is {revision!r}, a number to YAML", "put it in quotes")
+    if not _COMMIT.fullmatch(revision):
+        raise SettingsError(
+            f"{source}: revision {revision!r} is no commit: a branch or a tag can be moved to other files",
+            f"write the commit's 40 hexadecimal digits, from the hub's list of commits of {repository}",
+        )
+    if weights != "auto":
+        raise SettingsError(
+            f"{source} takes its model from a hub, but WEIR_WEIGHTS (or WEIR_MODEL_DIR) says {weights}",
+            "unset it, or remove `model` from the profile",
+        )
+    return Hub(repository, revision)
 
 
 def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:

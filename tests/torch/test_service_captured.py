@@ -62,7 +62,10 @@ class Recorder:
         return 2.0 if was_plain else self.replayed_s(self.numbers[-1])
 
     def held(self) -> int:
-        return 1000 * len(self.numbers)
+        return 1_000_000 * len(self.numbers)
+
+    def needed(self, run: Callable[[], object]) -> int:
+        return 500_000
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +131,17 @@ def test_a_replay_that_differs_is_not_used(
 def test_shapes_that_are_not_quicker_than_a_smaller_pass_are_left_out(
     eager: inference.TorchClassifier,
 ) -> None:
-    few = recorded(eager, Recorder(replayed_s=lambda number: 1.0 if number < 4 else 3.0))
+    recorder = Recorder(replayed_s=lambda number: 1.0 if number < 4 else 3.0)
+    few = recorded(eager, recorder)
     assert len(few.captured.graphs) == 4
+    assert len(recorder.numbers) == 16  # no larger one is tried after twelve
 
 
 def test_capturing_ends_at_its_bound_of_memory(eager: inference.TorchClassifier) -> None:
     recorder = Recorder()
-    fast = recorded(eager, recorder, capture_bytes=5000)
-    assert len(recorder.numbers) == len(fast.captured.graphs) == 5
-    assert fast.captured.n_bytes == 5000
+    fast = recorded(eager, recorder, capture_bytes=14_000_000)
+    assert len(recorder.numbers) == len(fast.captured.graphs) == 6  # after 5 MB there is room for one more
+    assert fast.captured.n_bytes == 6_000_000 <= 14_000_000
 
 
 def test_a_model_on_a_gpu_is_captured_when_it_is_loaded(

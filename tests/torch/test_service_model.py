@@ -23,7 +23,7 @@ from service.model import placed as placing
 from service.model.architecture import BertShape
 from service.model.classifier import Encoded
 from service.model.device import Device
-from service.settings import Limits, Placement, Settings
+from service.settings import Hub, Limits, Placement, Settings
 
 torch.set_num_threads(1)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "profit", "##s", "rose", "fell", ".", "and"]
@@ -63,6 +63,19 @@ def settings(folder: Path, **more: object) -> Settings:
 @pytest.fixture(scope="module")
 def made(saved: tuple[Path, object]) -> inference.TorchClassifier:
     return inference.load(settings(saved[0]), "tiny", saved[0])
+
+
+def test_a_model_of_a_hub_is_loaded_from_the_files_that_were_fetched(
+    saved: tuple[Path, object],
+    made: inference.TorchClassifier,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    wanted = Hub("someone/tiny", "a" * 40)
+    monkeypatch.setattr(inference.hub, "fetched", lambda asked: saved[0] if asked == wanted else tmp_path)
+    found = inference.load(settings(tmp_path, weights="auto", hub=wanted), "finbert", tmp_path)
+    assert (found.info.weights, found.info.weights_source) == ("hub", f"someone/tiny at {'a' * 40}")
+    assert found.classify(ROWS) == made.classify(ROWS)
 
 
 def with_outputs(made: inference.TorchClassifier, **changes: object) -> inference.TorchClassifier:

@@ -17,6 +17,8 @@ from service.model.buckets import Bucket, bucket_of, smaller
 from service.model.classifier import Encoded
 
 SECONDS = 20.0  # that capturing may take at the start; what isn't captured by then is computed without
+_SLOWER = 12  # shapes in a row that weren't worth it: larger ones are computed for longer still
+_DRIVER_BYTES = 8 << 20  # for one graph in the driver; an H200 took under 5 MB, with its share of the pool
 _ALIKE = 1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
 
 Task = Literal["classify", "embed"]
@@ -43,6 +45,10 @@ class Recorder(Protocol):
 
     def held(self) -> int:
         """Bytes of the device's memory that are in use."""
+        ...
+
+    def needed(self, run: Callable[[], object]) -> int:
+        """Bytes of the device's memory that one call takes while it runs."""
         ...
 
 
@@ -84,6 +90,13 @@ class GraphRecorder:
         """See `Recorder.held`; other processes' memory counts too."""
         free, total = torch.cuda.mem_get_info(self._place)
         return int(total - free)
+
+    def needed(self, run: Callable[[], object]) -> int:
+        """See `Recorder.needed`."""
+        torch.cuda.reset_peak_memory_stats(self._place)
+        before = torch.cuda.memory_allocated(self._place)
+        run()
+        return int(torch.cuda.max_memory_allocated(self._place) - before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,13 +164,16 @@ def capture(
     kept: dict[Bucket, _Graph] = {}
     seconds: dict[Bucket, float] = {}
     started, held = time.monotonic(), recorder.held()
-    n_slower = 0
+    n_slower = in_a_row = 0
     for bucket in shapes:
-        if made.n_bytes >= max_bytes or time.monotonic() - started > SECONDS:
-            log.info("no more shapes are captured: %d bytes of %d are taken", made.n_bytes, max_bytes)
+        if in_a_row == _SLOWER or time.monotonic() - started > SECONDS:
             break
+        left = max_bytes - made.n_bytes
         try:
-            graph, seconds[bucket], replay_s = _recorded(compute, bucket, recorder, place)
+            graph, seconds[bucket], replay_s = _recorded(compute, bucket, recorder, place=place, left=left)
+        except _TooLarge:
+            log.info("no more shapes are captured: %d bytes of %d are left", left, max_bytes)
+            break
         except (RuntimeError, _Differs) as error:
             reason = str(error).strip().partition("\n")[0]
             log.warning(
@@ -170,8 +186,9 @@ def capture(
         made.n_bytes = max(made.n_bytes, recorder.held() - held)
         if replay_s <= seconds.get(smaller(bucket), seconds[bucket]):
             kept[bucket] = graph
+            in_a_row = 0
         else:
-            n_slower += 1
+            n_slower, in_a_row = n_slower + 1, in_a_row + 1
     made.graphs = kept
     log.info(
         "captured shapes=%d slower=%d bytes=%d capture_s=%.2f",
@@ -187,10 +204,14 @@ class _Differs(Exception):
     """A replay gave something else than the pass that it recorded."""
 
 
+class _TooLarge(Exception):
+    """The pass may need more memory than is left."""
+
+
 def _recorded(
-    compute: Compute, bucket: Bucket, recorder: Recorder, place: str
+    compute: Compute, bucket: Bucket, recorder: Recorder, *, place: str, left: int
 ) -> tuple[_Graph, float, float]:
-    """A graph, and the seconds of a pass without and with it."""
+    """A graph that takes at most `left` bytes, and the seconds of a pass without and with it."""
     with torch.inference_mode():
         row = Encoded(tuple(number % 4 for number in range(bucket.tokens)))
         shorter = Encoded(row.ids[: max(1, bucket.tokens // 2)])
@@ -201,6 +222,9 @@ def _recorded(
 
         expected = [each.clone() for each in run()]
         plain_s = recorder.seconds(run)
+        # The graphs' common pool grows by that much at most, where nothing in it can be used again
+        if recorder.needed(run) + _DRIVER_BYTES > left:
+            raise _TooLarge
         outputs, replay = recorder.record(run)
         replay()
         for found, wanted in zip(outputs, expected, strict=True):

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
-from service.model import bert, checkpoint
+from service.model import bert, checkpoint, hub
 from service.model.architecture import BertShape, parameter_count, parameter_shapes
 from service.model.buckets import buckets
 from service.model.captured import Captured, GraphRecorder, Recorder, capture
@@ -261,6 +261,8 @@ def _cpus() -> int:
 
 def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     """The model in float32 on the CPU: what every device and type is compared with."""
+    if settings.hub:
+        directory = hub.fetched(settings.hub)
     mounted = settings.weights != "random" and checkpoint.is_present(directory)
     if settings.weights == "mounted" and not mounted:
         raise ModelUnreadable(
@@ -271,12 +273,19 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
     max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
     make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
     tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
-    weights = _mounted(shape, directory) if mounted else bert.random_weights(shape, SEED)
+    tensors = _mounted(shape, directory) if mounted else bert.random_weights(shape, SEED)
     cpu = Device("cpu", "cpu", "cpu")
+    weights, source = (
+        ("mounted", str(directory / "model.safetensors"))
+        if mounted
+        else ("random", f"seed {SEED}, untrained")
+    )
+    if settings.hub:
+        weights, source = "hub", str(settings.hub)
     info = ModelInfo(
         name=name,
-        weights="mounted" if mounted else "random",
-        weights_source=str(directory / "model.safetensors") if mounted else f"seed {SEED}, untrained",
+        weights=weights,
+        weights_source=source,
         tokenizer=tokenizer.name,
         device=cpu.label,
         device_description=cpu.description,
@@ -286,7 +295,7 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
         max_tokens=max_tokens,
         hidden_size=shape.hidden_size,
     )
-    return TorchClassifier(info, Resident(weights, shape), tokenizer, cpu)
+    return TorchClassifier(info, Resident(tensors, shape), tokenizer, cpu)
 
 
 def _mounted(shape: BertShape, directory: Path) -> bert.Weights:

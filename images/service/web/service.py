@@ -8,7 +8,7 @@ from service.batching.pulse import Pulse
 from service.batching.worker import Done, Worker
 from service.errors import ModelUnreadable, RequestError
 from service.model.classifier import Classifier
-from service.models import DEFAULT, Load, Models
+from service.models import DEFAULT, Load, Models, names_in
 from service.settings import Limits
 from service.web.admission import Admission
 from service.web.metrics import Metrics
@@ -28,10 +28,13 @@ class Service:
         load: Load = _no_loader,
         model_dir: Path = Path("/models"),
         model_control: bool = False,
+        hub: bool = False,
     ) -> None:
+        """`hub`: the default model comes from a hub."""
         self.limits = limits
         self.model_dir = model_dir
         self.model_control = model_control
+        self.hub = hub
         self.models = Models(load)
         policy = Policy(limits.max_batch_tokens, limits.max_wait_ms / 1000, limits.max_queue_tokens)
         self.pulse = Pulse(limits.canary_s, limits.stall_s)
@@ -61,6 +64,10 @@ class Service:
         if self.pulse.state != "well":
             raise RequestError(503, f"the device is being checked: {self.pulse.reason}", retry_after_s=2)
         return classifier
+
+    async def load_models(self) -> None:
+        """Load all models that there are now, and forget all others. Raises ServiceError."""
+        await self.models.load_all(names_in(self.model_dir, hub=self.hub))
 
     def put(self, classifier: Classifier) -> None:
         """Serve a classifier that is loaded already, as the default model."""

@@ -17,6 +17,7 @@ DOORS = {
     "yaml": {"profile"},
     "starlette": {"app", "repository"},
     "prometheus_client": {"metrics"},
+    "huggingface_hub": {"hub"},
     "grpc": {"endpoint", "server"},
     "google": {"messages"},
     "uvicorn": {"connection", "server"},

@@ -8,9 +8,10 @@ import pytest
 from service import server
 from service import settings as subject
 from service.cli import main
-from service.errors import ServiceError, SettingsError
+from service.errors import ModelUnreadable, ServiceError, SettingsError
+from service.models import names_in
 from service.profile import read_profile
-from service.settings import Limits, Placement, build_settings, parse_listen, profile_path, quota_cpus
+from service.settings import Hub, Limits, Placement, build_settings, parse_listen, profile_path, quota_cpus
 
 SOURCE = Path("profiles/application-x.yaml")
 SHIPPED = Path(subject.__file__).parents[1] / "profiles"
@@ -82,6 +83,49 @@ def test_an_image_without_grpc_says_which_has_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ServiceError, match="WEIR_GRPC_LISTEN is set, but grpc isn't installed") as caught:
         asyncio.run(server._start_grpc(server.make_service(wanted), wanted))
     assert "cpu-extras" in caught.value.hint
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_profile_names_a_model_of_a_hub_at_one_commit() -> None:
+    profile = {"device": "cpu", "model": {"hub": "ProsusAI/finbert", "revision": COMMIT}}
+    assert build_settings({}, profile, SOURCE).hub == Hub("ProsusAI/finbert", COMMIT)
+    assert build_settings({}, {"device": "cpu"}, SOURCE).hub is None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"hub": "a/b", "revision": "main"}, "revision 'main' is no commit: a branch or a tag can be moved"),
+        ({"hub": "a/b", "revision": "v1.0"}, "is no commit"),
+        ({"hub": "a/b", "revision": COMMIT.upper()}, "is no commit"),
+        ({"hub": "a/b", "revision": COMMIT + "\n"}, "is no commit"),
+        ({"hub": "a/b", "revision": 1234567890123456789012345678901234567890}, "a number to YAML"),
+        ({"hub": "a/b"}, "model is"),
+        ({"hub": "../b", "revision": COMMIT}, "hub is"),
+        ({"hub": "https://h/a/b", "revision": COMMIT}, "hub is"),
+        ({"hub": "b", "revision": COMMIT}, "hub is"),
+        ("a/b", "model is 'a/b'"),
+    ],
+)
+def test_a_model_of_a_hub_that_is_not_pinned_is_refused(model: object, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
+        build_settings({}, {"device": "cpu", "model": model}, SOURCE)
+    assert caught.value.hint
+
+
+def test_a_model_of_a_hub_and_a_mounted_one_are_one_too_many(tmp_path: Path) -> None:
+    profile = {"device": "cpu", "model": {"hub": "a/b", "revision": COMMIT}}
+    with pytest.raises(SettingsError, match="says mounted"):
+        build_settings({"WEIR_WEIGHTS": "mounted"}, profile, SOURCE)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    assert names_in(tmp_path, hub=True) == ("finbert", "other")
+    assert names_in(tmp_path / "absent", hub=True) == ("finbert",)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelUnreadable, match="the profile names one of a hub"):
+        names_in(tmp_path, hub=True)
 
 
 def test_a_profile_chooses_precision_and_control() -> None:
