@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is l
 
 bench-placement: $(TORCH_READY) ## packing, plans, loading and random placed modules, as far as a CPU can show them
 	@$(TORCH_PY) tests/bench/bench_placement.py
+
+bench-scan: $(TORCH_READY) ## throughput scans: against a bare loop, their errors, planted knees
+	@$(TORCH_PY) tests/bench/bench_scan.py
 
 bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGKILL falls
 	@$(PY) tests/bench/bench_probes_trust.py

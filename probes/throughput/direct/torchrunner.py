@@ -18,6 +18,7 @@ from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.topspeed import DTYPES, float32_as, place
 from probes.throughput.direct.counting import work
+from probes.throughput.direct.saturation import AUTOCAST
 from probes.throughput.direct.scanned import Way, Work
 from probes.throughput.direct.testmodels import Spec, made
 
@@ -32,10 +33,8 @@ def dtype_of(way: Way) -> torch.dtype:
 
 
 def autocast_of(way: Way) -> torch.dtype | None:
-    """What autocast casts to by torch's default; None without it."""
-    if way.precision != "autocast":
-        return None
-    return torch.get_autocast_dtype(place(way.device))
+    """What autocast casts to; None without it."""
+    return DTYPES[AUTOCAST[way.device]] if way.precision == "autocast" else None
 
 
 class TorchRunner:

@@ -1,0 +1,172 @@
+"""The direct half of a throughput scan: against a bare loop, its errors, knees that were planted."""
+
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from board import Board, tell
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "throughput"))
+
+from scan_fakes import FakeDevice
+
+from probes.measure.device import TorchWorkbench
+from probes.records.stats import median
+from probes.run import supervisor
+from probes.shared.unknown import Unknown
+from probes.throughput.ceilings import topspeed
+from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.direct import worker
+from probes.throughput.direct.combinations import powers
+from probes.throughput.direct.figures import throughput
+from probes.throughput.direct.knee import Growing, Knee, Point, find
+from probes.throughput.direct.repeating import Repeats, rows
+from probes.throughput.direct.saturation import saturation
+from probes.throughput.direct.scanned import BatchRow, Way
+from probes.throughput.direct.testmodels import SPECS, made
+from probes.throughput.direct.torchrunner import TorchRunner
+
+CPU = Way("cpu", "pytorch", "fp32", "resident")
+TRIALS, PAIRS = 100, 5
+LOOPS = (("particlenet", 1), ("particlenet", 2), ("mlp", 1), ("mlp", 16))
+SCANS = (
+    ("particlenet", CPU, powers(8)),
+    ("particlenet", replace(CPU, backend="onnxruntime"), powers(8)),
+    ("mlp", CPU, powers(64)),
+    ("mlp", replace(CPU, precision="bf16"), powers(64)),
+)
+PLANTED = 50
+WHY = "needs a GPU: tests/device/run_scan.sh"
+ON_A_GPU = (
+    "full-size product: share of compute",
+    "a spinning kernel: largest share",
+    "a copy loop: share of the link",
+)
+
+
+def against_a_bare_loop(board: Board) -> None:
+    """The scan's throughput over that of a loop as one would write it by hand, in turns in one process."""
+    bench = TorchWorkbench(has_gpu=False)
+    for name, batch in LOOPS:
+        spec = SPECS[name]
+        runner = TorchRunner(spec, CPU, seed=1, bench=bench)
+        module = made(spec, seed=1, dtype=torch.float32, device="cpu")
+        ratios = []
+        for _ in range(PAIRS):
+            row, _end = rows(runner, [batch], Repeats(TRIALS, 1e9), FakeDevice())
+            assert isinstance(row, BatchRow)
+            bare = bare_loop(module, spec.inputs, batch)
+            ratios.append(median(row.wall_s) / bare)
+        away = abs(median(ratios) - 1)
+        shown = [round(ratio, 4) for ratio in ratios]
+        board.bar(f"direct scan over a bare loop, {name}, batch {batch}", away, 0.02, "away", ratios=shown)
+
+
+def bare_loop(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], batch: int) -> float:
+    """The median seconds of a trial, by a loop that knows nothing of ours."""
+    times = []
+    with torch.inference_mode():
+        inputs = [torch.empty(batch, *shape) for shape in shapes]
+        for _ in range(3):
+            module(*inputs)
+        for _ in range(TRIALS):
+            for one in inputs:
+                one.normal_()
+            began = perf_counter()
+            module(*inputs)
+            times.append(perf_counter() - began)
+    return median(times)
+
+
+def errors(board: Board) -> None:
+    """How many rows of real scans on this CPU have a standard error of 2 % or less."""
+    found = []
+    for model, way, batches in SCANS:
+        tell(f"{model}, {way.label}")
+        ended = supervisor.oversee(
+            job(model, way, batches),
+            worker.parse,
+            limit_s=600.0,
+            heard=lambda _: None,
+            command=worker.command,
+        )
+        found += [throughput(row) for row in ended.records if isinstance(row, BatchRow)]
+    shares = sorted(one.share for one in found if one.share is not None)
+    good = sum(share <= 0.02 for share in shares)
+    name = "rows with a standard error of at most 2 %"
+    more = {"rows": len(shares), "median": shares[len(shares) // 2], "largest": shares[-1]}
+    board.bar(name, good / len(shares), 0.9, "of rows", at_least=True, **more)
+
+
+def job(model: str, way: Way, batches: tuple[int, ...]) -> worker.ScanJob:
+    """A worker's job on the CPU."""
+    return worker.ScanJob(
+        way=way,
+        devices=("cpu",),
+        model=model,
+        shapes=(),
+        batches=batches,
+        trials=TRIALS,
+        longest_s=60.0,
+        seed=1,
+        threads=0,
+        pci_id=Unknown("no GPU"),
+        amd=False,
+        cpu_name="CPU",
+    )
+
+
+def knees(board: Board) -> None:
+    """Knees planted in a device with a simulated clock, whose trials are noisy and correlate."""
+    steps, missed = [], []
+    for seed in range(PLANTED):
+        true = 2 ** random.Random(seed).uniform(1.0, 9.5)
+        device = FakeDevice(knee=true, pass_s=1e-3, noise=0.03, correlated=0.4, seed=seed)
+        measured = [row for row in rows(device, powers(2048), Repeats(TRIALS, 1e9), device) if is_row(row)]
+        found = find([point(row) for row in measured])
+        away = abs(math.log2(found.batch / true)) if isinstance(found, Knee) else math.inf
+        steps.append(away)
+        if away > 1:
+            missed.append([seed, true, str(found)])
+    name = f"planted knees found within one step, of {PLANTED}"
+    within = sum(away <= 1 for away in steps)
+    board.bar(name, within, PLANTED, "knees", at_least=True, worst=max(steps), missed=missed)
+    growing = sum(still_grows(seed) for seed in range(PLANTED))
+    board.bar(f"devices without a knee called unsaturated, of {PLANTED}", growing, PLANTED, "", at_least=True)
+
+
+def still_grows(seed: int) -> bool:
+    """Whether a device that never saturates is called so."""
+    device = FakeDevice(knee=1e9, pass_s=1e-3, noise=0.03, correlated=0.4, seed=seed)
+    measured = [row for row in rows(device, powers(2048), Repeats(TRIALS, 1e9), device) if is_row(row)]
+    return isinstance(find([point(row) for row in measured]), Growing)
+
+
+def is_row(found: object) -> bool:
+    """Rows, without the way's end."""
+    return isinstance(found, BatchRow)
+
+
+def point(row: BatchRow) -> Point:
+    """A row as the knee's search takes it."""
+    found = throughput(row)
+    return Point(row.batch, found.mean, found.error or 0.0)
+
+
+def saturated(board: Board) -> None:
+    """What needs a GPU is waived; a full-size product on this CPU is shown without a bar."""
+    for name in ON_A_GPU:
+        board.waive(name, WHY)
+    bench = TorchWorkbench(has_gpu=False)
+    ceilings: Ceilings = topspeed.measure(bench, ["cpu"])
+    row, _end = rows(
+        TorchRunner(SPECS["mlp"], CPU, seed=1, bench=bench), [256], Repeats(20, 1e9), FakeDevice()
+    )
+    assert isinstance(row, BatchRow)
+    found = saturation(row, CPU, ceilings)
+    if not isinstance(found.compute, Unknown):
+        board.figure("products of 256 x 2048 x 2048 on this CPU: share of compute", found.compute, "")
