@@ -3,6 +3,8 @@
 import math
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "throughput"
 from scan_fakes import FakeDevice
 
 from probes.measure.device import TorchWorkbench
-from probes.records.stats import median
+from probes.records.stats import error_of_median, median
 from probes.run import supervisor
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings import topspeed
@@ -31,11 +33,11 @@ from probes.throughput.direct.testmodels import SPECS, made
 from probes.throughput.direct.torchrunner import TorchRunner
 
 CPU = Way("cpu", "pytorch", "fp32", "resident")
-TRIALS, PAIRS = 100, 5
+TRIALS, TURNS = 100, 400
 LOOPS = (("particlenet", 1), ("particlenet", 2), ("mlp", 1), ("mlp", 16))
 SCANS = (
-    ("particlenet", CPU, powers(8)),
-    ("particlenet", replace(CPU, backend="onnxruntime"), powers(8)),
+    ("particlenet", CPU, powers(4)),
+    ("particlenet", replace(CPU, backend="onnxruntime"), powers(4)),
     ("mlp", CPU, powers(64)),
     ("mlp", replace(CPU, precision="bf16"), powers(64)),
 )
@@ -48,38 +50,62 @@ ON_A_GPU = (
 )
 
 
+class Between:
+    """A way whose every trial comes after one of a bare loop, so that both meet the machine's slow spells."""
+
+    def __init__(self, runner: TorchRunner, bare: "BareLoop") -> None:
+        self._runner, self._bare = runner, bare
+
+    @contextmanager
+    def at(self, batch: int) -> Iterator["Between"]:
+        """As the way's own."""
+        with self._runner.at(batch) as self._prepared:
+            yield self
+
+    def fresh(self) -> None:
+        """A trial of the bare loop, then what the way does before a trial."""
+        self._bare.trial()
+        self._prepared.fresh()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._prepared, name)
+
+
+class BareLoop:
+    """Trials as one would write them by hand, by code that knows nothing of ours."""
+
+    def __init__(self, module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], batch: int) -> None:
+        self._module = module
+        self._inputs = [torch.empty(batch, *shape) for shape in shapes]
+        self.times: list[float] = []
+
+    def trial(self) -> None:
+        """Fresh inputs, then the pass between two readings of the clock."""
+        with torch.inference_mode():
+            for one in self._inputs:
+                one.normal_()
+            began = perf_counter()
+            self._module(*self._inputs)
+            self.times.append(perf_counter() - began)
+
+
 def against_a_bare_loop(board: Board) -> None:
-    """The scan's throughput over that of a loop as one would write it by hand, in turns in one process."""
+    """The scan's throughput over that of a bare loop, trial by trial in turns in one process."""
     bench = TorchWorkbench(has_gpu=False)
     for name, batch in LOOPS:
         spec = SPECS[name]
         runner = TorchRunner(spec, CPU, seed=1, bench=bench)
-        module = made(spec, seed=1, dtype=torch.float32, device="cpu")
-        ratios = []
-        for _ in range(PAIRS):
-            row, _end = rows(runner, [batch], Repeats(TRIALS, 1e9), FakeDevice())
-            assert isinstance(row, BatchRow)
-            bare = bare_loop(module, spec.inputs, batch)
-            ratios.append(median(row.wall_s) / bare)
-        away = abs(median(ratios) - 1)
-        shown = [round(ratio, 4) for ratio in ratios]
-        board.bar(f"direct scan over a bare loop, {name}, batch {batch}", away, 0.02, "away", ratios=shown)
-
-
-def bare_loop(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], batch: int) -> float:
-    """The median seconds of a trial, by a loop that knows nothing of ours."""
-    times = []
-    with torch.inference_mode():
-        inputs = [torch.empty(batch, *shape) for shape in shapes]
-        for _ in range(3):
-            module(*inputs)
-        for _ in range(TRIALS):
-            for one in inputs:
-                one.normal_()
-            began = perf_counter()
-            module(*inputs)
-            times.append(perf_counter() - began)
-    return median(times)
+        bare = BareLoop(made(spec, seed=1, dtype=torch.float32, device="cpu"), spec.inputs, batch)
+        row, _end = rows(Between(runner, bare), [batch], Repeats(TURNS, 1e9), FakeDevice())
+        assert isinstance(row, BatchRow)
+        ours, theirs = row.wall_s, bare.times[-TURNS:]
+        ratio = median(ours) / median(theirs)
+        parts = [error_of_median(times) or 0.0 for times in (ours, theirs)]
+        error = math.hypot(parts[0] / median(ours), parts[1] / median(theirs))
+        more = {"ratio": ratio, "error": error, "bare_ms": 1e3 * median(theirs)}
+        board.bar(
+            f"direct scan over a bare loop, {name}, batch {batch}", abs(ratio - 1), 0.02, "away", **more
+        )
 
 
 def errors(board: Board) -> None:
