@@ -57,6 +57,13 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     scan.add_argument("--trials", type=_count, default=100, metavar="N", help="of each (%(default)s)")
     scan.add_argument(
+        "--aim",
+        type=_aim,
+        default=0.02,
+        metavar="SHARE",
+        help="up to four times as many until throughput's error is below this; 0: never (%(default)s)",
+    )
+    scan.add_argument(
         "--longest",
         type=_seconds,
         default=60.0,
@@ -90,6 +97,16 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split("x"))
+
+
+def _aim(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a share from 0 to 1")
+    return found
 
 
 def _seconds(text: str) -> float:
@@ -143,6 +160,7 @@ def _asked(args: argparse.Namespace) -> "directscan.Asked":
         devices=tuple(args.device),
         seed=args.seed,
         threads=args.threads or 0,
+        aim=args.aim,
     )
     return directscan.Asked(settings, tuple(args.shape), args.longest)
 

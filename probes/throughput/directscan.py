@@ -165,6 +165,7 @@ class _Scan:
             batches=settings.batches,
             trials=settings.trials,
             longest_s=self._asked.longest_s,
+            aim=settings.aim,
             seed=settings.seed,
             threads=settings.threads,
             pci_id=snapshot.pci_id_of_first_gpu(machine.torch, machine.cards, ROOT),

@@ -39,6 +39,7 @@ class ScanSettings:
     devices: tuple[str, ...]  # cpu, gpu
     seed: int  # of weights and inputs
     threads: int  # of torch and ONNX Runtime on the CPU; 0: as they choose
+    aim: float = 0.0  # beyond `trials`, until the throughput's error is this share of it; 0: never
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def job(model: str, way: Way, batches: tuple[int, ...]) -> worker.ScanJob:
         batches=batches,
         trials=TRIALS,
         longest_s=60.0,
+        aim=0.02,
         seed=1,
         threads=0,
         pci_id=Unknown("no GPU"),

@@ -299,6 +299,7 @@ def job(way: Way | None, **other: object) -> worker.ScanJob:
         batches=(1, 2),
         trials=3,
         longest_s=30.0,
+        aim=0.0,
         seed=1,
         threads=1,
         pci_id=Unknown("no GPU"),
@@ -343,7 +344,8 @@ def test_the_ceilings_of_this_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_scans_and_shows(tmp_path: Path) -> None:
-    words = "throughput --model mlp --batches 1,2 --trials 3 --device cpu --precision fp32 --backend pytorch"
+    words = "throughput --model mlp --batches 1,2 --trials 3 --aim 0 --device cpu --precision fp32"
+    words += " --backend pytorch"
     done = subprocess.run(
         [sys.executable, "-m", "probes", *words.split(), "--out", str(tmp_path)],
         cwd=ROOT,

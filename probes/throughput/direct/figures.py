@@ -6,6 +6,7 @@ error of that mean. n trials of which successive ones correlate by r count as n 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probes.records.stats import deviation, lag1, median, quantile
@@ -32,7 +33,12 @@ def throughput(row: BatchRow) -> Throughput:
     """Inputs per second. Raises ValueError for a row without trials."""
     if not row.wall_s:
         raise ValueError(f"batch {row.batch} has no trials")
-    rates = [row.batch / seconds for seconds in row.wall_s]
+    return of_trials(row.batch, row.wall_s)
+
+
+def of_trials(batch: int, wall_s: Sequence[float]) -> Throughput:
+    """Inputs per second of at least one trial."""
+    rates = [batch / seconds for seconds in wall_s]
     mean = math.fsum(rates) / len(rates)
     spread, correlated = deviation(rates), lag1(rates)
     if spread is None:
@@ -40,6 +46,12 @@ def throughput(row: BatchRow) -> Throughput:
     r = max(correlated or 0.0, 0.0)
     independent = max(len(rates) * (1 - r) / (1 + r), 1.0)
     return Throughput(len(rates), mean, spread / math.sqrt(independent), correlated)
+
+
+def error_share(batch: int, wall_s: Sequence[float]) -> float:
+    """The error as a part of the mean; infinite for a single trial, whose error isn't known."""
+    share = of_trials(batch, wall_s).share
+    return math.inf if share is None else share
 
 
 def latency_s(row: BatchRow) -> tuple[float, float]:

@@ -14,9 +14,11 @@ from probes.errors import OutOfMemory
 from probes.measure.sampling import MOST_WARMUPS, STEADY, WARMUPS, no_collection
 from probes.records.stats import median
 from probes.shared.unknown import Unknown
+from probes.throughput.direct.figures import error_share
 from probes.throughput.direct.scanned import BatchRow, End, Work
 
 HOPELESS = 2.0  # times the longest: what the batch size before predicts isn't even begun
+MOST_TRIALS = 4  # times as many as asked for, to come to the aim
 POWERED_S = 0.6  # driver counters of energy and utilisation move every 0.1 s or less
 
 
@@ -60,8 +62,9 @@ class Gauges(Protocol):
 class Repeats:
     """How often, and how long at most."""
 
-    trials: int
+    trials: int  # at least
     longest_s: float  # of a batch size's trials
+    aim: float = 0.0  # repeat until the throughput's standard error is this share of it, but not for ever
 
 
 @dataclass(frozen=True)
@@ -118,15 +121,12 @@ def _row(
     warm_s = _warm_up(prepared, repeats)
     if warm_s * repeats.trials > repeats.longest_s:
         return _too_long(batch, warm_s * repeats.trials, repeats)
-    walls = []
-    for _ in range(repeats.trials):
-        prepared.fresh()
-        walls.append(prepared.trial_s())
+    walls = _trials(prepared, batch, repeats)
     peak_bytes = prepared.peak_bytes()  # of the trials alone
     joules, powered, busy = _power(prepared, gauges, now=now)
     return BatchRow(
         batch=batch,
-        wall_s=tuple(walls),
+        wall_s=walls,
         pass_s=prepared.pass_s(),
         work=prepared.work(),
         peak_bytes=peak_bytes,
@@ -134,6 +134,19 @@ def _row(
         powered=powered,
         busy_percent=busy,
     )
+
+
+def _trials(prepared: Prepared, batch: int, repeats: Repeats) -> tuple[float, ...]:
+    """The trials, and more of them while their error is above the aim: a slow spell spoils some."""
+    walls: list[float] = []
+    wanted = repeats.trials
+    while len(walls) < wanted:
+        prepared.fresh()
+        walls.append(prepared.trial_s())
+        more = len(walls) == wanted and wanted < MOST_TRIALS * repeats.trials
+        if more and sum(walls) < repeats.longest_s and error_share(batch, walls) > repeats.aim > 0:
+            wanted += max(repeats.trials // 2, 1)
+    return tuple(walls)
 
 
 def _warm_up(prepared: Prepared, repeats: Repeats) -> float:

@@ -35,6 +35,7 @@ class ScanJob:
     batches: tuple[int, ...]
     trials: int
     longest_s: float
+    aim: float
     seed: int
     threads: int
     pci_id: str | Unknown
@@ -105,7 +106,7 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
         bench = TorchWorkbench(has_gpu=way.device == "gpu")
         runner = TorchRunner(spec, way, seed=job.seed, bench=bench)
         yield testmodels.facts(spec, runner.module)
-    yield from rows(runner, job.batches, Repeats(job.trials, job.longest_s), _gauges(job, way))
+    yield from rows(runner, job.batches, Repeats(job.trials, job.longest_s, job.aim), _gauges(job, way))
 
 
 def _onnx(job: ScanJob, way: Way) -> tuple[Runner, Way]:

@@ -11,6 +11,7 @@ from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
 
 HEADERS = (
     "batch",
+    "n",
     "wall",
     "p95",
     "device",
@@ -26,7 +27,7 @@ HEADERS = (
 )
 WORDS = frozenset({"binds"})
 NOTE = (
-    "wall: from call to end, median of the trials; device: the pass without copies, by the device's clock. "
+    "n: trials; wall: from call to end, their median; device: the pass without copies, by the device's clock. "
     "inputs/s: mean of the trials ± its standard error, in which correlated trials count for less. "
     "compute, memory, link, host: the share of a trial that each would need by itself at this machine's "
     "ceilings; memory counts every operation's tensors once, so that above 100% caches served them. "
@@ -98,6 +99,7 @@ def _cells(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> tuple[str, 
     joules = joules_per_input(row)
     return (
         str(row.batch),
+        str(len(row.wall_s)),
         duration(wall_s),
         duration(late_s),
         "?" if isinstance(row.pass_s, Unknown) else duration(row.pass_s),

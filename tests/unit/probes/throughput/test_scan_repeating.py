@@ -11,8 +11,10 @@ from probes.throughput.direct.scanned import BatchRow
 BATCHES = tuple(2**power for power in range(8))
 
 
-def scan(device: FakeDevice, *, trials: int = 20, longest_s: float = 1e9) -> tuple[list[BatchRow], SeriesEnd]:
-    found = list(rows(device, BATCHES, Repeats(trials, longest_s), device, now=device.clock))
+def scan(
+    device: FakeDevice, *, trials: int = 20, longest_s: float = 1e9, aim: float = 0.0
+) -> tuple[list[BatchRow], SeriesEnd]:
+    found = list(rows(device, BATCHES, Repeats(trials, longest_s, aim), device, now=device.clock))
     assert isinstance(found[-1], SeriesEnd)
     assert all(isinstance(one, BatchRow) for one in found[:-1])
     return found[:-1], found[-1]  # type: ignore[return-value]
@@ -88,3 +90,24 @@ def test_warm_ups_go_on_while_passes_are_slower_than_the_fastest() -> None:
 
     found, _ = scan(Cold())
     assert max(found[0].wall_s) == pytest.approx(0.01)
+
+
+def test_noisy_trials_are_repeated_until_their_error_is_small_and_quiet_ones_are_not() -> None:
+    noisy, _ = scan(FakeDevice(noise=0.12, seed=3), aim=0.02)
+    counts = [len(row.wall_s) for row in noisy]
+    assert max(counts) > 20
+    for row in noisy:
+        share = throughput(row).share
+        assert share is not None
+        assert share <= 0.02 or len(row.wall_s) == 80
+    quiet, _ = scan(FakeDevice(noise=0.01), aim=0.02)
+    assert {len(row.wall_s) for row in quiet} == {20}
+
+
+def test_more_trials_end_where_time_or_patience_does() -> None:
+    hopeless, _ = scan(FakeDevice(noise=0.3, seed=1), aim=0.0001)
+    assert {len(row.wall_s) for row in hopeless} == {80}
+    hurried, _ = scan(FakeDevice(knee=1e9, pass_s=0.1, noise=0.3, seed=1), aim=0.0001, longest_s=3.0)
+    assert all(20 <= len(row.wall_s) <= 50 for row in hurried)
+    never, _ = scan(FakeDevice(noise=0.3, seed=1))
+    assert {len(row.wall_s) for row in never} == {20}
