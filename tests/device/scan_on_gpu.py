@@ -14,6 +14,7 @@ from board import Board, tell
 from probes.machine import snapshot
 from probes.machine.torchfacts import describe
 from probes.measure.device import TorchWorkbench
+from probes.records.stats import median
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings import topspeed
 from probes.throughput.ceilings.ceiling import Ceiling, Ceilings
@@ -78,7 +79,7 @@ class Bars:
             if isinstance(self.gpu.flops(precision), Unknown):
                 self.board.waive(f"full-size product, {precision}: share of compute", "no ceiling")
                 continue
-            row, found = self.scan(SPECS["product"], 8192, precision, "resident")
+            row, found = self.scan(SPECS["product"], 16384, precision, "resident")
             self.board.bar(
                 f"full-size product, {precision}: share of compute",
                 found.compute,
@@ -87,6 +88,7 @@ class Bars:
                 at_least=True,
                 binds=found.binds,
                 busy_percent=shown(row.busy_percent),
+                device_over_wall=row.pass_s / median(row.wall_s),
             )
 
     def spinning(self) -> None:

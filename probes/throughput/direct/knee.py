@@ -56,11 +56,12 @@ class Knee:
 
 @dataclass(frozen=True)
 class Flat:
-    """Throughput is as large at the smallest batch as anywhere: the knee is at it or below."""
+    """Throughput saturates, and there is no bend to find: at the smallest batch or after a jump."""
 
     tag: ClassVar[str] = "flat"
-    batch: int  # the smallest measured
+    batch: int  # the smallest measured within NEAR of the largest throughput
     at_most: float
+    first: bool  # the smallest of all: the knee is at it or below
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def find(points: Sequence[Point]) -> Found:
     largest = max(point.mean for point in ordered)
     saturated = next(point.batch for point in ordered if point.mean >= largest * (1 - NEAR))
     if saturated == ordered[0].batch:
-        return Flat(saturated, largest)
+        return Flat(saturated, largest, first=True)
     return _knee(ordered, saturated, largest)
 
 
@@ -104,7 +105,7 @@ def _growth(before: Point, last: Point) -> float:
     return float((last.mean / before.mean) ** (1 / math.log2(last.batch / before.batch)) - 1)
 
 
-def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Unknown:
+def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Flat:
     xs = [math.log2(point.batch) for point in points]
     ys = [math.log2(point.mean) for point in points]
     weights = [1 / max(point.error / point.mean, LEAST_ERROR) ** 2 for point in points]
@@ -113,7 +114,7 @@ def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Unk
     fits = [(place, *_lines(xs, ys, weights, place)) for place in places]
     rising = [fit for fit in fits if fit[2] > fit[3]]
     if not rising:
-        return Unknown("throughput over batch doesn't bend as saturation does")
+        return Flat(saturated, largest, first=False)
     best = min(rising, key=lambda fit: fit[1])
     # Whatever the trials' own errors say, the lines are no better than their residuals.
     variance = max(best[1] / max(len(points) - 4, 1), (math.log2(math.e)) ** 2)

@@ -155,7 +155,8 @@ def _warm_up(prepared: Prepared, repeats: Repeats) -> float:
     while len(taken) < WARMUPS or (taken[-1] > STEADY * min(taken) and len(taken) < MOST_WARMUPS):
         prepared.fresh()
         taken.append(prepared.trial_s())
-        if min(taken) * repeats.trials > HOPELESS * repeats.longest_s:
+        # the first pass of all loads kernels, on a GPU for half a second: it says nothing about the rest
+        if len(taken) > 1 and min(taken) * repeats.trials > HOPELESS * repeats.longest_s:
             break
     return min(taken)
 

@@ -27,7 +27,7 @@ HEADERS = (
 )
 WORDS = frozenset({"binds"})
 NOTE = (
-    "n: trials; wall: from call to end, their median; device: the pass without copies, by the device's clock. "
+    "n: trials; wall: from call to end, their median; device: the pass without copies, by its own clock. "
     "inputs/s: mean of the trials ± its standard error, in which correlated trials count for less. "
     "compute, memory, link, host: the share of a trial that each would need by itself at this machine's "
     "ceilings; memory counts every operation's tensors once, so that above 100% caches served them. "
@@ -64,7 +64,8 @@ def _knee(found: Found) -> str:
             f"(knee at {found.batch:.3g}, {found.least:.3g} to {found.most:.3g})"
         )
     if isinstance(found, Flat):
-        return f"saturated from batch {found.batch}, the smallest measured"
+        which = "the smallest measured" if found.first else "before which it doesn't rise as one line"
+        return f"saturated from batch {found.batch}, {which}"
     if isinstance(found, Growing):
         return (
             f"not saturated: it still grows by {found.per_doubling:.0%} per doubling at batch {found.batch}"
@@ -83,12 +84,13 @@ def direct_tables(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[Table
     """The ceilings, every way, and all ways side by side where there are several."""
     shown = [series for series in scan.series if series.rows]
     side = (_all_ways(shown),) if len(shown) > 1 else ()
-    return (*ceiling_tables(ceilings), *(_of_way(one, ceilings) for one in shown), *side)
+    ways = (_of_way(one, ceilings, note="" if at else NOTE) for at, one in enumerate(shown))
+    return (*ceiling_tables(ceilings), *ways, *side)
 
 
-def _of_way(series: Series, ceilings: Ceilings | Unknown) -> Table:
-    ended = "" if series.end == "finished" else f" Ended: {series.end}, {series.reason}."
-    note = " ".join([NOTE + ended, *(f"{reason}." for reason in _missing(series))])
+def _of_way(series: Series, ceilings: Ceilings | Unknown, *, note: str) -> Table:
+    ended = [] if series.end == "finished" else [f"Ended: {series.end}, {series.reason}."]
+    note = " ".join(part for part in [note, *ended, *(f"{reason}." for reason in _missing(series))] if part)
     rows = tuple(_cells(row, series.way, ceilings) for row in series.rows)
     return Table(f"Direct, {series.way.label}", note, HEADERS, rows, WORDS)
 

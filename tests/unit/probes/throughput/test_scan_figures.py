@@ -119,7 +119,14 @@ def test_growth_at_the_end_is_not_called_saturated() -> None:
 
 
 def test_flat_throughput_is_saturated_from_the_first_batch() -> None:
-    assert find(planted(0.5)) == Flat(1, 500.0)
+    assert find(planted(0.5)) == Flat(1, 500.0, first=True)
+
+
+def test_a_jump_is_saturated_behind_it_and_has_no_knee() -> None:
+    # as a CPU's convolutions did, which take another path from batch 8 on
+    rates = {1: (50.8, 0.8), 2: (45.1, 0.9), 4: (47.47, 1.0), 8: (90.9, 5.0), 16: (90.61, 3.2)}
+    found = find([Point(batch, rate, error) for batch, (rate, error) in rates.items()])
+    assert found == Flat(8, 90.9, first=False)
 
 
 def test_growth_within_the_errors_is_no_growth() -> None:

@@ -55,7 +55,7 @@ def test_a_batch_size_that_would_take_too_long_is_not_begun() -> None:
 def test_even_the_first_batch_size_may_take_too_long() -> None:
     device = FakeDevice(pass_s=100.0)
     assert scan(device, longest_s=5.0)[0] == []
-    assert len(device.trials) == 1
+    assert len(device.trials) == 2
 
 
 def test_energy_is_counted_over_passes_of_their_own() -> None:
@@ -111,3 +111,13 @@ def test_more_trials_end_where_time_or_patience_does() -> None:
     assert all(20 <= len(row.wall_s) <= 50 for row in hurried)
     never, _ = scan(FakeDevice(noise=0.3, seed=1))
     assert {len(row.wall_s) for row in never} == {20}
+
+
+def test_a_first_pass_that_loads_kernels_does_not_count_as_too_long() -> None:
+    class Loading(FakeDevice):
+        def next_s(self, batch: int) -> float:
+            return super().next_s(batch) + (0.5 if len(self.trials) == 1 else 0.0)
+
+    found, end = scan(Loading(pass_s=0.001), trials=100, longest_s=3.0)
+    assert end.end == "finished"
+    assert [row.batch for row in found] == list(BATCHES)
