@@ -8,7 +8,7 @@ import socket
 import sys
 
 from service.errors import SettingsError
-from service.settings import DEFAULT_LISTEN, parse_listen
+from service.listen import DEFAULT_LISTEN, parse_listen
 
 TIMEOUT_S = 3.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a socket bound to every address can be reached

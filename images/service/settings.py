@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from service.errors import SettingsError
+from service.listen import DEFAULT_LISTEN, parse_listen
 
 HERE = Path(__file__).resolve().parent
-DEFAULT_LISTEN = "0.0.0.0:8000"  # inside the container; compose publishes it on the loopback only
 MAX_POSITIONS = 512
 
 Weights = Literal["auto", "mounted", "random"]
@@ -118,14 +118,6 @@ def profile_path(env: Mapping[str, str]) -> Path:
         raise SettingsError(f"APP_PROFILE {name!r} is not a profile's name", "letters, digits, - and _ only")
     directory = Path(env.get("WEIR_PROFILES_DIR") or HERE.parent / "profiles")
     return directory / f"application-{name}.yaml"
-
-
-def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
-    """`host:port` of a variable. Raises SettingsError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(f"{variable} {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
-    return host, int(port)
 
 
 def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source: Path) -> Settings:

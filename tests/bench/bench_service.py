@@ -27,7 +27,7 @@ from service_servers import Bare, Server, docker, server
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
-TURNS = 10  # of a lone caller's measurements: many short ones, so that other programs disturb all alike
+TURNS = 40  # of a lone caller's measurements: many short ones, so that other programs disturb all alike
 PROFILES = {
     "batched": "device: cpu\n",
     "single": "device: cpu\nmax_batch_tokens: 1\nmax_wait_ms: 0\n",
@@ -79,17 +79,14 @@ def one_caller(board: Board, batched: Server, single: Server, seconds: float) ->
     by_turn: dict[str, list[float]] = {"kept": [], "new": []}
     added: dict[str, list[float]] = {"kept": [], "new": []}
     stages: dict[str, dict[str, list[float]]] = {"kept": {}, "new": {}}
+    asked = [("kept", batched, True), ("new", batched, False), ("single", single, True)]
     with Bare() as bare:
         bare.passes(1, 12)
-        for _ in range(TURNS):
-            passes = bare.passes(seconds / 4, 12)
+        for turn in range(TURNS):
+            passes = bare.passes(seconds / 16, 12)
             seen["bare"] += passes
-            for name, here, keep in (
-                ("kept", batched, True),
-                ("new", batched, False),
-                ("single", single, True),
-            ):
-                found = run_closed(here, 1, seconds / 4, 12, keep=keep)
+            for name, here, keep in asked if turn % 2 else asked[::-1]:
+                found = run_closed(here, 1, seconds / 16, 12, keep=keep)
                 seen[name] += found.ok
                 if name in added:
                     by_turn[name].append(quantile(found.ok, 0.5) - quantile(passes, 0.5))
@@ -189,7 +186,7 @@ def main() -> int:
         }
         wanted = args.parts or [*parts, "faults", "stops", "size"]
         if parts.keys() & set(wanted):
-            with server(folder, "batched") as batched, server(folder, "single") as single:
+            with server(folder, "batched", checked=True) as batched, server(folder, "single") as single:
                 for name in wanted:
                     if name in parts:
                         _run(board, name, partial(parts[name], batched, single))

@@ -92,11 +92,19 @@ def docker(*words: str) -> str:
 
 @contextmanager
 def server(
-    folder: Path, profile: str, *, lane: int = 0, mounts: Sequence[str] = (), program: str = ""
+    folder: Path,
+    profile: str,
+    *,
+    lane: int = 0,
+    mounts: Sequence[str] = (),
+    program: str = "",
+    checked: bool = False,
 ) -> Iterator[Server]:
     """A container with the profile, on the host's network: no proxy stands in between.
 
-    Bytecode is kept in `folder`, so that starting it again doesn't compile torch's modules again.
+    Only where it is `checked` does Docker look after its health, which starts a process on the CPUs that are
+    measured, every second until it is healthy. Bytecode is kept in `folder`, so that starting it again
+    doesn't compile torch's modules again.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -104,6 +112,7 @@ def server(
     command = ["python3", "-c", program] if program else []
     docker(
         *("run", "-d", "--name", name, "--network", "host", "--read-only", "--tmpfs", "/tmp"),
+        *(() if checked else ("--no-healthcheck",)),
         *("-v", f"{folder}:/profiles:ro", "-e", "WEIR_PROFILES_DIR=/profiles"),
         *("-v", f"{folder / 'bytecode'}:/bytecode", "-e", "PYTHONPYCACHEPREFIX=/bytecode"),
         *("-e", "PYTHONDONTWRITEBYTECODE="),
@@ -123,7 +132,7 @@ class Bare:
 
     def __enter__(self) -> "Bare":
         name = f"bench-service-bare-{os.getpid()}"
-        command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none"]
+        command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none", "--no-healthcheck"]
         command += [IMAGE, "python3", "-c", BARE]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -57,7 +57,7 @@ async def answered(
         encode_s=encoded - begun,
         inference_s=outcome.compute_s,
     )
-    _log_answer(classifier.info, answer)
+    asyncio.get_running_loop().call_soon(_log_answer, classifier.info, answer)  # the caller comes first
     return answer
 
 

@@ -9,9 +9,10 @@ from service import server
 from service import settings as subject
 from service.cli import main
 from service.errors import ModelUnreadable, ServiceError, SettingsError
+from service.listen import parse_listen
 from service.models import names_in
 from service.profile import read_profile
-from service.settings import Hub, Limits, Placement, build_settings, parse_listen, profile_path, quota_cpus
+from service.settings import Hub, Limits, Placement, build_settings, profile_path, quota_cpus
 
 SOURCE = Path("profiles/application-x.yaml")
 SHIPPED = Path(subject.__file__).parents[1] / "profiles"
