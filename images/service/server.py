@@ -189,6 +189,19 @@ class _Life:
         self._server.should_exit = True
 
 
+def _add_spans(service: Service) -> None:
+    """Have requests traced. Raises ServiceError where OpenTelemetry isn't installed."""
+    try:
+        from service.web.spans import Spans  # in few images
+
+        service.spans = Spans()
+    except ImportError as error:
+        raise ServiceError(
+            f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but {error.name} isn't installed here",
+            "use an image with OpenTelemetry (make images VARIANTS=cpu-extras), or unset the variable",
+        ) from error
+
+
 async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server | None":
     """The gRPC server where one is asked for. Raises ServiceError when it can't be had."""
     if settings.grpc is None:
@@ -214,6 +227,8 @@ async def serve(settings: Settings) -> None:
     service = make_service(settings)
     server = make_server(service)
     with listen(settings.host, settings.port) as sock:
+        if settings.spans:
+            _add_spans(service)
         calls = await _start_grpc(service, settings)
         log.info("listening on %s:%d profile=%s", settings.host, settings.port, settings.profile)
         async with anyio.create_task_group() as tasks:
@@ -226,6 +241,8 @@ async def serve(settings: Settings) -> None:
                 await calls.stop(_CLOSE_S)
             tasks.cancel_scope.cancel()
         service.worker.stop()
+        if service.spans:
+            service.spans.close()
     if life.failure:
         raise life.failure
     log.info("stopped")

@@ -78,6 +78,7 @@ class Settings:
     capture_bytes: int = 512 * 10**6  # of VRAM that they may take
     model_control: bool = False  # whether callers may load and unload models
     placement: Placement | None = None  # None: all weights are on the device
+    spans: bool = False  # for OpenTelemetry
     hub: Hub | None = None  # where the default model comes from; None: from model_dir
 
 
@@ -166,8 +167,16 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         capture_bytes=capture_bytes,
         model_control=flags.get("model_control", False),
         placement=_placement(source, profile),
+        spans=_wants_spans(env),
         hub=_hub(source, profile.get("model"), weights),
     )
+
+
+def _wants_spans(env: Mapping[str, str]) -> bool:
+    """By the variables of OpenTelemetry itself: off unless an endpoint is named."""
+    named = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    off = env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return bool(named) and not off and env.get("OTEL_TRACES_EXPORTER") != "none"
 
 
 def _hub(source: Path, model: object, weights: Weights) -> Hub | None:

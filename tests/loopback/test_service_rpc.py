@@ -21,11 +21,14 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
 from service.rpc.endpoint import METHODS, start
 from service.rpc.messages import _POOL, _TABLE, SERVICE, message
 from service.settings import Limits, Settings
 from service.web.service import Service
+from service.web.spans import Spans
 from test_service_sockets import Fake
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -292,6 +295,19 @@ def test_ids_and_the_trace_are_passed_on(here: Served, caplog: pytest.LogCapture
     assert sent["traceparent"] != parent
     text = here.service.metrics.text().decode()
     assert 'weir_requests_total{route="grpc/ModelInfer",status="200"} 1.0' in text
+
+
+def test_a_call_has_spans_too(here: Served) -> None:
+    exported = InMemorySpanExporter()
+    here.service.spans = Spans(SimpleSpanProcessor(exported))
+    parent = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    with here.channel() as channel:
+        assert call(channel, infer_bytes(), metadata=(("traceparent", parent),))
+        refusal(channel, b"\xff")
+    until(lambda: len(exported.get_finished_spans()) == 6)
+    spans = exported.get_finished_spans()
+    names = [span.name for span in spans if f"{span.context.trace_id:032x}" == "ab" * 16]
+    assert sorted(names) == ["batch", "encode", "forward", "grpc/ModelInfer", "queue"]
 
 
 @pytest.mark.parametrize(

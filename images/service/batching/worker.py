@@ -27,12 +27,24 @@ log = logging.getLogger("service")
 
 
 @dataclass(frozen=True)
+class Done:
+    """A batch that was computed; when (monotonic seconds) it was taken and begun, and how long it took."""
+
+    batch: Batch
+    number: int
+    taken_s: float
+    started_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A request's results, and when (monotonic seconds) the first of them began and how long they took."""
 
     results: tuple[Any, ...]
     started_s: float
     compute_s: float
+    batches: tuple[Done, ...] = ()
 
 
 @dataclass(eq=False)
@@ -48,14 +60,7 @@ class Job:
     left: int = 0
     started_s: float = inf
     compute_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Done:
-    """A batch that was computed, for those who count: its shape and its seconds."""
-
-    batch: Batch
-    compute_s: float
+    batches: list[Done] = field(default_factory=list)
 
 
 class Worker:
@@ -75,7 +80,7 @@ class Worker:
         self._canary = canary
         self._on_batch = on_batch
         self._jobs: dict[int, Job] = {}
-        self._numbers = itertools.count()
+        self._numbers, self._batches = itertools.count(), itertools.count()
         self._changed = threading.Condition()
         self._busy_since_s: float | None = None
         self._idle_since_s = time.monotonic()
@@ -180,6 +185,7 @@ class Worker:
         return None
 
     def _run_batch(self, batch: Batch, jobs: Sequence[Job]) -> None:
+        taken_s = time.monotonic()
         rows = [job.rows[row.at] for job, row in zip(jobs, batch.rows, strict=True)]
         started_s = self._busy_since_s = time.monotonic()
         results: Sequence[Any] = ()
@@ -196,28 +202,29 @@ class Worker:
             error = other
         ended_s = self._idle_since_s = time.monotonic()
         self._busy_since_s = None
+        done = Done(batch, next(self._batches), taken_s, started_s, ended_s - started_s)
         with self._changed:
             self._batcher.finished(ended_s, ok=error is None)
             if error is not None:
                 self._end(jobs, error)
             else:
-                self._collect(batch, jobs, results, started_s=started_s, ended_s=ended_s)
+                self._collect(done, jobs, results)
         if error is None:
-            self._on_batch(Done(batch, ended_s - started_s))
+            self._on_batch(done)
 
-    def _collect(
-        self, batch: Batch, jobs: Sequence[Job], results: Sequence[Any], *, started_s: float, ended_s: float
-    ) -> None:
+    def _collect(self, done: Done, jobs: Sequence[Job], results: Sequence[Any]) -> None:
         whole: list[tuple[Job, Outcome | Exception]] = []
         for job in dict.fromkeys(jobs):
-            job.started_s = min(job.started_s, started_s)
-            job.compute_s += ended_s - started_s
-        for job, row, result in zip(jobs, batch.rows, results, strict=True):
+            job.started_s = min(job.started_s, done.started_s)
+            job.compute_s += done.compute_s
+            job.batches.append(done)
+        for job, row, result in zip(jobs, done.batch.rows, results, strict=True):
             job.results[row.at] = result
             job.left -= 1
             if not job.left and job.number in self._jobs:
                 del self._jobs[job.number]
-                whole.append((job, Outcome(tuple(job.results), job.started_s, job.compute_s)))
+                outcome = Outcome(tuple(job.results), job.started_s, job.compute_s, tuple(job.batches))
+                whole.append((job, outcome))
         self._deliver(whole)
 
     def _end(self, jobs: Sequence[Job], error: Exception) -> None:

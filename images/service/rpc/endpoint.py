@@ -33,7 +33,7 @@ from service.web.app import SERVER
 from service.web.door import Door
 from service.web.repository import load_model, unload_model
 from service.web.service import Service
-from service.web.tracing import CURRENT, begin
+from service.web.watched import watched
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -84,32 +84,25 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
 
     async def _call(self, name: str, messages: AsyncIterator[bytes], context: Context) -> bytes:
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        trace = begin(given.get("x-request-id", ""), given.get("traceparent", ""))
-        token, started, status = CURRENT.set(trace), time.perf_counter(), 200
-        try:
-            await context.send_initial_metadata(
-                (("x-request-id", trace.request_id), ("traceparent", trace.traceparent))
-            )
-            data = await self._message(messages)
-            arrived = time.monotonic()
-            found = await METHODS[name](self._service, parsed(f"{name}Request", data), context, arrived)
-            made: bytes = found.SerializeToString()
-            return made
-        except RequestError as error:
-            status = error.status
-            return await _refuse(context, error)
-        except asyncio.CancelledError:
-            status = 499
-            raise
-        except Exception as error:
-            status = 500
-            log.exception("a gRPC call failed")
-            said = f"the service failed ({type(error).__name__}); its log says more"
-            await context.abort(grpc.StatusCode.INTERNAL, said)
-            return b""  # not reached: it raises
-        finally:
-            CURRENT.reset(token)
-            self._service.metrics.answered(f"grpc/{name}", status, time.perf_counter() - started)
+        service = self._service
+        with watched(f"grpc/{name}", given, service.metrics, service.spans) as request:
+            try:
+                await context.send_initial_metadata(request.headers)
+                data = await self._message(messages)
+                arrived = time.monotonic()
+                found = await METHODS[name](service, parsed(f"{name}Request", data), context, arrived)
+                made: bytes = found.SerializeToString()
+                request.status = 200
+                return made
+            except RequestError as error:
+                request.status, refusal = error.status, error
+            except asyncio.CancelledError:
+                request.status = 499
+                raise
+            except Exception as error:
+                log.exception("a gRPC call failed")
+                refusal = RequestError(500, f"the service failed ({type(error).__name__}); its log says more")
+        return await _refuse(context, refusal)
 
     async def _message(self, messages: AsyncIterator[bytes]) -> bytes:
         """The message. Raises RequestError: there is none, it is too slow, or others need the place."""

@@ -50,6 +50,8 @@ async def answered(
     finally:
         if not job.future.done():
             service.worker.withdraw(job)
+    if service.spans:
+        service.spans.steps(outcome, begun_s=begun, encoded_s=encoded)
     answer = Answer(
         rows,
         outcome.results,

@@ -104,7 +104,7 @@ def create_app(service: Service) -> App:
             Exception: _broken,
         },
     )
-    return observed(turnstile(app, service.admission), service.metrics)
+    return observed(turnstile(app, service.admission), service)
 
 
 def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:

@@ -1,11 +1,10 @@
 """Around the application: every request gets its ids, and is counted and timed when it ends."""
 
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from service.web.metrics import Metrics
-from service.web.tracing import CURRENT, begin
+from service.web.service import Service
+from service.web.watched import watched
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,34 +24,23 @@ def route_of(path: str) -> str:
     return "/" if path == "/" else "other"
 
 
-def observed(app: App, metrics: Metrics) -> App:
+def observed(app: App, service: Service) -> App:
     """The application with ids in its log and answers, and counted."""
 
     async def around(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        given = dict(scope["headers"])
-        trace = begin(_text(given, b"x-request-id"), _text(given, b"traceparent"))
-        added = [(b"x-request-id", trace.request_id.encode()), (b"traceparent", trace.traceparent.encode())]
-        started, status = time.perf_counter(), 500
+        given = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        with watched(route_of(scope["path"]), given, service.metrics, service.spans) as request:
+            added = [(key.encode(), value.encode()) for key, value in request.headers]
 
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    request.status = message["status"]
+                    message["headers"] = [*message["headers"], *added]
+                await send(message)
 
-        token = CURRENT.set(trace)
-        try:
             await app(scope, receive, noting)
-        finally:
-            CURRENT.reset(token)
-            metrics.answered(route_of(scope["path"]), status, time.perf_counter() - started)
 
     return around
-
-
-def _text(headers: dict[bytes, bytes], name: bytes) -> str:
-    return headers.get(name, b"").decode("latin-1")

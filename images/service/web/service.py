@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.batching.batcher import Batcher, Policy
 from service.batching.pulse import Pulse
@@ -12,6 +13,9 @@ from service.models import DEFAULT, Load, Models, names_in
 from service.settings import Limits
 from service.web.admission import Admission
 from service.web.metrics import Metrics
+
+if TYPE_CHECKING:
+    from service.web.spans import Spans
 
 
 async def _no_loader(name: str) -> Classifier:
@@ -35,6 +39,7 @@ class Service:
         self.model_dir = model_dir
         self.model_control = model_control
         self.hub = hub
+        self.spans: Spans | None = None  # no OpenTelemetry
         self.models = Models(load)
         policy = Policy(limits.max_batch_tokens, limits.max_wait_ms / 1000, limits.max_queue_tokens)
         self.pulse = Pulse(limits.canary_s, limits.stall_s)

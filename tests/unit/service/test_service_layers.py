@@ -18,6 +18,7 @@ DOORS = {
     "starlette": {"app", "repository"},
     "prometheus_client": {"metrics"},
     "huggingface_hub": {"hub"},
+    "opentelemetry": {"spans"},
     "grpc": {"endpoint", "server"},
     "google": {"messages"},
     "uvicorn": {"connection", "server"},
