@@ -20,9 +20,11 @@ from probes.placement.packing.packed import Packed
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.wires import Wire
-from probes.placement.runtime.place import lanes_of, settle
+from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_cards
+from probes.placement.runtime.place import settle
+from probes.placement.runtime.preparing import lanes_of
 from probes.placement.runtime.settling import packed_on
-from probes.placement.values import Plan
+from probes.placement.values import CardsPlan, Plan
 
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
 
@@ -30,9 +32,9 @@ STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full,
 def load(
     factory: Factory,
     checkpoint: Path | str,
-    plan: Plan,
+    plan: Plan | CardsPlan,
     *,
-    device: torch.device | str | None = None,
+    device: Devices = None,
     pinned: bool = True,
     ignored: Sequence[str] = (),
     cache: Path | str | bool = True,
@@ -48,17 +50,27 @@ def load(
     Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
     checkpoint, model and plan don't fit each other or memory is refused. Nothing is kept then.
     """
-    lanes = lanes_of(device)
+    cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
+    every = lanes_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [lanes_of(device)]
     model = build(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
         files = stack.enter_context(opened(Path(checkpoint)))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
-        source = FromCheckpoint(values, plan, lanes, pinned=pinned, cache=_cache(cache))
-        stack.callback(source.end)
-        handle = settle(model, plan, source, lanes, pinned=pinned)
-        model.__dict__["placement"] = handle
-        source.files = stack.pop_all()  # the handle gives values of the tier `disk` back, so it closes them
+        kept = _cache(cache)
+        sources = [
+            FromCheckpoint(values, card, lanes, pinned=pinned, cache=kept)
+            for card, lanes in zip(cards, every, strict=True)
+        ]
+        for source in sources:
+            stack.callback(source.end)
+        # the handle gives values of the tier `disk` back, so it closes the files
+        if isinstance(plan, CardsPlan):
+            over = settle_cards(model, plan, sources, every, pinned=pinned)
+            model.__dict__["placement"], over.at_end = over, stack.pop_all()
+        else:
+            model.__dict__["placement"] = settle(model, plan, sources[0], every[0], pinned=pinned)
+            sources[0].files = stack.pop_all()
     return model
 
 

@@ -34,11 +34,13 @@ from probes.placement.runtime.measuring import Stopwatches
 class Engine:
     """The moving blocks of one placed model."""
 
-    def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic) -> None:
+    def __init__(
+        self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, lock: threading.RLock
+    ) -> None:
         self.lanes = lanes
         self.moving: list[Moving] = []
         self.order = Order(1)
-        self.lock = threading.RLock()
+        self.lock = lock
         self.epoch = 0  # of what the buffers hold
         self._ahead = ahead
         self._fast = fast

@@ -1,6 +1,7 @@
 """A placed model's handle: takes the placement away again, and reports what it takes."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -8,14 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from probes.placement.models.modules import Block
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard, is_compiled, uncompiled
+from probes.placement.runtime.blocks.hostside import Guard, OnHost, is_compiled, uncompiled
 from probes.placement.runtime.blocks.moving import Moving
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, refuse_training
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.settling import Settling
-from probes.placement.values import Plan
+from probes.placement.values import Plan, Tier
 from probes.records.schema import Unknown
 
 
@@ -43,21 +45,21 @@ class WholePass(Guard):
     def __init__(
         self,
         forward: Callable[..., Any],
-        engine: Engine,
+        lock: threading.RLock,
         model: nn.Module,
         *,
         trainable: bool,
         recorder: Recorder | None,
     ) -> None:
         super().__init__(forward)
-        self._engine, self._model, self._trainable = engine, model, trainable
+        self._lock, self._model, self._trainable = lock, model, trainable
         self._recorder = recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
         if is_compiled():
             return uncompiled(self, args, kwargs)
-        with self._engine.lock:
+        with self._lock:
             if torch.is_grad_enabled():
                 refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
             if self._recorder is not None:
@@ -79,6 +81,47 @@ class Handle:
         self._settling = settling
         self._captures: list[Captured] = []
         self._measured: Measured | Unknown = Unknown("no pass has been measured: call measure()")
+
+    @property
+    def device(self) -> torch.device:
+        """Where blocks compute."""
+        return self._engine.lanes.device
+
+    def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
+        """Bring blocks to their tiers and guard their calls. `remove()` undoes it, also when it failed."""
+        self._settling.take_over(blocks, self._engine)
+        moving = {id(one.stored.block): one for one in self._engine.moving}
+        for block, tier in blocks:
+            for module in block.modules:
+                if id(block) in moving:
+                    self._homes.guard(module, partial(Called, engine=self._engine, one=moving[id(block)]))
+                elif tier == "cpu":
+                    self._homes.guard(module, partial(OnHost, device=self.device))
+
+    def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
+        """Move the buffers of all modules but these to the device."""
+        self._homes.move_buffers(model, self.device, staying)
+
+    def record_passes(self) -> None:
+        """From now on whole passes become graphs. Raises PlacementError where that can't be."""
+        self._settling.require_capturable("place it without capture")
+        self.recorder = Recorder(self._engine)
+
+    def guard_passes(self, trainable: bool) -> None:
+        """Let whole passes take turns, and refuse changes of weights."""
+        make = partial(
+            WholePass, lock=self._engine.lock, model=self.model, trainable=trainable, recorder=self.recorder
+        )
+        self._homes.guard(self.model, make)
+        self._homes.refuse_changes(self.model)
+
+    def begin(self) -> None:
+        """Everything is where it belongs: fetch ahead for a first pass."""
+        self._engine.begin()
+
+    def finish(self) -> None:
+        """Wait until every lane is done."""
+        self._engine.lanes.finish()
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.

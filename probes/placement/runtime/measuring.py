@@ -144,16 +144,22 @@ class Watched(Protocol):
     watches: Stopwatches | None
 
 
-def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
-    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on lanes."""
+def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:
+    """Seconds of each pass by the host's clock, after one to warm up. `finish` waits for the device."""
     work()
     walls = []
     for _ in range(passes):
-        engine.lanes.finish()
+        finish()
         began = time.perf_counter()
         work()
-        engine.lanes.finish()
+        finish()
         walls.append(time.perf_counter() - began)
+    return tuple(walls)
+
+
+def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
+    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on lanes."""
+    walls = wall_times(engine.lanes.finish, work, passes)
     watches = engine.watches = Stopwatches(engine.lanes)
     try:
         work()
@@ -161,4 +167,4 @@ def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measure
     finally:
         engine.watches = None
     copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
-    return Measured(tuple(walls), copied, unpacked, waited, watches.copied_bytes)
+    return Measured(walls, copied, unpacked, waited, watches.copied_bytes)

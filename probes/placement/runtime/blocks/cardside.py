@@ -1,0 +1,135 @@
+"""Blocks of a model over several cards: each computes on its own, and what goes in follows it there.
+
+What a block returns goes back to where it was called from, so the code between blocks finds everything on
+one card, as in the unplaced model. Where that code only passes it on to other blocks, which the first pass
+shows, it stays where it is: then it crosses once, when the next card takes over.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from probes.placement.runtime.blocks.hostside import Guard, is_compiled, moved, tensors_in, uncompiled
+
+Move = Callable[[Any, int], Any]
+_HARMLESS: Final = frozenset(
+    {"size", "dim", "ndimension", "numel", "stride", "element_size", "is_floating_point", "__len__"}
+)
+_HARMLESS_ATTRIBUTES: Final = frozenset({"shape", "dtype", "ndim", "requires_grad", "layout"})
+
+
+class Cards:
+    """Which card computes now. Card 0 is where the code between blocks finds its tensors."""
+
+    def __init__(self, devices: tuple[torch.device, ...], move: Move | None = None) -> None:
+        self.devices = devices
+        self.move = move or self._moved
+        self.now: int | None = None  # None: no block is being called
+        self.made: dict[int, tuple[torch.Tensor, OnCard]] | None = None  # in a pass that is watched
+        self.watched = False  # such a pass has ended
+
+    def _moved(self, thing: Any, card: int) -> Any:
+        device = self.devices[card]
+        if all(tensor.device == device for tensor in tensors_in(thing)):
+            return thing  # the very same, so what a block writes into a dictionary is seen by others
+        return moved(thing, device)
+
+    def current(self, card: int) -> AbstractContextManager[object]:
+        """The card is torch's current one meanwhile: streams and kernels are its own."""
+        return on_card(self.devices[card])
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """In the first whole pass, see which blocks' outputs are used between blocks."""
+        if self.watched or self.made is not None:
+            yield
+            return
+        self.made = {}
+        seen: list[OnCard] = []
+        try:
+            with _Watch(self):
+                yield
+            seen = list({id(guard): guard for _, guard in self.made.values()}.values())
+        finally:
+            self.made = None
+        self.watched = True
+        for guard in seen:
+            guard.stays = not guard.used
+
+
+def on_card(device: torch.device) -> AbstractContextManager[object]:
+    """The device is torch's current one meanwhile, where it is a GPU."""
+    if device.type != "cuda":
+        return nullcontext()
+    current: AbstractContextManager[object] = torch.cuda.device(device)
+    return current
+
+
+class OnCard(Guard):
+    """The forward of a block's module on its card."""
+
+    def __init__(self, forward: Callable[..., Any], cards: Cards, card: int) -> None:
+        super().__init__(forward)
+        self._cards, self._card = cards, card
+        self.used = False  # between blocks, in the pass that was watched
+        self.stays = False  # what it returns needn't go back to card 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Bring the inputs to the card, compute there, give the output back."""
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
+        cards, caller = self._cards, self._cards.now
+        cards.now = self._card
+        try:
+            given, named = cards.move(args, self._card), cards.move(kwargs, self._card)
+            with cards.current(self._card):
+                output = self.forward(*given, **named)
+        finally:
+            cards.now = caller
+        if caller is None and self.stays:
+            return output
+        output = cards.move(output, caller or 0)
+        if caller is None and cards.made is not None:
+            cards.made.update((id(tensor), (tensor, self)) for tensor in tensors_in(output))
+        return output
+
+
+class Across(Guard):
+    """The forward of a whole model over several cards: its output is on card 0."""
+
+    def __init__(self, forward: Callable[..., Any], cards: Cards) -> None:
+        super().__init__(forward)
+        self._cards = cards
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass."""
+        with self._cards.current(0), self._cards.watch():
+            return self._cards.move(self.forward(*args, **kwargs), 0)
+
+
+class _Watch(TorchFunctionMode):  # type: ignore[misc]
+    """Notes which blocks' outputs torch's operations between blocks read."""
+
+    def __init__(self, cards: Cards) -> None:
+        super().__init__()
+        self._cards = cards
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = self._cards.made
+        if self._cards.now is None and made and not _is_harmless(func):
+            for tensor in tensors_in((args, kwargs or {})):
+                if id(tensor) in made:
+                    made[id(tensor)][1].used = True
+        return func(*args, **(kwargs or {}))
+
+
+def _is_harmless(func: Any) -> bool:
+    """Whether it gives the same on any card: shapes and types."""
+    attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+    name = getattr(func, "__name__", "")
+    return name in _HARMLESS or (name == "__get__" and attribute in _HARMLESS_ATTRIBUTES)

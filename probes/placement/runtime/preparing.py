@@ -1,0 +1,111 @@
+"""What a model, or one card's part of it, needs before it is placed: blocks by the plan, lanes, a handle."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
+from probes.placement.models.modules import Block, find_blocks, placed_already
+from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.hostside import Guard
+from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
+from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.handle import Handle
+from probes.placement.runtime.settling import Settling, Source
+from probes.placement.soundness import flaw
+from probes.placement.values import Plan, Tier
+
+
+def lanes_of(device: torch.device | str | None) -> Lanes:
+    """The lanes of a device, of the current GPU by default, of the CPU where there is none."""
+    try:
+        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise PlacementError(
+            f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
+        ) from None
+    if wanted.type == "cpu":
+        return HostLanes()
+    if wanted.type != "cuda":
+        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {wanted}")
+    if (wanted.index or 0) >= torch.cuda.device_count():
+        raise PlacementError(
+            f"there is no {wanted}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
+        )
+    return CudaLanes(
+        torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+    )
+
+
+def staged(
+    model: nn.Module,
+    plan: Plan,
+    source: Source,
+    lanes: Lanes,
+    *,
+    pinned: bool,
+    work: Arithmetic | None,
+    lock: "threading.RLock | None" = None,
+) -> Handle:
+    """The handle of a model, or of one card's part, of which nothing has been placed yet.
+
+    Handles with one `lock` take turns.
+    """
+    fast = plan.objective == "fast"
+    engine = Engine(
+        lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), lock=lock or threading.RLock()
+    )
+    homes = Homes()
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast)
+    return Handle(model, plan, engine, homes, settling)
+
+
+def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> list[tuple[Block, Tier]]:
+    """The model's blocks in the plan's order, each with its tier. Raises PlacementError for another model.
+
+    `parts`: the plans of several cards, of which `plan` has all blocks.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            raise PlacementError(
+                "a scripted or compiled model can't be placed", "place the model it was made of"
+            )
+        if isinstance(module.__dict__.get("forward"), Guard):
+            raise placed_already()
+    for one in (plan, *parts):
+        _require_sound(one)
+    tiers = {block.name: block for block in plan.blocks}
+    found = {block.name: block for block in find_blocks(model, tiers)}
+    strange = sorted(tiers.keys() - found.keys()) or sorted(found.keys() - tiers.keys())
+    if strange:
+        whose = "plan" if strange[0] in tiers else "model"
+        raise _another(f"only the {whose} has {', '.join(strange[:4])}")
+    for name, block in found.items():
+        kept = sum(b.numel() * b.element_size() for module in block.modules for b in module.buffers())
+        if not block.n_bytes <= tiers[name].weight_bytes <= block.n_bytes + kept:
+            raise _another(f"{name} has {block.n_bytes:,} bytes, {tiers[name].weight_bytes:,} were planned")
+        if not block.called and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"{name} is used while other blocks are called: it can only be resident",
+                "plan again",
+            )
+    return [(found[name], block.tier) for name, block in tiers.items()]
+
+
+def _require_sound(plan: Plan) -> None:
+    if why := flaw(plan):
+        raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
+
+
+def _another(why: str) -> PlacementError:
+    return PlacementError(f"this isn't the model that was planned: {why}", "plan again for this model")
+
+
+def on_host(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
+    """The modules that compute on the host, with those below them."""
+    tops = [module for block, tier in blocks if tier == "cpu" for module in block.modules]
+    return [module for top in tops for module in top.modules()]
