@@ -12,6 +12,7 @@ placed: each layer where the planner puts it, with the same VRAM.
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from probes.errors import ContentMismatch, DeviceUnusable, PlacementError
 from probes.measure import sampling
@@ -23,14 +24,21 @@ GIB = 2**30
 QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6
 QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.15)
 FULL_EFFORT = sampling.Effort(samples=50, at_least=6, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
-QUICK_WEIGHTS, FULL_WEIGHTS = GIB, 4 * GIB
-QUICK_WIDTH, FULL_WIDTH = 4096, 8192
+QUICK_WEIGHTS, FULL_WEIGHTS = GIB // 4, 4 * GIB  # the host moves and packs all of them for each way
+QUICK_WIDTH, FULL_WIDTH = 2048, 8192
 QUICK_MODELS = ("mlp",)
 FULL_MODELS = ("mlp", "transformer", "bert-base", "gpt2-xl", "qwen2.5-1.5b")
 DTYPES = ("float16",)  # which every GPU here computes in, gfx803 included
 ROWS = (1, 256)
 TOKEN_ROWS = (1, 16)  # inputs of many tokens each
-SPLIT: tuple[Scenario, ...] = ("zero_copy_weights", "zero_copy_all", "streamed", "packed", "placed")
+# Ways in one tuple are measured one after the other: the model is placed once for both.
+PLACEMENTS: tuple[tuple[Scenario, ...], ...] = (
+    ("zero_copy_weights", "zero_copy_all"),
+    ("streamed",),
+    ("packed",),
+    ("placed",),
+)
+SPLIT: tuple[Scenario, ...] = tuple(way for ways in PLACEMENTS for way in ways)
 SCENARIOS: tuple[Scenario, ...] = ("resident", *SPLIT)
 ROOM = 0.6  # of free VRAM for the all-resident reference; the rest is for buffers and libraries
 # Sums of thousands of products in another order differ by about a percent at most in float16, which has 11
@@ -56,7 +64,9 @@ def linear_width(settings: Settings, room: Room) -> int:
     wanted = min(_linear_bytes(settings), room.reference_bytes)
     if wanted >= FULL_WEIGHTS:
         return FULL_WIDTH
-    return QUICK_WIDTH if wanted >= QUICK_WEIGHTS // 2 else QUICK_WIDTH // 4
+    if wanted >= 2 * QUICK_WEIGHTS:
+        return 2 * QUICK_WIDTH
+    return QUICK_WIDTH if wanted >= QUICK_WEIGHTS // 2 else QUICK_WIDTH // 2
 
 
 def _linear_bytes(settings: Settings) -> int:
@@ -151,7 +161,8 @@ def _model(
             else:
                 _compare(stack, chosen, "resident", rows=n)  # the reference for the others
         stack.spill()
-        for scenario in draw.sample(SPLIT, len(SPLIT)):  # the model is placed once for each
+        ways = [draw.sample(ways, len(ways)) for ways in draw.sample(PLACEMENTS, len(PLACEMENTS))]
+        for scenario in chain.from_iterable(ways):
             for n in draw.sample(rows, len(rows)):
                 if (scenario, n) in left:
                     yield _timed(bench, stack, chosen, scenario=scenario, rows=n, settings=settings)

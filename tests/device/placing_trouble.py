@@ -30,8 +30,8 @@ def trouble(group: Any) -> None:
         refused = _raises(PlacementError, lambda: place(bench.module, made))
     board.bar("VRAM refused while placing: not a PlacementError", int(not refused), 0, "errors")
 
+    one = bench.one_pass(1)  # holds its input, 8 KiB, as long as it lives
     with _nothing_left(board, "VRAM refused in a pass"), bench.placed(made):
-        one = bench.one_pass(1)
         one()
         hook = bench.module[12].register_forward_pre_hook(_take_all)
         refused = _raises(torch.OutOfMemoryError, one)

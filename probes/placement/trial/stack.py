@@ -12,14 +12,15 @@ from itertools import pairwise
 import torch
 
 from probes.placement.architectures import Built, build
-from probes.placement.models.modules import find_blocks
+from probes.placement.models.description import ModelDescription
+from probes.placement.models.modules import Block, find_blocks
 from probes.placement.models.moduletree import described
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import StackPlan
-from probes.placement.trial.ways import budget_bytes, fixed_plan, layer_tiers, left_bytes
+from probes.placement.trial.ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, same_places
 from probes.placement.values import Plan, Workload
 from probes.records.schema import Scenario, Split, Unknown
 
@@ -43,12 +44,17 @@ class LayerStack:
         self._generator = torch.Generator().manual_seed(seed)
         self._handle: Handle | None = None
         self._arranged: tuple[Scenario, int] | None = None
+        self._plans: dict[tuple[Scenario, int], Plan] = {}
+        self._blocks: tuple[Block, ...] = ()  # of the model, while it isn't placed
+        self._description: ModelDescription | None = None
         self._inputs: dict[int, torch.Tensor] = {}
         self._reference: dict[int, torch.Tensor] = {}
 
     def spill(self) -> None:
         """Move all weights out of VRAM: each other way begins there."""
         self._model.module.cpu()
+        self._blocks = find_blocks(self._model.module)
+        self._description = described(self._model.module)
         if self._zero_copy:
             torch.cuda.empty_cache()
 
@@ -63,7 +69,7 @@ class LayerStack:
     def release(self) -> None:
         """Release every tensor."""
         self._dismiss()
-        self._built = None
+        self._built, self._blocks = None, ()
         for store in (self._inputs, self._reference):
             store.clear()
 
@@ -77,13 +83,16 @@ class LayerStack:
         wanted = (scenario, rows if scenario == "placed" else 0)
         if scenario == "resident" or self._arranged == wanted:
             return
-        self._dismiss()
-        self._handle = place(self._model.module, self._planned(scenario, rows), device=self._device)
+        if wanted not in self._plans:
+            self._plans[wanted] = self._planned(scenario, rows)
+        plan = self._plans[wanted]
+        if self._handle is None or not same_places(self._handle.plan, plan):
+            self._dismiss()
+            self._handle = place(self._model.module, plan, device=self._device)
         self._arranged = wanted
 
     def _planned(self, scenario: Scenario, rows: int) -> Plan:
         """The plan of a way: the planner's own for `placed`, with the same VRAM for weights and buffers."""
-        module = self._model.module
         if scenario != "placed":
             tiers = dict(zip(map(id, self._model.layers), layer_tiers(self.plan, scenario), strict=True))
             blocks = [
@@ -92,12 +101,13 @@ class LayerStack:
                     tiers.get(id(block.modules[0]), "resident") if block.called else "resident",
                     block.n_bytes,
                 )
-                for block in find_blocks(module)
+                for block in self._blocks
             ]
             return fixed_plan(self.plan.shape.model, blocks)
         machine = profile(self._profile())
         workload = Workload(rows, self.plan.shape.tokens)
-        model = described(module)
+        model = self._description
+        assert model  # `spill` has been called
         use = make(
             model, machine, vram=machine.vram_bytes, host=None, workload=workload, objective="exact"
         ).plan.vram

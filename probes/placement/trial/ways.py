@@ -62,6 +62,12 @@ def left_bytes(blocks: Sequence[tuple[Tier, int]]) -> int:
     return sum(n_bytes for tier, n_bytes in blocks if tier not in IN_VRAM)
 
 
+def same_places(one: Plan, other: Plan) -> bool:
+    """Whether a model that one plan has placed is where the other one puts it."""
+    tiers = [[(block.name, block.tier) for block in plan.blocks] for plan in (one, other)]
+    return tiers[0] == tiers[1] and one.rings == other.rings and one.objective == other.objective
+
+
 def fixed_plan(model: str, blocks: Sequence[tuple[str, Tier, int]]) -> Plan:
     """A plan that only says where blocks go: nothing is predicted."""
     return Plan(

@@ -75,7 +75,7 @@ class OnCard(Guard):
         super().__init__(forward)
         self._cards, self._card = cards, card
         self.used = False  # between blocks, in the pass that was watched
-        self.stays = False  # what it returns needn't go back to card 0
+        self.stays = False  # what it returns doesn't have to go back to card 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the inputs to the card, compute there, give the output back."""
