@@ -9,21 +9,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probes.errors import PlacementError
     from probes.placement.loading.load import load
-    from probes.placement.planner.asking import plan
+    from probes.placement.planner.asking import plan, plan_cards
     from probes.placement.runtime.handle import Handle
+    from probes.placement.runtime.overcards import CardsHandle
     from probes.placement.runtime.place import place
-    from probes.placement.values import Plan
+    from probes.placement.values import CardsPlan, Plan
 
 _HOMES = {
+    "CardsHandle": "probes.placement.runtime.overcards",
+    "CardsPlan": "probes.placement.values",
     "Handle": "probes.placement.runtime.handle",
     "PlacementError": "probes.errors",
     "Plan": "probes.placement.values",
     "load": "probes.placement.loading.load",
     "place": "probes.placement.runtime.place",
     "plan": "probes.placement.planner.asking",
+    "plan_cards": "probes.placement.planner.asking",
 }
 
-__all__ = ["Handle", "PlacementError", "Plan", "load", "place", "plan"]
+__all__ = [
+    "CardsHandle",
+    "CardsPlan",
+    "Handle",
+    "PlacementError",
+    "Plan",
+    "load",
+    "place",
+    "plan",
+    "plan_cards",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class

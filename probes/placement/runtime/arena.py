@@ -62,7 +62,7 @@ class HostArena:
                 "plan again with a smaller host, or end other programs",
             ) from error
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._node = node
+        self.node = node
         self._populated = 0
         self.used = 0
         self.asked = 0
@@ -91,7 +91,7 @@ class HostArena:
         stop = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         if stop <= self._populated:
             return
-        with _on_node(self._node), suppress(OSError):
+        with _on_node(self.node), suppress(OSError):
             self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
         self._populated = stop
 

@@ -10,7 +10,8 @@ from probes.placement.values import Plan
 
 
 def test_names_are_those_that_the_package_lists() -> None:
-    assert sorted(probes.placement.__all__) == ["Handle", "PlacementError", "Plan", "load", "place", "plan"]
+    classes = ["CardsHandle", "CardsPlan", "Handle", "PlacementError", "Plan"]
+    assert sorted(probes.placement.__all__) == [*classes, "load", "place", "plan", "plan_cards"]
 
 
 def test_what_needs_no_torch_comes_without_it() -> None:
