@@ -118,7 +118,7 @@ def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
 def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
     """The same over several cards."""
     from probes.placement.planner.asking import constants, described
-    from probes.placement.planner.severalcards import make_cards
+    from probes.placement.planner.cards.severalcards import make_cards
     from probes.placement.showing.picture import draw
     from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import cards_lines

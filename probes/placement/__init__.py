@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probes.errors import PlacementError
     from probes.placement.loading.load import load
-    from probes.placement.planner.asking import plan, plan_cards
+    from probes.placement.planner.asking import plan
+    from probes.placement.planner.cards.askcards import plan_cards
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.overcards import CardsHandle
     from probes.placement.runtime.place import place
@@ -24,7 +25,7 @@ _HOMES = {
     "load": "probes.placement.loading.load",
     "place": "probes.placement.runtime.place",
     "plan": "probes.placement.planner.asking",
-    "plan_cards": "probes.placement.planner.asking",
+    "plan_cards": "probes.placement.planner.cards.askcards",
 }
 
 __all__ = [

@@ -14,11 +14,11 @@ from board import Board
 from probes.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
+from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.costs import Option, Pass, options
 from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import names, profile
-from probes.placement.planner.severalcards import make_cards
 from probes.placement.planner.timeline import simulate
 from probes.placement.values import Objective, Rings, Workload
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -139,3 +140,28 @@ def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
     del model
     gc.collect()
     assert driver.released == [address for address, _ in driver.registered]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", ["streamed", "streamed_packed", "packed", "in_place"])
+def test_remove_frees_all_memory_at_once_and_not_when_garbage_is_collected(tier, monkeypatch):
+    """A handle that is kept, and blocks and buffers that refer to each other, would hold it until then."""
+    arenas = []
+
+    def traced(self, n_bytes, device):
+        pages = arena._Pages(-1, max(n_bytes, 1))
+        arenas.append(weakref.ref(pages))
+        self._bytes, self.used = torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], 0
+
+    monkeypatch.setattr(arena.DeviceArena, "__init__", traced)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).eval().requires_grad_(False)
+    handle = place(model, plan_of(model, {f"{i}": tier for i in range(4)}), device="cpu")
+    arenas.append(weakref.ref(handle._settling.host._map))
+    model(torch.ones(1, 64))
+    assert all(one() is not None for one in arenas)
+    gc.disable()
+    try:
+        handle.remove()
+        assert [one() for one in arenas] == [None, None]
+    finally:
+        gc.enable()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from probes.errors import UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import describe
-from probes.placement.planner import planning, reported, severalcards
+from probes.placement.planner import planning, reported
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import names, profile
-from probes.placement.values import CardsPlan, Objective, Plan, Workload
+from probes.placement.values import Objective, Plan, Workload
 from probes.records.schema import read_report
 
 if TYPE_CHECKING:
@@ -51,33 +51,6 @@ def plan(
         workload=Workload(batch, tokens, context),
         objective=objective,
         captured=captured,
-    ).plan
-
-
-def plan_cards(
-    model: Model,
-    *,
-    cards: int,
-    vram: int,
-    machine: Constants | str | Path,
-    host: int | None = None,
-    batch: int = 1,
-    tokens: int = 1,
-    context: int = 0,
-    objective: Objective = "exact",
-) -> CardsPlan:
-    """The same over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
-
-    Raises as `plan` does, and UsageError for more cards than the model has blocks.
-    """
-    return severalcards.make_cards(
-        described(model),
-        constants(machine),
-        cards=cards,
-        vram=vram,
-        host=host,
-        workload=Workload(batch, tokens, context),
-        objective=objective,
     ).plan
 
 

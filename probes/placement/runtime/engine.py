@@ -306,6 +306,16 @@ class Engine:
         for place in one.unpacked.places:
             yield place.entry, place.present.data
 
+    def clear(self) -> None:
+        """Forget all blocks and buffers, which refer to each other: their memory is free at once."""
+        for buffer in self.buffers:
+            buffer.holds = None
+            buffer.forget()
+        for one in self.moving:
+            one.forget()
+        self.moving.clear()
+        self.lanes.forget()
+
     # What a recorded pass needs
 
     @property

@@ -194,5 +194,5 @@ class Handle:
                 for place in moving.unpacked.places:
                     place.give_back(self._homes.parameter(place.entry))
             self._homes.restore()
-            self._engine.moving.clear()
+            self._engine.clear()
             self._settling.clear()

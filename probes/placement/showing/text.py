@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from probes.placement.planner.severalcards import PART
+from probes.placement.planner.cards.severalcards import PART
 from probes.placement.values import TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.report.render import table
 from probes.shared.quoting import terminal

@@ -80,6 +80,9 @@ class Lanes(Protocol):
         `written`: the bytes that it writes.
         """
 
+    def forget(self) -> None:
+        """Let go of bundled work, and of what it reads and writes."""
+
     def stopwatch(self) -> Any:
         """A mark that knows when it was reached."""
 
@@ -141,6 +144,9 @@ class HostLanes:
     def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Lanes
         """As it is."""
         return work
+
+    def forget(self) -> None:
+        """Nothing is kept."""
 
     def stopwatch(self) -> _Clock:
         """A reading of the host's clock."""
@@ -238,6 +244,10 @@ class CudaLanes:
             return work
         self._bundles.append(made)
         return made
+
+    def forget(self) -> None:
+        """Release the graphs."""
+        self._bundles.clear()
 
     def stopwatch(self) -> _Event:
         """An event with a time."""

@@ -166,6 +166,11 @@ class Moving:
             return False
         return any(begin <= address < end for begin, end in self.spans)
 
+    def forget(self) -> None:
+        """Let go of buffers and parameters: the model has been given back."""
+        self.slot = self.scratch = self.target = self.products = self.inside = None
+        self.unpacked, self.unpack = Exchange(()), int
+
     def used(self) -> Buffer | None:
         """The buffer that a call reads its weights from."""
         return self.slot if self.fused or self.scratch is None else self.scratch

@@ -8,9 +8,9 @@ from jsonschema import Draft202012Validator
 from probes.cli import main
 from probes.errors import Exit, PlanImpossible, UsageError
 from probes.placement.models.reading import describe
+from probes.placement.planner.cards.severalcards import MadeCards, make_cards
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile
-from probes.placement.planner.severalcards import MadeCards, make_cards
 from probes.placement.showing.planfile import cards_schema
 from probes.placement.values import Workload
 

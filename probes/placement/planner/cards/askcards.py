@@ -1,0 +1,35 @@
+"""`plan_cards`: the public function that plans a model over several equal cards."""
+
+from pathlib import Path
+
+from probes.placement.planner.asking import Model, constants, described
+from probes.placement.planner.cards.severalcards import make_cards
+from probes.placement.planner.constants import Constants
+from probes.placement.values import CardsPlan, Objective, Workload
+
+
+def plan_cards(
+    model: Model,
+    *,
+    cards: int,
+    vram: int,
+    machine: Constants | str | Path,
+    host: int | None = None,
+    batch: int = 1,
+    tokens: int = 1,
+    context: int = 0,
+    objective: Objective = "exact",
+) -> CardsPlan:
+    """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
+
+    The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
+    """
+    return make_cards(
+        described(model),
+        constants(machine),
+        cards=cards,
+        vram=vram,
+        host=host,
+        workload=Workload(batch, tokens, context),
+        objective=objective,
+    ).plan
