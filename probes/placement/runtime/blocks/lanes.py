@@ -81,7 +81,7 @@ class Lanes(Protocol):
         """
 
     def forget(self) -> None:
-        """Let go of bundled work, and of what it reads and writes."""
+        """Release bundled work, and what it reads and writes."""
 
     def stopwatch(self) -> Any:
         """A mark that knows when it was reached."""

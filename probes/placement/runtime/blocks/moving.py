@@ -167,7 +167,7 @@ class Moving:
         return any(begin <= address < end for begin, end in self.spans)
 
     def forget(self) -> None:
-        """Let go of buffers and parameters: the model has been given back."""
+        """Refer to no buffers and parameters any more: the model has been given back."""
         self.slot = self.scratch = self.target = self.products = self.inside = None
         self.unpacked, self.unpack = Exchange(()), int
 
