@@ -39,6 +39,10 @@ NOT_RUN = {
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
+    "weir probe throughput --device gpu --precision fp16 --precision fp32 "
+    "--inputs copied --inputs in-place": NVIDIA,
+    "weir probe throughput --model net.pt --shape 2x100 --shape 7x100": "needs a model of the reader's; "
+    "tests/torch runs a TorchScript file",
     "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate": PLACED,
     "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate --compare resident": PLACED,
     "docker compose up -d --wait api-cuda": NVIDIA,
