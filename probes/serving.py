@@ -149,15 +149,15 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
 
     def keep(found: "ServedScan") -> None:
         nonlocal seen
-        for level in found.levels[seen:]:
+        write_scan(replace(report, served=found), path)  # before a level is shown: what was seen is kept
+        finished, seen = found.levels[seen:], len(found.levels)
+        for level in finished:
             tell(level_line(level))
-        seen = len(found.levels)
-        write_scan(replace(report, served=found), path)
 
     try:
         found = scan(target, asking, _settings(args), keep)
     except KeyboardInterrupt:
-        complain(f"interrupted; {path} holds the {seen} levels that were measured")
+        complain(f"interrupted; {path} holds what was measured, levels: {seen}")
         return Exit.INTERRUPTED
     tell("")
     for said in served_answer(found):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import scan_direct
+import scan_served
 from board import Board, tell
 
 GROUPS: dict[str, Callable[[Board], None]] = {
@@ -16,6 +17,8 @@ GROUPS: dict[str, Callable[[Board], None]] = {
     "loop": scan_direct.against_a_bare_loop,
     "errors": scan_direct.errors,
     "saturation": scan_direct.saturated,
+    "md1": scan_served.exact_queue,
+    "omission": scan_served.omission,
 }
 
 

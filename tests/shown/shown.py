@@ -21,6 +21,9 @@ from parsers import Refused, parse, programs  # noqa: E402
 AMD, NVIDIA, WSL = "needs an AMD card", "needs an NVIDIA card", "needs Windows with WSL"
 TORCH = "needs torch on the host; tests/docker runs the same program in the image"
 PLACED = "needs torch on the host; tests/torch runs the verb with a small model"
+LOADED = (
+    "takes minutes; tests/loopback runs the verb against stand-ins, tests/unit those that show its report"
+)
 BEFORE = "`make test` has just run it"
 INSIDE = "runs these tests"
 REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
@@ -38,6 +41,11 @@ NOT_RUN = {
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
+    "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,
+    "weir probe throughput --url http://127.0.0.1:8000 --into reports/throughput/scan.json": LOADED,
+    "weir probe html reports/throughput/scan.json": LOADED,
+    "weir probe compare before.json after.json": LOADED,
+    "weir probe prometheus reports/throughput/scan.json": LOADED,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
     "weir probe throughput --device gpu --precision fp16 --precision fp32 "
     "--inputs copied --inputs in-place": NVIDIA,

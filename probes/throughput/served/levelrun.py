@@ -50,13 +50,21 @@ class _Span:
 
 
 async def measure_level(
-    load: Load, make: MakeCaller, settings: ServedSettings, *, busy_s: Callable[[], float]
+    load: Load,
+    make: MakeCaller,
+    settings: ServedSettings,
+    *,
+    busy_s: Callable[[], float],
+    early_s: Callable[[float], float] = lambda _rate: 0.0,
 ) -> Level:
-    """One level. `busy_s`: for how long the client's loop has worked so far."""
+    """One level. `busy_s`: for how long the client's loop has worked so far.
+
+    `early_s`: how long before an arrival to be awake, by the rate; a real clock's timers wake late.
+    """
     ledger, stop = _Ledger(), asyncio.Event()
     gc.collect()
     gc.disable()  # a collection would delay answers
-    driving = asyncio.create_task(_load(load, make, settings, ledger, stop))
+    driving = asyncio.create_task(_load(load, make, settings, ledger, stop=stop, early_s=early_s))
     watching = asyncio.create_task(_windows(load, settings, ledger, busy_s))
     try:
         await asyncio.wait([driving, watching], return_when=asyncio.FIRST_COMPLETED)
@@ -82,15 +90,29 @@ async def measure_level(
 
 
 async def _load(
-    load: Load, make: MakeCaller, settings: ServedSettings, ledger: _Ledger, stop: asyncio.Event
+    load: Load,
+    make: MakeCaller,
+    settings: ServedSettings,
+    ledger: _Ledger,
+    *,
+    stop: asyncio.Event,
+    early_s: Callable[[float], float],
 ) -> None:
     if load.loop == "closed":
         await closed_loop(make, load.callers, ledger.add, stop)
         return
     began = asyncio.get_running_loop().time()
-    due = (began + at for at in poisson(load.rate_per_s or 0.0, seed=settings.seed))
-    most, patience_s = load.callers, settings.limit_s
-    await open_loop(make, ledger.due(due), ledger.add, stop, most=most, patience_s=patience_s)
+    rate = load.rate_per_s or 0.0
+    due = (began + at for at in poisson(rate, seed=settings.seed))
+    await open_loop(
+        make,
+        ledger.due(due),
+        ledger.add,
+        stop,
+        most=load.callers,
+        patience_s=settings.limit_s,
+        early_s=early_s(rate),
+    )
 
 
 async def _windows(

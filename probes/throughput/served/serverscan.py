@@ -11,7 +11,7 @@ from urllib.parse import quote
 from probes.errors import ServerUnusable
 from probes.throughput.served.client import described
 from probes.throughput.served.client.address import Target
-from probes.throughput.served.client.driving import GOOD, MakeCaller
+from probes.throughput.served.client.driving import GOOD, MakeCaller, early
 from probes.throughput.served.client.lines import (
     MOST_CONNECTIONS,
     Endpoint,
@@ -105,7 +105,7 @@ class _Scan:
 
     def _level(self, found: ServedScan, load: Load, make: MakeCaller) -> tuple[ServedScan, Level]:
         busy = lambda: self._watch.busy_s  # noqa: E731
-        level = self._do(measure_level(load, make, self._settings, busy_s=busy))
+        level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=early))
         found = replace(found, levels=(*found.levels, level))
         self._on_level(found)
         return found, level

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+WAKE_S = 0.0003  # what a virtual machine takes to wake for a timer: an arrival is awaited this long in turns
+WAKES_SHARE = 0.1  # of a core at most for that
 REFUSED_PAUSE_S = 0.05  # after a refusal or an error a closed loop waits, or it would flood the server
 GOOD, REFUSED = "good", "refused"
 
@@ -69,15 +71,23 @@ async def closed_loop(make: MakeCaller, n_callers: int, sink: Sink, stop: asynci
 
 
 async def open_loop(
-    make: MakeCaller, due: Iterator[float], sink: Sink, stop: asyncio.Event, *, most: int, patience_s: float
+    make: MakeCaller,
+    due: Iterator[float],
+    sink: Sink,
+    stop: asyncio.Event,
+    *,
+    most: int,
+    patience_s: float,
+    early_s: float = 0.0,
 ) -> None:
     """Requests at the times of `due` (by the loop's clock), until `stop`; then what is under way is awaited.
 
     At most `most` connections: a request that finds them all busy waits its turn, and that counts. What isn't
-    answered `patience_s` after the stop is noted as unanswered, not left out.
+    answered `patience_s` after the stop is noted as unanswered, not left out. The timer is set `early_s`
+    before a request is due, and the rest is spent in turns of the loop: timers wake late.
     """
     pool = _Pool(make, most)
-    asking = asyncio.create_task(_arrive(pool, due, sink))
+    asking = asyncio.create_task(_arrive(pool, due, sink, early_s))
     try:
         await _until(stop, [asking])
         asking.cancel()
@@ -88,12 +98,19 @@ async def open_loop(
         await _dropped([asking, *pool.under_way], pool.callers)
 
 
-async def _arrive(pool: "_Pool", due: Iterator[float], sink: Sink) -> None:
+def early(rate_per_s: float) -> float:
+    """How long before each arrival to be awake: not at all at rates where that would occupy the client."""
+    return WAKE_S if rate_per_s * WAKE_S <= WAKES_SHARE else 0.0
+
+
+async def _arrive(pool: "_Pool", due: Iterator[float], sink: Sink, early_s: float) -> None:
     loop = asyncio.get_running_loop()
     for number, at in enumerate(due):
         wait = at - loop.time()
-        if wait > 0:
-            await asyncio.sleep(wait)
+        if wait > early_s:
+            await asyncio.sleep(wait - early_s)
+        while early_s and loop.time() < at:
+            await asyncio.sleep(0)
         task = asyncio.create_task(_one(pool, number, at, sink))
         pool.under_way.add(task)
         task.add_done_callback(pool.under_way.discard)

@@ -1,0 +1,256 @@
+"""The served scan over real sockets: a queue that is known, servers that misbehave, and Ctrl-C."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from probes.errors import Exit
+from probes.throughput.document import named_scan
+from probes.throughput.served.tallying import Load
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+import scan_served  # noqa: E402
+
+QUICK = ("--quick-load", "--most-callers", "2", "--rate", "20", "--timeout-s", "2")
+MODEL = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}
+TRIES = 3  # a machine busy with other things delays both sides
+
+
+def scan(port: int, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = _command(port, folder, *words)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+def _command(port: int, folder: Path, *words: str) -> list[str]:
+    url = f"http://127.0.0.1:{port}/v2/models/m/infer"
+    return [sys.executable, "-m", "probes", "throughput", "--url", url, "--out", str(folder), *QUICK, *words]
+
+
+def saved(folder: Path):
+    return named_scan(next(folder.glob("*.json")))[0].served
+
+
+def answer(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
+
+
+@contextmanager
+def server(infer: Callable[[socket.socket, int], bool]) -> Iterator[int]:
+    """A server whose answer to the n-th inference is what `infer` does; false: it closes the connection."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    numbers = iter(range(1 << 30))
+    open_ones: list[socket.socket] = []
+
+    def one(line: socket.socket) -> None:
+        with line, suppress(OSError):
+            while head := _request(line):
+                if head.startswith(b"GET"):
+                    line.sendall(
+                        answer(json.dumps(MODEL if b"models" in head.split(b"\r\n")[0] else {}).encode())
+                    )
+                elif not infer(line, next(numbers)):
+                    return
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                line = listening.accept()[0]
+                open_ones.append(line)
+                threading.Thread(target=one, args=(line,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for line in open_ones:
+            line.close()
+
+
+def _request(line: socket.socket) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = line.recv(65536)
+        if not piece:
+            return b""
+        data += piece
+    head, body = data.split(b"\r\n\r\n", 1)
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]) if b"ontent-" in head else 0
+    while len(body) < length:
+        body += line.recv(65536)
+    return head
+
+
+def good(line: socket.socket, _number: int) -> bool:
+    time.sleep(0.005)
+    line.sendall(answer(b"{}"))
+    return True
+
+
+def test_requests_take_as_long_as_a_known_queue_makes_them() -> None:
+    """The middle request's excess: `make bench-scan` judges the mean, on a machine that is quiet."""
+    for _ in range(TRIES):
+        with scan_served.exact("0.05") as port:
+            level = scan_served.apart((port, 10.0, 3, 6.0))
+        known = scan_served.of_these_arrivals(level, 3, 0.05)
+        excess = median(a - b for a, b in zip(level.latency_s, known, strict=True))
+        if near := 0 <= excess <= 0.05 * fmean(known):
+            break
+    assert near
+    assert len(level.latency_s) > 40
+
+
+def test_a_pause_shows_in_the_corrected_latency_and_hides_in_the_naive_one() -> None:
+    with scan_served.exact("0.001", "--pause-every", "3", "--pause", "0.5") as port:
+        level = scan_served.apart((port, 50.0, 1, 6.0), connections=1)
+    naive = sorted(whole - wait for whole, wait in zip(level.latency_s, level.waited_s, strict=True))
+    corrected = sorted(level.latency_s)
+    assert corrected[int(0.9 * len(corrected))] > 0.15  # a sixth of all came in a pause
+    assert naive[int(0.9 * len(naive))] < 0.05
+
+
+def test_new_connections_are_measured_as_well(tmp_path: Path) -> None:
+    with server(good) as port:
+        found = scan(port, tmp_path, "--new-connections")
+    assert found.returncode == 0, found.stderr
+    assert saved(tmp_path).levels[0].answered > 20
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = scan(port, tmp_path)
+    assert found.returncode == Exit.DEVICE
+    assert f"can't ask 127.0.0.1:{port}: connection refused" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def _hangs(line: socket.socket, _number: int) -> bool:
+    time.sleep(30)
+    return False
+
+
+def _garbage(line: socket.socket, _number: int) -> bool:
+    line.sendall(b"\x00\x01garbage" * 100)
+    return False
+
+
+def _huge(line: socket.socket, _number: int) -> bool:
+    line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+    return False
+
+
+def _dribbles(line: socket.socket, _number: int) -> bool:
+    for byte in answer(b"{}" * 100):
+        line.sendall(bytes([byte]))
+        time.sleep(0.05)
+    return True
+
+
+def _closes(line: socket.socket, _number: int) -> bool:
+    return False
+
+
+def _refuses(line: socket.socket, _number: int) -> bool:
+    line.sendall(answer(b'{"error":"no"}', "400 Bad Request"))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (_hangs, "no answer within 2 s"),
+        (_garbage, "not HTTP"),
+        (_huge, "more than 64 MiB"),
+        (_dribbles, "no answer within 2 s"),
+        (_closes, "connection lost before the answer"),
+        (_refuses, 'status 400: {"error":"no"}'),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_server_that_answers_no_request_is_refused_before_anything_is_timed(
+    does: Callable[[socket.socket, int], bool], said: str, tmp_path: Path
+) -> None:
+    with server(does) as port:
+        found = scan(port, tmp_path)
+    assert found.returncode == Exit.DEVICE
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_refusals_under_load_are_counted_apart_from_errors(tmp_path: Path) -> None:
+    def infer(line: socket.socket, number: int) -> bool:
+        if number % 3 == 2:
+            line.sendall(answer(b"", "429 Too Many Requests"))
+        elif number % 7 == 6:
+            line.sendall(answer(b"", "500 Internal Server Error"))
+        else:
+            return good(line, number)
+        return True
+
+    with server(infer) as port:
+        found = scan(port, tmp_path)
+    assert found.returncode == 0, found.stderr
+    level = saved(tmp_path).of("closed")[1]
+    assert level.refused > 5
+    assert [one.what for one in level.failed] == ["status 500"]
+
+
+def test_a_server_that_dies_leaves_the_finished_levels_and_exit_code_4(tmp_path: Path) -> None:
+    dead = threading.Event()
+
+    def infer(line: socket.socket, number: int) -> bool:
+        return not dead.is_set() and good(line, number)
+
+    with server(infer) as port:
+        running = subprocess.Popen(
+            _command(port, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert running.stdout is not None
+        first = running.stdout.readline()
+        dead.set()
+        out, err = running.communicate(timeout=60)
+    assert "1 caller:" in first
+    assert running.returncode == Exit.BROKEN, err
+    assert "no answer was good: connection lost before the answer" in out
+    kept = saved(tmp_path)
+    assert kept.levels[0].answered > 0
+    assert not kept.complete
+
+
+def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
+    with server(good) as port:
+        running = subprocess.Popen(
+            _command(port, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert running.stdout is not None
+        running.stdout.readline()
+        os.kill(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=30)
+    assert running.returncode == Exit.INTERRUPTED
+    assert "holds what was measured, levels: 1" in err
+    assert "Traceback" not in err
+    kept = saved(tmp_path)
+    assert (len(kept.levels), kept.complete) == (1, False)
+
+
+def test_thirty_two_callers_over_real_sockets_share_a_known_server() -> None:
+    with scan_served.exact("0.005") as port:
+        how = scan_served.replace(scan_served.SETTINGS, window_s=0.5)
+        level = scan_served.measure(port, Load("closed", 32), how)
+    assert fmean(level.latency_s) == pytest.approx(0.16, rel=0.1)
+    assert level.answered / level.seconds == pytest.approx(200, rel=0.1)
