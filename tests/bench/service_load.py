@@ -261,12 +261,26 @@ class _Crowd:
                 wire.transport.close()
 
 
-async def beside(work: Awaitable[Result], port: int, *, every_s: float = 0.5) -> tuple[Result, set[int]]:
-    """`work`, and the statuses of the readiness that was asked all the while."""
-    seen: set[int] = set()
+@dataclass
+class Watched:
+    """What was asked beside the load: statuses of the readiness, and bytes of memory over time."""
+
+    statuses: set[int] = field(default_factory=set)
+    resident: list[float] = field(default_factory=list)
+
+
+async def beside(work: Awaitable[Result], port: int, *, every_s: float = 0.5) -> tuple[Result, Watched]:
+    """`work`, and what the readiness and every fourth time the metrics said all the while."""
+    seen = Watched()
     task = asyncio.ensure_future(work)
-    while not task.done():
+    for turn in count():
         caller = Caller(port, keep=False)
-        seen.add((await caller.ask("GET", "/v2/health/ready"))[0])
+        seen.statuses.add((await caller.ask("GET", "/v2/health/ready"))[0])
+        if turn % 4 == 0:
+            page = (await caller.ask("GET", "/metrics"))[1].decode()
+            found = page.partition("\nprocess_resident_memory_bytes ")[2].partition("\n")[0]
+            seen.resident += [float(found)] if found else []
+        if task.done():
+            break
         await asyncio.wait({task}, timeout=every_s)
     return task.result(), seen
