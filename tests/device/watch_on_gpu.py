@@ -1,0 +1,355 @@
+"""The watch on a real NVIDIA card: its figures against nvidia-smi's, energy, cost, saturation of known loads.
+
+Run by run_watch_fit.sh from the repository's root. Prints a JSON line for each bar and figure, and
+writes them with every report into OUT.
+"""
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+OUT = Path(os.environ.get("OUT", "reports/probes"))
+TICKS = os.sysconf("SC_CLK_TCK")
+EACH_S = float(os.environ.get("EACH_S", "7"))
+EDGE_S = 1.0  # of a load, at both ends, that isn't judged
+# gauge -> nvidia-smi's name, the factor to its unit, its resolution in that unit
+SMI = {
+    "vram_bytes": ("memory.used", 2**-20, 1.0),
+    "edge_celsius": ("temperature.gpu", 1.0, 1.0),
+    "memory_celsius": ("temperature.memory", 1.0, 1.0),
+    "core_mhz": ("clocks.sm", 1.0, 1.0),
+    "memory_mhz": ("clocks.mem", 1.0, 1.0),
+    "power_w": ("power.draw.instant", 1.0, 0.01),
+    "busy_percent": ("utilization.gpu", 1.0, 1.0),
+    "memory_busy_percent": ("utilization.memory", 1.0, 1.0),
+}
+_ROWS: list[dict[str, Any]] = []
+
+
+def row(**found: Any) -> None:
+    """A line of the results."""
+    _ROWS.append(found)
+    print(json.dumps(found), flush=True)
+
+
+def bar(name: str, value: float, limit: float, unit: str, *, at_least: bool = False, **more: Any) -> None:
+    ok = value >= limit if at_least else value <= limit
+    must = "at least" if at_least else "at most"
+    row(bar=name, value=round(value, 5), must_be=must, limit=limit, unit=unit, ok=ok, **more)
+
+
+def cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / TICKS
+
+
+def watch(kind: str, seconds: float, *, name: str = "", hook: bool = False) -> dict[str, Any]:
+    """Watch a load; its report, its samples, what the load said, and the watch's processor time."""
+    stem = OUT / f"watch-{name or kind}"
+    words = ["--report", f"{stem}.json", "--jsonl", f"{stem}.jsonl", *(["--torch-allocator"] if hook else [])]
+    load = [sys.executable, str(HERE / "watch_loads.py"), kind, str(seconds)]
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "probes", "watch", *words, "--", *load],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)
+    before_s, before = time.monotonic(), cpu_s(process.pid)
+    time.sleep(max(seconds - 2, 1))
+    share = (cpu_s(process.pid) - before) / (time.monotonic() - before_s)
+    out, err = process.communicate(timeout=120)
+    lines = [json.loads(line) for line in Path(f"{stem}.jsonl").read_text().splitlines()[1:]]
+    said = json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+    return {
+        "report": json.loads(Path(f"{stem}.json").read_text()),
+        "samples": lines,
+        "load": said,
+        "cpu": share,
+        "begun": begun,
+        "err": err[-1500:],
+        "code": process.returncode,
+    }
+
+
+def means(found: Mapping[str, Any]) -> dict[str, float]:
+    """Each gauge's mean over the middle of the load, by the samples that had it."""
+    end = found["samples"][-1]["at_s"] - EDGE_S
+    seconds = found["load"]["ended_s"] - found["load"]["begun_s"]
+    middle = [s for s in found["samples"] if end - seconds + 2 * EDGE_S <= s["at_s"] <= end - EDGE_S]
+    gauges: dict[str, list[float]] = {}
+    for one in middle:
+        for name, value in one["cards"][0]["look"].items():
+            gauges.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in gauges.items()}
+
+
+def smi() -> dict[str, float | None]:
+    names = [name for name, _, _ in SMI.values()]
+    text = subprocess.run(
+        ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    cells = [cell.strip() for cell in text.splitlines()[0].split(",")]
+    return {g: float(c) if c.replace(".", "").isdigit() else None for g, c in zip(SMI, cells, strict=True)}
+
+
+def against_smi() -> None:
+    """nvidia-smi's figure must be among our readings at that time, give or take its resolution."""
+    from probes.machine.nvml import Nvml, open_nvml
+    from probes.watch.readers.nvidiacard import NvidiaReader
+
+    nvml = open_nvml()
+    assert isinstance(nvml, Nvml)
+    reader = NvidiaReader(Path("/"), nvml, nvml.cards()[0])
+    for state in ("idle", "under a matrix product"):
+        load = None
+        if state != "idle":
+            load = subprocess.Popen(
+                [sys.executable, str(HERE / "watch_loads.py"), "product", "14"], stdout=-3
+            )
+            time.sleep(7)
+        wrong: dict[str, list[object]] = {}
+        compared = 0
+        for turn in range(6):
+            seen = [reader.sample(time.monotonic()).look.values]
+            stop = threading.Event()
+
+            def look(seen: list[Any] = seen, stop: threading.Event = stop) -> None:
+                while not stop.is_set():
+                    seen.append(reader.sample(time.monotonic()).look.values)
+                    time.sleep(0.005)
+
+            thread = threading.Thread(target=look)
+            thread.start()
+            theirs = smi()
+            stop.set()
+            thread.join()
+            for gauge, (_, factor, resolution) in SMI.items():
+                ours = [one[gauge] * factor for one in seen if gauge in one]
+                their = theirs[gauge]
+                if their is None and not ours:
+                    continue
+                compared += 1
+                if their is None or not ours or not min(ours) - resolution <= their <= max(ours) + resolution:
+                    wrong.setdefault(gauge, []).append(
+                        [turn, their, min(ours, default=None), max(ours, default=None)]
+                    )
+        misses = sum(map(len, wrong.values()))
+        bar(
+            f"NVML figures unequal to nvidia-smi's, {state}",
+            misses,
+            0,
+            "figures",
+            compared=compared,
+            wrong=wrong,
+        )
+        if load:
+            load.wait()
+
+
+class Reference(threading.Thread):
+    """Power 50 times a second, by a reader of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.points: list[tuple[float, float]] = []
+        self.on = True
+
+    def run(self) -> None:
+        from probes.machine import nvmlcard
+        from probes.machine.nvml import Nvml, open_nvml
+
+        nvml = open_nvml()
+        assert isinstance(nvml, Nvml)
+        card = nvmlcard.NvmlCard(nvml, nvml.cards()[0].pci_id)
+        due = time.monotonic()
+        while self.on:
+            power = card.fields((nvmlcard.POWER_MW,))[nvmlcard.POWER_MW]
+            if isinstance(power, float):
+                self.points.append((time.monotonic(), power / 1000))
+            due += 0.02
+            time.sleep(max(due - time.monotonic(), 0))
+
+    def joules(self, begin: float, end: float) -> float:
+        inner = [p for p in self.points if begin <= p[0] <= end]
+        pairs = itertools.pairwise(inner)
+        area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs)
+        return area * (end - begin) / (inner[-1][0] - inner[0][0])
+
+
+def energy_and_cost() -> None:
+    """A real training step: the counter's energy against 50 Hz over the same time, what the watch took."""
+    reference = Reference()
+    reference.start()
+    found = watch("train", 20, name="energy")
+    reference.on = False
+    reference.join()
+    samples = found["samples"]
+    counters = [(s["at_s"], s["cards"][0]["look"].get("energy_j")) for s in samples]
+    # the load's own clock is the machine's; its end is the watch's end, less the interpreter's exit
+    first = found["begun"]
+    shifts = []
+    for at_s, power in ((s["at_s"], s["cards"][0]["look"].get("power_w")) for s in samples):
+        shifts.append((at_s, power))
+    start = _aligned(shifts, reference.points, first)
+    begin, end = found["load"]["begun_s"] + EDGE_S, found["load"]["ended_s"] - EDGE_S
+    inner = [(a, c) for a, c in counters if begin <= a + start <= end]
+    ours, took = inner[-1][1] - inner[0][1], (inner[0][0] + start, inner[-1][0] + start)
+    by_reference = reference.joules(*took)
+    bar(
+        "energy by the card's counter against 50 Hz",
+        abs(ours / by_reference - 1) * 100,
+        3.0,
+        "%",
+        joules=ours,
+    )
+    powers = [(a, p) for a, p in shifts if begin <= a + start <= end]
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(powers))
+    row(
+        figure="energy by power at 4 Hz against 50 Hz",
+        value=round(abs(area / by_reference - 1) * 100, 3),
+        unit="%",
+    )
+    bar("processor time at 4 Hz, of one core", found["cpu"] * 100, 1.0, "%")
+    pace = found["report"]["pace"]
+    bar("interval error p99", pace["error_p99_s"] * 1e3, 10.0, "ms", samples=pace["samples"])
+    row(
+        figure="own share by its own count",
+        value=pace["own_cpu_share"],
+        unit="of a core",
+        energy=found["report"]["cards"][0]["energy"],
+        slow=found["report"]["cards"][0]["slowdowns"],
+    )
+
+
+def _aligned(ours: list[tuple[float, float]], theirs: list[tuple[float, float]], near: float) -> float:
+    """When the watch's clock began, by the machine's: where its powers fit the reference best."""
+    import bisect
+
+    times = [t for t, _ in theirs]
+
+    def miss(start: float) -> float:
+        at = [min(bisect.bisect(times, a + start), len(times) - 1) for a, _ in ours]
+        return sum(abs(p - theirs[i][1]) for i, (_, p) in zip(at, ours, strict=True) if p is not None)
+
+    return min((near + step * 0.01 for step in range(300)), key=miss)
+
+
+def saturation() -> None:
+    """Each load's counters against what the load did by its own count."""
+    for kind in ("product", "spin", "copy", "upload", "download", "train"):
+        found = watch(kind, EACH_S)
+        mean = means(found)
+        peak = found["report"]["subject"]["cards"][0]["memory_bytes_per_s"]
+        load = found["load"]
+        shown = {name: round(value, 4) for name, value in mean.items()}
+        row(
+            figure=f"saturation: {kind}",
+            load=load,
+            mean=shown,
+            memory_bytes_per_s=peak,
+            cpu=round(found["cpu"], 5),
+        )
+        if kind == "copy":
+            moved = mean["dram_percent"] / 100 * peak
+            bar(
+                "memory bytes by counter against a copy's own",
+                abs(moved / load["memory_bytes_per_s"] - 1) * 100,
+                10,
+                "%",
+            )
+        if kind in ("upload", "download"):
+            way = "to_card" if kind == "upload" else "from_card"
+            counted = mean[f"{way}_bytes_per_s"]
+            ratio = counted / load[f"{way}_bytes_per_s"]
+            bar(
+                f"link bytes {way} by counter against a copy's own",
+                abs(ratio - 1) * 100,
+                15,
+                "%",
+                ratio=ratio,
+            )
+        if kind == "spin":
+            bar("spinning kernel: busy", mean["busy_percent"], 95, "%", at_least=True)
+            bar("spinning kernel: multiprocessors", mean["sm_active_percent"], 5, "%")
+        if kind == "product":
+            bar("matrix product: tensor pipes", mean["tensor_percent"], 50, "%", at_least=True)
+
+
+def allocator() -> None:
+    found = watch("fragments", 3, hook=True)
+    told = found["report"]["allocator"]
+    row(figure="allocator of a half-emptied cache", value=told, code=found["code"], err=found["err"][-300:])
+
+
+def costs() -> None:
+    """What each call takes."""
+    from probes.machine import nvmlcard
+    from probes.machine.nvml import Nvml, open_nvml
+    from probes.watch.readers.machinereader import MachineReader
+
+    nvml = open_nvml()
+    assert isinstance(nvml, Nvml)
+    pci_id = nvml.cards()[0].pci_id
+    card, performance = nvmlcard.NvmlCard(nvml, pci_id), nvmlcard.Performance(nvml, pci_id)
+    machine = MachineReader(Path("/"), cpus=os.cpu_count() or 1)
+    calls = {
+        "utilization": card.utilization,
+        "used_bytes": card.used_bytes,
+        "mhz": lambda: card.mhz(1),
+        "celsius": card.celsius,
+        "fan": card.fan_percent,
+        "power_mw": card.power_mw,
+        "energy_mj": card.energy_mj,
+        "slowdowns": card.slowdowns,
+        "processes": card.processes,
+        "gpm": lambda: performance.read((2, 3, 5, 10)),
+        "machine": lambda: machine.look(time.monotonic()),
+        **{f"field {one}": (lambda one=one: card.fields((one,))) for one in (82, 83, 185, 186, 197, 198)},
+    }
+    for name, call in calls.items():
+        call()
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(20):
+            value = call()
+        row(
+            cost=name,
+            wall_us=round((time.perf_counter() - wall) / 20 * 1e6),
+            cpu_us=round((time.process_time() - cpu) / 20 * 1e6),
+            value=str(value)[:160],
+        )
+
+
+def main() -> int:
+    OUT.mkdir(parents=True, exist_ok=True)
+    for part in (costs, against_smi, energy_and_cost, saturation, allocator):
+        try:
+            part()
+        except Exception as error:
+            row(failed=part.__name__, why=f"{type(error).__name__}: {error}"[:500], ok=False)
+    (OUT / "watch-on-gpu.json").write_text(json.dumps(_ROWS, indent=1) + "\n")
+    print(
+        "\n".join(
+            f"{'ok  ' if r['ok'] else 'MISS'} {r['bar']}: {r['value']} {r['unit']}"
+            for r in _ROWS
+            if "bar" in r
+        )
+    )
+    return int(any(r.get("ok") is False for r in _ROWS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
