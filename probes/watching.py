@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from probes.errors import UsageError
 from probes.shared.output import complain, tell
+from probes.shared.unknown import Unknown
 
 if TYPE_CHECKING:
     from probes.records.watched import WatchReport
+    from probes.watch.saturated import Tops
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -48,6 +50,12 @@ def add_verbs(verbs: "Verbs") -> None:
         "--torch-allocator",
         action="store_true",
         help="have the COMMAND, a python one, report what torch's allocator holds",
+    )
+    watch.add_argument(
+        "--ceilings",
+        type=Path,
+        metavar="FILE",
+        help="a throughput report of this machine, whose ceilings saturation is compared with",
     )
     watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --; what to run")
 
@@ -91,12 +99,29 @@ def _watch(args: argparse.Namespace) -> int:
         plain=args.plain,
         torch_allocator=args.torch_allocator,
     )
-    report = Watching(asked).run()
+    tops = _tops(args.ceilings) if args.ceilings else ()
+    report = Watching(asked).run(tops)
     if args.report:
         write_watch(report, args.report)
     say = complain if words else tell  # standard output is the command's
     say("\n".join(report_lines(report)))
     return _exit_code(report)
+
+
+def _tops(path: Path) -> "tuple[Tops, ...]":
+    """The ceilings of the first card, which is the one that scans measure. Raises ReportError."""
+    from probes.throughput.document import named_scan
+    from probes.watch.saturated import Tops
+
+    ceilings = named_scan(path)[0].ceilings
+    device = ceilings if isinstance(ceilings, Unknown) else ceilings.on("gpu")
+    if isinstance(device, Unknown):
+        return (Tops(device, device, device),)
+    memory, to_card, from_card = (
+        rate if isinstance(rate, Unknown) else rate.median
+        for rate in (device.memory, device.to_device, device.from_device)
+    )
+    return (Tops(memory, to_card, from_card),)
 
 
 def _is_loopback(host: str) -> bool:

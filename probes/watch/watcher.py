@@ -13,6 +13,7 @@ from pathlib import Path
 from probes.machine.nvml import open_nvml
 from probes.records.samples import Sample, Subject
 from probes.records.watched import Allocator, Ended, WatchReport
+from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 from probes.watch import allocatorhook
 from probes.watch.allocator import AllocatorTally, hooked
@@ -70,6 +71,7 @@ class Watching:
             endpoint = Endpoint(self.subject, *asked.listen) if asked.listen else None
             if endpoint:
                 stack.callback(endpoint.close)
+                (complain if asked.command else tell)(f"metrics: {endpoint.address}")
             view: View = Silent() if asked.command else view_for(self.subject, plain=asked.plain)
             stack.callback(view.close)
 

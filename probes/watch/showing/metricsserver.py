@@ -89,7 +89,7 @@ class Endpoint:
                 f"can't listen on {host}:{port}: {why}", "choose another: --listen 127.0.0.1:9401"
             ) from error
         self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
+        self.address = f"http://{host}:{self._server.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

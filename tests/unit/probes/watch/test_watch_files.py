@@ -3,17 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
 from watch_samples import NONE, SUBJECT, sample
 
+from probes import watching
 from probes.cli import main
 from probes.errors import ReportError, UsageError
 from probes.records.samples import ProcessUse, Sample
 from probes.records.watched import from_json, to_json, watch_schema, write_watch
 from probes.shared.codec import encode
 from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import samplelines
 from probes.watch.allocator import AllocatorTally, hooked
 from probes.watch.recorder import open_recorders
@@ -253,3 +256,14 @@ def exit_code(words: list[str]) -> object:
         return main(words)
     except SystemExit as ended:
         return ended.code
+
+
+def test_ceilings_come_from_a_throughput_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = Ceiling("made", 2e12, (1.0, 1.0, 1.0), "wall")
+    gpu = DeviceCeilings("gpu", "made", (), rate, replace(rate, work=5e10), NONE, rate)
+    made = SimpleNamespace(ceilings=Ceilings((gpu,)))
+    monkeypatch.setattr("probes.throughput.document.named_scan", lambda _path: (made, ""))
+    assert watching._tops(Path("x")) == (Tops(2e12, 5e10, NONE),)
+    made.ceilings = Ceilings(())
+    (tops,) = watching._tops(Path("x"))
+    assert isinstance(tops.memory_bytes, Unknown)

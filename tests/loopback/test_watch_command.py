@@ -1,0 +1,212 @@
+"""A watch beside a real command: exit codes, signals, the terminal, a kill, Prometheus."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WATCH = [sys.executable, "-m", "probes", "watch", "--interval", "0.05"]
+PATIENCE_S = 30.0
+
+
+def run(*words: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*WATCH, *options, "--", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+)
+def test_the_commands_exit_code_is_the_watchs(script: str, code: int) -> None:
+    assert run("sh", "-c", script).returncode == code
+
+
+def test_a_command_that_is_not_there_and_one_that_is_no_program(tmp_path: Path) -> None:
+    assert run("no-such-program").returncode == 127
+    (tmp_path / "text").write_text("words")
+    found = run(str(tmp_path / "text"))
+    assert found.returncode == 126
+    assert "Traceback" not in found.stderr
+
+
+def test_the_commands_output_is_its_own_and_the_report_comes_beside_it() -> None:
+    found = run("sh", "-c", 'printf "%s|" "$@"', "name", "a b", "", "--plain")
+    assert found.stdout == "a b||--plain|"
+    assert "the command: exit code 0" in found.stderr
+
+
+def test_a_commands_peak_memory_includes_its_children() -> None:
+    child = "import time; held = bytearray(80 << 20); time.sleep(1.5)"
+    command = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    found = run(sys.executable, "-c", command)
+    (mib,) = re.findall(r"command's RAM .* most ([\d.]+) MiB", found.stderr)
+    assert float(mib) > 90
+
+
+def started(*words: str, options: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*WATCH, *options, "--", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+TRAPPED = "trap 'echo got {0}; exit 5' {0}; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP", "INT", "USR1"])
+def test_a_signal_is_passed_on_and_the_command_decides(name: str) -> None:
+    with started("sh", "-c", TRAPPED.format(name)) as watch:
+        assert watch.stdout
+        assert watch.stdout.readline() == b"ready\n"
+        watch.send_signal(getattr(signal, f"SIG{name}"))
+        assert watch.stdout.readline() == f"got {name}\n".encode()
+        assert watch.wait(PATIENCE_S) == 5
+
+
+def test_samples_are_kept_when_the_watch_is_killed(tmp_path: Path) -> None:
+    with started("sleep", "5", options=("--jsonl", str(tmp_path / "a.jsonl"))) as watch:
+        time.sleep(1.5)
+        watch.kill()
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert len(lines) > 5
+    assert json.loads(lines[-1])["at_s"] > 0.2
+    shown = subprocess.run(
+        [sys.executable, "-m", "probes", "show", str(tmp_path / "a.jsonl")],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert shown.returncode == 0
+    assert b"samples" in shown.stdout
+
+
+def in_terminal(words: list[str]) -> tuple[int, int]:
+    """A process in a terminal of its own, and that terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execvp(words[0], words)
+    return pid, terminal
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    heard = b""
+    end = time.monotonic() + PATIENCE_S
+    while words not in heard and time.monotonic() < end:
+        ready, _, _ = select.select([terminal], [], [], 0.5)
+        if ready:
+            try:
+                heard += os.read(terminal, 4096)
+            except OSError:
+                break
+    assert words in heard, heard
+    return heard
+
+
+def test_the_command_has_the_terminals_keys_and_ctrl_c() -> None:
+    script = "trap 'echo stopped; exit 9' INT; read answer; echo heard $answer; while :; do sleep 0.05; done"
+    pid, terminal = in_terminal([*WATCH, "--", "sh", "-c", script])
+    os.write(terminal, b"hello\n")
+    read_until(terminal, b"heard hello")
+    os.write(terminal, b"\x03")
+    read_until(terminal, b"stopped")
+    read_until(terminal, b"exit code 9")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+    os.close(terminal)
+
+
+def test_ctrl_z_stops_both_and_a_shell_can_continue_them() -> None:
+    shell = f"set -m; {' '.join(WATCH)} -- sh -c 'echo begun; sleep 2; echo ended'; echo back; fg; echo done"
+    pid, terminal = in_terminal(["bash", "-c", shell])
+    read_until(terminal, b"begun")
+    time.sleep(0.5)
+    os.write(terminal, b"\x1a")
+    read_until(terminal, b"back")
+    read_until(terminal, b"done")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+
+
+def test_ctrl_c_ends_a_watch_without_a_command_with_its_report() -> None:
+    pid, terminal = in_terminal([*WATCH, "--plain"])
+    read_until(terminal, b"watching")
+    time.sleep(0.5)
+    os.write(terminal, b"\x03")
+    read_until(terminal, b"duration")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    os.close(terminal)
+
+
+def test_prometheus_gets_the_latest_sample_and_nothing_else() -> None:
+    with subprocess.Popen(
+        [*WATCH, "--for", "20", "--listen", "127.0.0.1:0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        assert watch.stdout
+        port = 0
+        while not port:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", watch.stdout.readline())
+            port = int(found[1]) if found else 0
+        time.sleep(0.3)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "weir_watch_machine_ram_bytes" in text
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(PATIENCE_S) == 0
+
+
+def test_an_address_in_use_is_an_error_and_the_command_isnt_started(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        found = run("touch", str(tmp_path / "made"), options=("--listen", address))
+    assert found.returncode == 2
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_allocators_hook_leaves_the_program_as_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys\n"
+        "print(sys.argv, __name__, sys.path[0], os.environ.get('WEIR_ALLOCATOR_FD'))\n"
+        "sys.exit(3)\n"
+    )
+    plain = subprocess.run([sys.executable, str(script), "a b"], capture_output=True, text=True, check=False)
+    found = run(sys.executable, str(script), "a b", options=("--torch-allocator",))
+    assert found.stdout == plain.stdout
+    assert found.returncode == plain.returncode == 3
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "json.tool", "--help"], ["-c", "import sys; print(sys.argv, __name__)", "x"]]
+)
+def test_the_hook_runs_modules_and_code_as_python_does(words: list[str]) -> None:
+    plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    found = run(sys.executable, *words, options=("--torch-allocator",))
+    assert found.stdout == plain.stdout
