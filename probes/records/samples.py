@@ -3,6 +3,7 @@
 A gauge has a figure or a reason why there is none; a figure that isn't known is never 0.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -147,6 +148,8 @@ def gathered(found: Mapping[str, float | Unknown]) -> Look:
     for name, figure in found.items():
         if isinstance(figure, Unknown):
             missing[name] = figure.reason
+        elif not math.isfinite(figure):  # NVML's metrics of an idle card
+            missing[name] = "the driver's figure is not a number"
         else:
             values[name] = figure
     return Look(values, missing)

@@ -104,7 +104,7 @@ class Allocator:
     device: int
     most_allocated_bytes: int
     most_reserved_bytes: int
-    unused_share: float  # reserved and not allocated, of what was reserved, when most was reserved
+    unused_share: float  # reserved and not allocated, of the most that was reserved, when most was allocated
     split_share: float  # in pieces of partly used segments, which can't be given back, at that moment
     largest_free_bytes: int | Unknown  # in one piece, at that moment
     retries: int  # allocations that needed the cache emptied first

@@ -62,7 +62,7 @@ class AllocatorTally:
                 continue
             self._latest[found.device] = found
             fullest = self._fullest.get(found.device)
-            if fullest is None or found.reserved > fullest.reserved:
+            if fullest is None or (found.reserved, found.allocated) > (fullest.reserved, fullest.allocated):
                 self._fullest[found.device] = found
             if found.largest_free is not None:
                 self._free[found.device] = found.largest_free

@@ -19,7 +19,9 @@ from typing import Any
 HERE = Path(__file__).parent
 OUT = Path(os.environ.get("OUT", "reports/probes"))
 TICKS = os.sysconf("SC_CLK_TCK")
-EACH_S = float(os.environ.get("EACH_S", "7"))
+EACH_S, ENERGY_S = float(os.environ.get("EACH_S", "7")), float(os.environ.get("ENERGY_S", "20"))
+KINDS = os.environ.get("KINDS", "product spin copy upload download").split()
+PARTS = os.environ.get("PARTS", "costs against_smi energy_and_cost saturation allocator").split()
 EDGE_S = 1.0  # of a load, at both ends, that isn't judged
 # gauge -> nvidia-smi's name, the factor to its unit, its resolution in that unit
 SMI = {
@@ -194,7 +196,7 @@ def energy_and_cost() -> None:
     """A real training step: the counter's energy against 50 Hz over the same time, what the watch took."""
     reference = Reference()
     reference.start()
-    found = watch("train", 20, name="energy")
+    found = watch("train", ENERGY_S, name="energy")
     reference.on = False
     reference.join()
     samples = found["samples"]
@@ -224,6 +226,8 @@ def energy_and_cost() -> None:
         unit="%",
     )
     bar("processor time at 4 Hz, of one core", found["cpu"] * 100, 1.0, "%")
+    shown = {name: round(value, 4) for name, value in means(found).items()}
+    row(figure="saturation: train", load=found["load"], mean=shown)
     pace = found["report"]["pace"]
     bar("interval error p99", pace["error_p99_s"] * 1e3, 10.0, "ms", samples=pace["samples"])
     row(
@@ -250,7 +254,7 @@ def _aligned(ours: list[tuple[float, float]], theirs: list[tuple[float, float]],
 
 def saturation() -> None:
     """Each load's counters against what the load did by its own count."""
-    for kind in ("product", "spin", "copy", "upload", "download", "train"):
+    for kind in KINDS:
         found = watch(kind, EACH_S)
         mean = means(found)
         peak = found["report"]["subject"]["cards"][0]["memory_bytes_per_s"]
@@ -335,7 +339,8 @@ def costs() -> None:
 
 def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
-    for part in (costs, against_smi, energy_and_cost, saturation, allocator):
+    every = (costs, against_smi, energy_and_cost, saturation, allocator)
+    for part in (one for one in every if one.__name__ in PARTS):
         try:
             part()
         except Exception as error:

@@ -42,4 +42,6 @@ class Readers:
         if any(reader.card.driver == "amdgpu" for reader in self.cards):
             self._clients.refresh(at_s)
         machine = self.machine.look(at_s)
-        return Sample(at_s, late_s, machine, tuple(reader.sample(at_s) for reader in self.cards))
+        closing = late_s is None
+        cards = tuple(reader.sample(at_s, closing=closing) for reader in self.cards)
+        return Sample(at_s, late_s, machine, cards)

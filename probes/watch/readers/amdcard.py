@@ -66,9 +66,9 @@ class AmdCard:
             found |= _sensors(sensors)
         return found
 
-    def sample(self, at_s: float) -> CardSample:
+    def sample(self, at_s: float, *, closing: bool = False) -> CardSample:
         """The card at this moment."""
-        del at_s  # nothing here is a rate
+        del at_s, closing  # nothing here is a rate, or costly
         if not self._place.exists():
             return self._absent(f"{self.card.pci_id} is gone")
         if self._state.text() == "suspended":

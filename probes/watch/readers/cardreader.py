@@ -13,8 +13,8 @@ class CardReader(Protocol):
     def card(self) -> WatchedCard:
         """Which card it is."""
 
-    def sample(self, at_s: float) -> CardSample:
-        """The card at this moment, on a clock that never goes back."""
+    def sample(self, at_s: float, *, closing: bool = False) -> CardSample:
+        """The card at this moment, on a clock that never goes back. `closing`: the last one of a watch."""
 
 
 class Rate:

@@ -12,6 +12,7 @@ from probes.watch.readers.cardreader import Rate
 from probes.watch.readers.keptfile import MOST_BYTES, KeptFile
 
 CHILDREN_EVERY_S = 1.0
+THREADS_EVERY = 10  # searches: a child belongs to the thread that started it, seldom another than the first
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -65,7 +66,7 @@ class CommandTree:
     def __init__(self, root: Path, pid: int) -> None:
         self._root, self._pid = root, pid
         self._files: dict[int, KeptFile] = {}
-        self._searched_s = -CHILDREN_EVERY_S
+        self._searched_s, self._searches = -CHILDREN_EVERY_S, 0
 
     def resident_bytes(self, at_s: float) -> int | Unknown:
         """Their resident sets together."""
@@ -78,17 +79,21 @@ class CommandTree:
 
     def _search(self) -> None:
         alive: set[int] = set()
+        every_thread = self._searches % THREADS_EVERY == 0
+        self._searches += 1
         waiting = [self._pid]
         while waiting:
             pid = waiting.pop()
             if pid in alive:
                 continue
             alive.add(pid)
-            for thread in listed(self._root / "proc" / str(pid) / "task"):
+            tasks = self._root / "proc" / str(pid) / "task"
+            for thread in listed(tasks) if every_thread else [tasks / str(pid)]:
                 found = read_text(thread / "children")
                 waiting += [int(word) for word in found.split()] if isinstance(found, str) else []
         for pid in self._files.keys() - alive:
-            self._files.pop(pid).close()
+            if every_thread or isinstance(self._files[pid].read(), Unknown):
+                self._files.pop(pid).close()
         for pid in alive - self._files.keys():
             self._files[pid] = KeptFile(self._root / "proc" / str(pid) / "statm")
 

@@ -18,6 +18,9 @@ METRICS = {
     "dram_percent": nvmlcard.DRAM,
 }
 FIELDS = (nvmlcard.MEMORY_CELSIUS, nvmlcard.POWER_MW, nvmlcard.SENT_BYTES, nvmlcard.RECEIVED_BYTES)
+ENERGY_EVERY_S = 10.0  # its counter takes 4 ms of processor time to read (H200, driver 580)
+NOT_SUPPORTED = Unknown("NVML: Not Supported")
+_NOT_DUE = Unknown("read every 10 s, because reading it is slow")
 _NO_GTT = Unknown("NVIDIA's driver has no counter of system memory that it maps for the card")
 
 
@@ -33,10 +36,14 @@ class NvidiaReader:
         )
         self._sent, self._received = Rate(), Rate()
         self._names: dict[int, str] = {}
+        self._energy_due_s, self._has_fan = 0.0, True
 
-    def sample(self, at_s: float) -> CardSample:
+    def sample(self, at_s: float, *, closing: bool = False) -> CardSample:
         """The card at this moment."""
         card = self._card
+        due = closing or at_s >= self._energy_due_s
+        if due:
+            self._energy_due_s = at_s + ENERGY_EVERY_S
         use = card.utilization()
         fields = card.fields(FIELDS)
         power = fields[nvmlcard.POWER_MW]
@@ -47,7 +54,7 @@ class NvidiaReader:
             "vram_bytes": card.used_bytes(),
             "gtt_bytes": _NO_GTT,
             "power_w": _scaled(card.power_mw() if isinstance(power, Unknown) else power, 1e-3),
-            "energy_j": _scaled(card.energy_mj(), 1e-3),
+            "energy_j": _scaled(card.energy_mj(), 1e-3) if due else _NOT_DUE,
             "edge_celsius": card.celsius(),
             "hotspot_celsius": Unknown("NVML has no such sensor"),
             "memory_celsius": fields[nvmlcard.MEMORY_CELSIUS],
@@ -55,11 +62,19 @@ class NvidiaReader:
             "memory_mhz": card.mhz(nvmlcard.MEMORY_CLOCK),
             "to_card_bytes_per_s": self._received.of(fields[nvmlcard.RECEIVED_BYTES], at_s),
             "from_card_bytes_per_s": self._sent.of(fields[nvmlcard.SENT_BYTES], at_s),
-            "fan_percent": card.fan_percent(),
+            "fan_percent": self._fan_percent(),
             **{gauge: metrics[metric] for gauge, metric in METRICS.items()},
             "evicted_bytes": _NO_GTT,
         }
         return CardSample(gathered(found), card.slowdowns(), self._processes())
+
+    def _fan_percent(self) -> int | Unknown:
+        """A card without a fan takes as long to say so as all quick figures together, so it is asked once."""
+        if self._has_fan:
+            found = self._card.fan_percent()
+            self._has_fan = not (isinstance(found, Unknown) and found == NOT_SUPPORTED)
+            return found
+        return NOT_SUPPORTED
 
     def _processes(self) -> tuple[ProcessUse, ...] | Unknown:
         found = self._card.processes()

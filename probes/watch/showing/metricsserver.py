@@ -37,7 +37,8 @@ def _lines(subject: Subject, sample: Sample | None) -> Iterator[str]:
     labels = [f'{{card="{at}",pci="{prometheus(c.pci_id)}"}}' for at, c in enumerate(subject.cards)]
     looks = [(label, card.look) for label, card in zip(labels, sample.cards, strict=True)]
     for gauge in CARD_GAUGES:
-        yield from _metric(gauge, "card", looks)
+        if gauge.name != "energy_j":  # it isn't in every sample; Prometheus integrates power itself
+            yield from _metric(gauge, "card", looks)
     slow = [
         (label, card.slowdowns)
         for label, card in zip(labels, sample.cards, strict=True)

@@ -93,15 +93,15 @@ def nvidia(fake: FakeNvml, root: Path) -> Readers:
 def test_an_nvidia_card_has_nvmls_figures_in_the_gauges_units(tmp_path: Path) -> None:
     fake = FakeNvml()
     readers = nvidia(fake, tmp_path)
-    readers.sample(0.0, 0.0)
+    (first,) = readers.sample(0.0, 0.0).cards
     fake.fields |= {197: 10**9 + 500, 198: 2 * 10**9 + 1000}
     (card,) = readers.sample(0.5, 0.0).cards
+    assert first.look.values["energy_j"] == 5000
     assert card.look.values == {
         "busy_percent": 99,
         "memory_busy_percent": 12,
         "vram_bytes": GIB,
         "power_w": 250,
-        "energy_j": 5000,
         "edge_celsius": 48,
         "memory_celsius": 55,
         "core_mhz": 1980,
@@ -182,3 +182,19 @@ def test_a_rate_needs_two_readings_of_a_counter_that_grows() -> None:
     assert isinstance(rate.of(Unknown("lost"), 4.0), Unknown)
     assert isinstance(rate.of(9, 5.0), Unknown)
     assert rate.of(10, 6.0) == 1
+
+
+def test_a_slow_energy_counter_is_read_at_both_ends_and_seldom_between(tmp_path: Path) -> None:
+    readers = nvidia(FakeNvml(), tmp_path)
+    found = [readers.sample(at / 4, None if at == 60 else 0.0).cards[0].look for at in range(61)]
+    assert [at for at, look in enumerate(found) if "energy_j" in look.values] == [0, 40, 60]
+
+
+def test_a_figure_that_is_not_a_number_is_unknown(tmp_path: Path) -> None:
+    fake = FakeNvml()
+    fake.gpm_values = {2: 0.0, 3: 0.0, 5: 0.0, 10: float("nan")}
+    readers = nvidia(fake, tmp_path)
+    readers.sample(0.0, 0.0)
+    (card,) = readers.sample(0.25, 0.0).cards
+    assert card.look.missing["dram_percent"] == "the driver's figure is not a number"
+    assert card.look.values["sm_active_percent"] == 0

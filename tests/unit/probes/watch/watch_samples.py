@@ -104,6 +104,7 @@ class FakeNvml:
         self.fields = {82: 55, 186: 250_000, 197: 10**9, 198: 2 * 10**9} if fields is None else dict(fields)
         self.energy_mj = 5_000_000
         self.sampled = 0
+        self.gpm_values = {2: 80.0, 3: 30.0, 5: 62.5, 10: 25.0}
 
     def __getattr__(self, name: str) -> Any:
         if name not in FakeNvml.NUMBERS:
@@ -189,7 +190,7 @@ class FakeNvml:
         return self.LOST if self.lost else 0
 
     def nvmlGpmMetricsGet(self, request: Any) -> int:
-        values = {2: 80.0, 3: 30.0, 5: 62.5, 10: 25.0}
+        values = self.gpm_values
         for at in range(request._obj.count):
             request._obj.metrics[at].value = values[request._obj.metrics[at].metric]
             request._obj.metrics[at].code = 0
