@@ -144,6 +144,11 @@ class Bench:
             captured=captured,
         )
 
+    def quicker_plan(self, batch: int, objective: Objective) -> Plan:
+        """Of the plans for captured and for eager passes the one that promises to be quicker."""
+        plans = [self.plan(batch, objective, captured=captured) for captured in (True, False)]
+        return min(plans, key=lambda made: made.time.middle_s)
+
     def eager_time(self, made: Plan) -> PassTime | None:
         """What is predicted for passes that aren't captured, if the plan for them has the same tiers."""
         if made.machine == BY_HAND:
@@ -238,6 +243,9 @@ class Bench:
                 "pinned_taken": report.pinned_taken,
             },
             "why_pageable": report.why_pageable,
+            "why_unbundled": handle._engine.lanes.why_unbundled,
+            "dense": sum(block.dense for block in made.blocks),
+            "buffers": [made.rings.slots, made.rings.scratches],
         }
         return Found(made, eager_s, captured_s, why, busy, bits, worst, peak, grown, place_s, more)
 

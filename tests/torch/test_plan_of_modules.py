@@ -108,3 +108,24 @@ def test_a_captured_plan_in_parts_of_layers_is_followed():
     with torch.inference_mode():
         assert torch.equal(model(input_ids=ids).logits, before)
     handle.remove()
+
+
+def test_blocks_planned_dense_are_packed_with_three_bit_codes_and_give_the_same_bits():
+    model = nn.Sequential(*(nn.Linear(512, 512, dtype=torch.bfloat16) for _ in range(4))).eval()
+    made = plan(model, vram=400 * MIB, machine="h200", captured=True)
+    tiers = ("packed", "streamed_packed", "packed", "streamed_packed")
+    mixed = replace(
+        made,
+        blocks=tuple(replace(b, tier=tiers[i], dense=i < 2) for i, b in enumerate(made.blocks)),
+    )
+    x = torch.randn(3, 512, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        before = model(x)
+    handle = place(model, mixed, device="cpu")
+    layouts = [
+        [item.form.layout for item in one.stored.items if item.form] for one in handle._settling.settled
+    ]
+    assert layouts == [["b11"], ["b11"], ["b12"], ["b12"]]
+    with torch.inference_mode():
+        assert torch.equal(model(x).view(torch.int16), before.view(torch.int16))
+    handle.remove()

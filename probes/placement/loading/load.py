@@ -100,13 +100,13 @@ class FromCheckpoint:
         """Read into its place."""
         self._values.bring(entry.parameter, target)
 
-    def packed(self, entry: Entry) -> Packed | None:
+    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
         """Packed, or read as it was packed before."""
-        packer = partial(packed_on, self._lanes.device)
+        packer = partial(packed_on, self._lanes.device, dense=dense)
         if not self._cache:
             return packer(self._stored(entry))
         origin = self._values.origin(entry.parameter)
-        return self._cache.packed(partial(self._stored, entry), origin=origin, packer=packer)
+        return self._cache.packed(partial(self._stored, entry), origin=origin, dense=dense, packer=packer)
 
     def _stored(self, entry: Entry) -> torch.Tensor:
         """The values with the dimensions in the order of memory."""

@@ -31,8 +31,14 @@ def _block(block: Block) -> BlockDescription:
     tensors = tuple(_tensor(entry) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
+    alone = len(block.modules) == 1 and type(block.modules[0]) is nn.Linear
     return BlockDescription(
-        block.name, tensors, looked_up=looked_up, anytime=not block.called, divisible=is_divisible(block)
+        block.name,
+        tensors,
+        operations=int(alone),
+        looked_up=looked_up,
+        anytime=not block.called,
+        divisible=is_divisible(block),
     )
 
 

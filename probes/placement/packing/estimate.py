@@ -14,6 +14,7 @@ from probes.placement.packing.forms import aligned
 
 Kind = Literal["gaussian"]
 
+DENSE_FROM: Final = 1 << 17  # weights of a tensor, below which 3-bit codes aren't worth their padding
 WORTH_IT: Final = 0.97  # packed over raw bytes; a tensor that saves less stays as it is
 
 # Bits of a weight by part, escapes and their lists counted in: each part is aligned by itself.

@@ -15,18 +15,18 @@ from typing import Final
 
 import torch
 
+from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.layouts import Layout
 from probes.placement.packing.window import chunk
 
 CODES: Final = 7
 _BLOCK: Final = 2048  # what the kernel handles
 _SMALL_BLOCK: Final = 256
-_SMALL: Final = 1 << 17  # weights below which padding to a whole block would take over 1.5 %
 
 
 def block_of(weights: int) -> int:
     """Weights in a block: 2,048, or 256 in a small tensor, or all of them made a multiple of 8."""
-    return min(_BLOCK if weights >= _SMALL else _SMALL_BLOCK, -(-weights // 8) * 8)
+    return min(_BLOCK if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
 
 
 def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
-from probes.placement.packing.estimate import estimate
+from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
 from probes.placement.packing.tiles import MOST_ROWS
 from probes.placement.planner.constants import Constants
@@ -20,12 +20,16 @@ FUSED_DTYPES: Final = ("bfloat16", "float16")
 MANY_ROWS_FUSED: Final = (
     0.73  # of the fused product's rate at batch 1, for 2 to 16 rows: 27.3 us against 37.2
 )
-TILE_ROWS: Final = (
-    128  # input rows for which a library's kernel reads all weights again: BERT, 1,024 rows, H200
+# Input rows that a library's kernel multiplies with weights that it has read once, and those of more rows for
+# which it reads them again: six matrices at 1 to 2,048 rows on an H200, by the link's rate.
+ONCE_ROWS: Final = 32
+TILE_ROWS: Final = 128
+WIDE_TILE_ROWS: Final = 32  # likewise in float32, where more than one row is read again
+UNPACK_ITEM_S: Final = (
+    2.2e-6  # of the GPU for each tensor that is unpacked, beyond its bytes: 768 x 768, H200
 )
-PACKED_LAUNCH_S: Final = (
-    50e-6  # of Python for a packed tensor, unpacked or multiplied: 40 layers and BERT, H200
-)
+PACKED_LAUNCH_S: Final = 50e-6  # of Python for a product with a packed tensor: 40 layers, H200
+UNPACK_LAUNCH_S: Final = 40e-6  # of Python for a block that is unpacked, which is one launch
 UNPACK_GAP_S: Final = 12e-6  # of the GPU before an eager unpacking: 40 layers took 4.26 ms, captured 3.77
 HOST_SHARE: Final = (
     0.2  # of the CPU's time that copies lose: 64 layers with 10 on the CPU took 34.6 ms, not 29.5
@@ -66,6 +70,7 @@ class Option:
     wire_bytes: int = 0
     slot_bytes: int = 0  # that a buffer for moving blocks must have
     scratch_bytes: int = 0  # likewise for unpacked blocks
+    dense: bool = False  # packed with 3-bit codes
 
     @property
     def lanes(self) -> tuple[float, ...]:
@@ -87,9 +92,9 @@ class Option:
         return (self.vram_bytes, self.pinned_bytes + self.pageable_bytes, self.pinned_bytes)
 
 
-def packed_bytes(tensor: TensorDescription) -> int:
-    """Bytes of a tensor in a packed block: as it is where packing saves nothing."""
-    return aligned(estimate(tensor.dtype, tensor.numbers))
+def packed_bytes(tensor: TensorDescription, *, dense: bool = False) -> int:
+    """Bytes of a tensor in a packed block, as it is where packing saves nothing. `dense`: 3-bit codes."""
+    return aligned(estimate(tensor.dtype, tensor.numbers, dense=dense and tensor.numbers >= DENSE_FROM))
 
 
 def unpacked_bytes(block: BlockDescription) -> int:
@@ -203,43 +208,52 @@ class _Block:
             scratch_bytes=scratch,
         )
         if self._packed < 0.97 * self._bytes:
-            yield from self._when_packed()
+            yield from self._when_packed(dense=False)
+            if self._dtype == "bfloat16" and machine.triton and self._work.captured:
+                yield from self._when_packed(dense=True)
 
-    def _when_packed(self) -> Iterator[Option]:
+    def _when_packed(self, *, dense: bool) -> Iterator[Option]:
         machine, fetches = self._machine, self._block.fetches
-        launch = self._launch + (0.0 if self._work.captured else PACKED_LAUNCH_S * self._packed_tensors())
+        packed = sum(packed_bytes(tensor, dense=dense) for tensor in self._block.tensors)
+        fused = self._fused() and not dense
+        more = PACKED_LAUNCH_S * self._packed_tensors() if fused else UNPACK_LAUNCH_S * fetches
+        launch = self._launch + (0.0 if self._work.captured else more)
         moving = launch + (0.0 if self._work.captured else machine.moving_s * fetches)
         scratch = int(self._bytes * self._widening)  # also of fused blocks, for passes of many rows
-        if self._fused():
+        if fused:
             rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
-            compute = self._compute(rate, share=self._packed / self._bytes)
+            compute = self._compute(rate, share=packed / self._bytes)
             unpack = 0.0
         else:
             compute = self._compute(
                 machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
             )
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
-            rate = machine.ranked_rate if self._dtype == "float16" else machine.unpack_rate
-            unpack = fetches * ((self._packed + scratch) / rate + gap)
+            ranked = dense or self._dtype == "float16"
+            rate = machine.ranked_rate if ranked else machine.unpack_rate
+            items = UNPACK_ITEM_S * len(self._block.tensors)
+            unpack = fetches * ((packed + scratch) / rate + items + gap)
         yield Option(
             "packed",
             compute_s=compute,
             unpack_s=unpack,
             launch_s=launch,
-            vram_bytes=self._packed + self._cache,
+            vram_bytes=packed + self._cache,
             scratch_bytes=scratch,
+            dense=dense,
         )
         yield Option(
             "streamed_packed",
             compute_s=compute,
             unpack_s=unpack,
-            copy_s=fetches * (machine.link_alpha_s + self._packed / machine.link_rate),
+            copy_s=fetches * (machine.link_alpha_s + packed / machine.link_rate),
             launch_s=moving,
             vram_bytes=self._cache,
-            pinned_bytes=self._packed,
-            wire_bytes=fetches * self._packed,
-            slot_bytes=self._packed,
+            pinned_bytes=packed,
+            wire_bytes=fetches * packed,
+            slot_bytes=packed,
             scratch_bytes=scratch,
+            dense=dense,
         )
 
     def _on_cpu(self) -> Option:
@@ -285,7 +299,15 @@ class _Block:
             dtype = decoded_dtype(tensor.dtype, machine, work.objective)
             products = 2 * tensor.products * work.rows / machine.rate_of_products(dtype)
             total += self._block.calls * max(tensor.bytes_read(work.rows) * share / rate, products)
-        return total
+        return total + self._block.calls * self._passed_on() / machine.vram_rate
+
+    def _passed_on(self) -> float:
+        """Bytes that each product's output is read and written again, by what follows it."""
+        return sum(
+            2 * self._work.rows * tensor.shape[0] * DTYPE_BITS[tensor.dtype] / 8 * tensor.active
+            for tensor in self._block.tensors
+            if tensor.use == "product"
+        )
 
     def _widened(self) -> float:
         """Time to convert weights into a wider dtype, each pass, where the GPU has no units for theirs."""
@@ -300,9 +322,11 @@ class _Block:
         return max(reads / self._machine.zero_copy_rate, computed) + self._widened()
 
     def _rereads(self) -> int:
-        """How often a kernel reads the weights: once for one row, else for each tile and once more."""
-        rows = self._work.rows
-        return 1 if self._lookup_only or rows == 1 else 1 + -(-rows // TILE_ROWS)
+        """How often a kernel reads the weights: once for a few rows, else for each tile and once more."""
+        rows, wide = self._work.rows, self._dtype == "float32"
+        if self._lookup_only or rows <= (1 if wide else ONCE_ROWS):
+            return 1
+        return 1 + -(-rows // (WIDE_TILE_ROWS if wide else TILE_ROWS))
 
     def _attention(self) -> float:
         """The GPU's time for scores and sums over the context, by bytes of keys and values or by products."""
@@ -318,5 +342,5 @@ class _Block:
 
 
 GENERATING: Final = (
-    2.0  # Python's time of an operation in `generate`, over one in a plain pass: Qwen2.5-3B, H200
+    1.2  # Python's time of an operation in `generate`, over one in a plain pass: Qwen2.5-3B, H200
 )

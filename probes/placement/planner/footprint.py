@@ -10,6 +10,7 @@ from probes.placement.values import Workload
 
 SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this
 LOOSE_SEGMENTS: Final = 4  # for the arena's end, small blocks, activations, what libraries keep
+POOL_SEGMENTS: Final = 4  # likewise of a graph's own pool; without them Qwen2.5-3B lacked 7 MB of 4 GiB
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,12 @@ class Surroundings:
     activations: int
     workspace: int
     context: int
+    segments: int = LOOSE_SEGMENTS
 
     @property
     def loose_rounding(self) -> int:
         """Bytes lost to the allocator's rounding outside the arenas."""
-        return LOOSE_SEGMENTS * SEGMENT
+        return self.segments * SEGMENT
 
     def left(self, vram: int, machine: Constants) -> int:
         """Bytes for everything else, under a budget of torch's allocator and on this card."""
@@ -43,7 +45,8 @@ def surroundings(
     rows = workload.batch * workload.tokens
     peak = max((_live_bytes(block) for block in blocks), default=0)
     workspace = machine.workspace_bytes * (2 if captured else 1)
-    return Surroundings(rows * peak, workspace, machine.context_bytes)
+    segments = LOOSE_SEGMENTS + (POOL_SEGMENTS if captured else 0)
+    return Surroundings(rows * peak, workspace, machine.context_bytes, segments)
 
 
 def _live_bytes(block: BlockDescription) -> int:

@@ -91,13 +91,15 @@ class _Task:
         objective: Objective,
         captured: bool,
     ) -> None:
-        self.model, self.machine, self.workload = model, machine, workload
+        # a tied embedding is looked up first, which takes no time, and multiplied last
+        ordered = sorted(model.blocks, key=lambda block: block.looked_up)
+        self.model, self.machine, self.workload = replace(model, blocks=tuple(ordered)), machine, workload
         self.objective = objective
         generating = workload.context_tokens > 0
         rows = workload.batch * (1 if generating else workload.tokens)
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
-        self.kinds: Sequence[Kind] = kinds(model.blocks, machine, self.work)
+        self.kinds: Sequence[Kind] = kinds(self.model.blocks, machine, self.work)
         self.around: Surroundings = surroundings(model.blocks, machine, workload, captured=captured)
 
     def limits(self, vram: int, host: int | None) -> Limits:
@@ -263,6 +265,7 @@ def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPla
         vram_bytes=option.vram_bytes - (cache if option.tier != "cpu" else 0),
         host_bytes=option.pinned_bytes + option.pageable_bytes,
         wire_bytes=option.wire_bytes,
+        dense=option.dense,
         predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
     )
 

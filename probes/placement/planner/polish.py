@@ -17,7 +17,7 @@ from probes.placement.values import Rings
 MOST_STEPS: Final = 24_000  # simulated blocks in all, about a tenth of a second
 FEW_BLOCKS: Final = 8  # of which two are moved at once
 GAIN: Final = 1e-4  # of the time that a move must save
-SLOT_COUNTS: Final = (2, 3, 4)
+SLOT_COUNTS: Final = (1, 2, 3, 4)
 SCRATCH_COUNTS: Final = (1, 2)
 
 Chosen = tuple[Option, ...]
@@ -100,9 +100,9 @@ def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chose
     for place, option in single:
         yield (*chosen[:place], option, *chosen[place + 1 :])
     for first, second in itertools.combinations(range(len(chosen)), 2):
-        one = _of_tier(choices[first], chosen[second].tier)
-        other = _of_tier(choices[second], chosen[first].tier)
-        if chosen[first].tier != chosen[second].tier and one and other:
+        one = _like(choices[first], chosen[second])
+        other = _like(choices[second], chosen[first])
+        if one and other and (one.tier, one.dense) != (other.tier, other.dense):
             yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
     if len(chosen) <= FEW_BLOCKS:
         for (first, one), (second, other) in itertools.combinations(single, 2):
@@ -112,5 +112,6 @@ def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chose
                 yield tuple(changed)
 
 
-def _of_tier(found: Sequence[Option], tier: str) -> Option | None:
-    return next((option for option in found if option.tier == tier), None)
+def _like(found: Sequence[Option], other: Option) -> Option | None:
+    """The option of the same tier and layout."""
+    return next((one for one in found if (one.tier, one.dense) == (other.tier, other.dense)), None)

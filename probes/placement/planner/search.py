@@ -34,6 +34,8 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("streamed", "streamed_packed"),
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
+ONE_SLOT: Final = LEFT_OUT[:1]  # likewise with one slot, which is enough for blocks that are unpacked from it
+ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 
 
@@ -89,6 +91,8 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     """
     left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
     starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits))]
+    if any(one.rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one, _ in starts):
+        starts += [one for tiers in ONE_SLOT if (one := _best(_without(found, tiers), limits, slots=1))]
     if not starts:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
         made = polished(tight, _choices(found), limits) if tight else None
@@ -130,10 +134,11 @@ def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
     return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in found]
 
 
-def _best(found: Sequence[Kind], limits: Limits) -> tuple[Placed, Counts] | None:
+def _best(found: Sequence[Kind], limits: Limits, *, slots: int = 2) -> tuple[Placed, Counts] | None:
     best: tuple[Counts, Sequence[Kind]] | None = None
     for slot, scratch in _sizes(found):
-        tried = _with_rings(found, limits, slot, scratch, better_than=best[0].cost if best else math.inf)
+        least = best[0].cost if best else math.inf
+        tried = _with_rings(found, limits, slots, slot, scratch, better_than=least)
         best = tried or best
     if best is None:
         return None
@@ -143,7 +148,7 @@ def _best(found: Sequence[Kind], limits: Limits) -> tuple[Placed, Counts] | None
 
 
 def _with_rings(
-    found: Sequence[Kind], limits: Limits, slot: int, scratch: int, *, better_than: float
+    found: Sequence[Kind], limits: Limits, slots: int, slot: int, scratch: int, *, better_than: float
 ) -> tuple[Counts, Sequence[Kind]] | None:
     """The best counts with rings of these sizes, which shrink to what those counts use."""
     best = None
@@ -151,7 +156,7 @@ def _with_rings(
         allowed = [
             replace(kind, options=_undominated(_fitting(kind.options, slot, scratch))) for kind in found
         ]
-        rings = Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch)
+        rings = Rings(slots if slot else 0, slot, 1 if scratch else 0, scratch)
         counts = solve(_program(allowed, rings, limits), better_than=better_than)
         if counts is None:
             return best

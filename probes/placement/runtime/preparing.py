@@ -60,7 +60,8 @@ def staged(
         lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), lock=lock or threading.RLock()
     )
     homes = Homes()
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast)
+    dense = {block.name for block in plan.blocks if block.dense}
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense)
     return Handle(model, plan, engine, homes, settling)
 
 

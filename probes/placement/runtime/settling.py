@@ -1,9 +1,10 @@
 """Brings every block to its tier: what `place` and `load` share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
+from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.forms import PackedForm, aligned
 from probes.placement.packing.packed import Packed, form, write_into
 from probes.placement.packing.tensors import pack, unpack
@@ -43,8 +45,11 @@ class Source(Protocol):
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """Write the values into `target`, of the entry's shape and dtype, on the host or in VRAM."""
 
-    def packed(self, entry: Entry) -> Packed | None:
-        """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing."""
+    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
+        """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing.
+
+        `dense`: with 3-bit codes.
+        """
 
     def wire(self, stored: Stored, lanes: Lanes) -> Wire:
         """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
@@ -75,9 +80,9 @@ class ModuleSource:
             )
         return entry.parameter.detach()
 
-    def packed(self, entry: Entry) -> Packed | None:
+    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
         """Packed now."""
-        return packed_on(self._device, as_stored(entry, self._values(entry)))
+        return packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """A module that is built has no file."""
@@ -90,13 +95,13 @@ class ModuleSource:
         """Nothing to close."""
 
 
-def packed_on(device: torch.device, stored: torch.Tensor) -> Packed | None:
+def packed_on(device: torch.device, stored: torch.Tensor, *, dense: bool = False) -> Packed | None:
     """The tensor packed on a GPU, which is quicker, or on the host where that has too little memory."""
     if device.type == "cuda":
         with suppress(torch.OutOfMemoryError):
-            packed = pack(stored.to(device))
+            packed = pack(stored.to(device), dense=dense)
             return packed.to("cpu") if packed else None
-    return pack(stored.cpu())
+    return pack(stored.cpu(), dense=dense)
 
 
 @dataclass(eq=False)
@@ -122,6 +127,7 @@ class Settling:
     rings: Rings
     pinned: bool
     fast: bool  # few rows are multiplied with packed weights
+    dense: Collection[str] = ()  # names of blocks that are packed with 3-bit codes
     settled: list[_Settled] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
@@ -182,9 +188,11 @@ class Settling:
         forms: list[PackedForm | None] = []
         packs: list[Callable[[], Packed | None]] = []
         for entry in block.entries:
-            packed = self.source.packed(entry)
+            dense = block.name in self.dense and prod(entry.shape) >= DENSE_FROM
+            pack_it = partial(self.source.packed, entry, dense=dense)
+            packed = pack_it()
             forms.append(form(packed) if packed else None)
-            packs.append(partial(self.source.packed, entry) if again else partial(_same, packed))
+            packs.append(pack_it if again else partial(_same, packed))
             if again:
                 self.homes.later(entry, partial(_own, self.source, entry))
             elif packed is not None:  # the values are kept twice no longer than necessary

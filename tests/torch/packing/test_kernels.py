@@ -23,7 +23,7 @@ from probes.placement.packing.tiles import fused
 @pytest.fixture
 def _interpreted(monkeypatch):
     monkeypatch.setattr(launching, "usable", lambda device: True)
-    monkeypatch.setattr(ranked, "_SMALL", 0)  # blocks as large as the kernel's
+    monkeypatch.setattr(ranked, "DENSE_FROM", 0)  # blocks as large as the kernel's
 
     def never(packed, out):
         raise AssertionError("torch operations unpacked")

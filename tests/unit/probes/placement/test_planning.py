@@ -79,8 +79,9 @@ def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
         return
     made, model, vram, host = found
     plan = made.plan
-    assert [block.name for block in plan.blocks] == [block.name for block in model.blocks]
-    assert [block.weight_bytes for block in plan.blocks] == [block.weight_bytes for block in model.blocks]
+    ordered = sorted(model.blocks, key=lambda block: block.looked_up)  # tied embeddings are multiplied last
+    assert [block.name for block in plan.blocks] == [block.name for block in ordered]
+    assert [block.weight_bytes for block in plan.blocks] == [block.weight_bytes for block in ordered]
     assert plan.vram.total - plan.vram.context <= vram
     assert plan.vram.total <= profile(plan.constants.rpartition(" ")[2]).vram_bytes
     if host is not None:
@@ -89,8 +90,8 @@ def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
     assert sum(block.vram_bytes for block in plan.blocks) == plan.vram.weights
     moving = [option.slot_bytes for option in made.found.chosen]
     assert plan.rings.slot_bytes == max(moving)
-    assert (plan.rings.slots >= 2) == (max(moving) > 0)
-    for block, described in zip(plan.blocks, model.blocks, strict=True):
+    assert (plan.rings.slots >= 1) == (max(moving) > 0)
+    for block, described in zip(plan.blocks, ordered, strict=True):
         assert block.predicted_s > 0 or not described.tensors
         assert block.tier == "resident" or not described.anytime
     assert 0 < plan.time.low_s < plan.time.middle_s < plan.time.high_s
@@ -161,7 +162,7 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
         captured=True,
     ).plan
     assert {block.tier for block in plan.blocks} == {"packed"}
-    assert plan.time.middle_s == pytest.approx(1.45e-3, rel=0.2)  # shared/reference: the prototype, fused
+    assert plan.time.middle_s == pytest.approx(1.08e-3, rel=0.1)  # docs/results/bench-placement-square.json
     exact = make(
         ModelDescription("mlp", layer, "drawn"),
         profile("h200"),
@@ -260,3 +261,50 @@ def test_a_divided_block_costs_what_it_cost() -> None:
     assert sum(part.operations for part in parts) == 7
     assert sum(part.weight_bytes for part in parts) == block.weight_bytes
     assert replace(block, divisible=False).divided() == (replace(block, divisible=False),)
+
+
+def test_three_bit_codes_are_planned_where_the_link_is_what_a_pass_waits_for() -> None:
+    """64 layers in 4 GiB: the link moves 7 % fewer bytes, and the GPU has time to unpack them."""
+
+    def planned(captured: bool) -> Plan:
+        layers = tuple(
+            BlockDescription(
+                f"{i}", (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),), operations=1
+            )
+            for i in range(64)
+        )
+        return make(
+            ModelDescription("square", layers, "drawn"),
+            profile("h200"),
+            vram=4 * GIB,
+            host=None,
+            workload=Workload(),
+            objective="exact",
+            captured=captured,
+        ).plan
+
+    dense = planned(captured=True)
+    assert all(block.dense for block in dense.blocks if block.tier == "streamed_packed")
+    assert not any(block.dense for block in planned(captured=False).blocks)
+    assert dense.time.middle_s < 0.9 * 47.5e-3  # what 4-bit codes were planned to take, and took
+
+
+def test_one_slot_is_enough_where_blocks_are_unpacked_from_it() -> None:
+    """Layers of 318 MB, packed: a second slot would take the room of one more that stays."""
+    layers = tuple(
+        BlockDescription(
+            f"{i}", (TensorDescription(f"{i}.weight", (16384, 12928), "bfloat16"),), operations=4
+        )
+        for i in range(12)
+    )
+    plan = make(
+        ModelDescription("few", layers, "drawn"),
+        profile("h200"),
+        vram=int(3.25 * GIB),
+        host=None,
+        workload=Workload(),
+        objective="exact",
+        captured=True,
+    ).plan
+    assert plan.rings.slots == 1
+    assert sum(block.tier == "streamed_packed" for block in plan.blocks) >= 1
