@@ -209,6 +209,26 @@ def test_gtt_is_the_sum_of_the_cards_and_absent_without_one(tmp_path: Path) -> N
     assert inference.gtt_bytes(tmp_path) == {"device_gtt_used": 12288}
 
 
+def test_a_gpus_memory_is_told_by_kind_and_placements_pinned_memory_with_it(
+    made: inference.TorchClassifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (3, 10))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda place: 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda place: 2)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": 4})
+    monkeypatch.setattr(inference, "_DRM", tmp_path)
+    gpu = replace(with_outputs(made, pinned_bytes=5), device=replace(made.device, torch_name="cuda:0"))
+    assert gpu.memory() == {
+        "vram_allocated": 1,
+        "vram_reserved": 2,
+        "device_vram_free": 3,
+        "device_vram_total": 10,
+        "pinned_by_torch": 4,
+        "pinned_by_placement": 5,
+    }
+    assert made.memory() == {}
+
+
 # ---- placed weights ----------------------------------------------------------------------------------
 
 
@@ -220,6 +240,7 @@ def test_a_placed_model_answers_as_one_that_is_not(
     placed = inference.load(settings(saved[0], placement=wanted), "tiny", saved[0])
     assert placed.info.accuracy == pytest.approx(0, abs=1e-6)
     assert "blocks: 4 resident" in placed.info.device_description
+    assert placed.outputs.pinned_bytes == 0  # the CPU pins nothing
     torch.testing.assert_close(torch.tensor(placed.classify(ROWS)), torch.tensor(made.classify(ROWS)))
     torch.testing.assert_close(torch.tensor(placed.embed(ROWS)), torch.tensor(made.embed(ROWS)))
     placed.prove()

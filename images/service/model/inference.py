@@ -76,6 +76,11 @@ Task = Literal["classify", "embed"]
 class Outputs(Protocol):
     """A model's pass over ids [rows, tokens], mask [rows, tokens] and types [rows, tokens] or None."""
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the host's memory that its weights hold pinned, beside torch's own allocator."""
+        ...
+
     def __call__(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
     ) -> torch.Tensor:
@@ -90,6 +95,7 @@ class Resident:
     weights: bert.Weights
     shape: BertShape
     hidden_states: Callable[..., torch.Tensor] = bert.hidden_states
+    pinned_bytes: int = 0
 
     def __call__(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
@@ -141,7 +147,7 @@ class TorchClassifier:
         }
         if hasattr(torch.cuda, "host_memory_stats"):  # torch 2.7 and later
             found["pinned_by_torch"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
-        return found | gtt_bytes(_DRM)
+        return found | {"pinned_by_placement": self.outputs.pinned_bytes} | gtt_bytes(_DRM)
 
     def counts(self) -> Mapping[str, int]:
         """See `Classifier.counts`."""

@@ -62,6 +62,7 @@ class PlaceableBert(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weights: bert.Weights, shape: BertShape) -> None:
         super().__init__()
+        self.pinned_bytes = 0  # of the host's memory, once it is placed
         self.embeddings = _Embeddings(weights, shape, "bert.embeddings.")
         numbers = range(shape.num_hidden_layers)
         self.layers = nn.ModuleList(_Layer(weights, shape, f"bert.encoder.layer.{n}") for n in numbers)
@@ -100,7 +101,8 @@ def placed(
             batch=max(1, max_batch_tokens // MAX_WIDTH),
             tokens=min(MAX_WIDTH, max_batch_tokens),
         )
-        place(model, made, device=device.torch_name)
+        handle = place(model, made, device=device.torch_name)
+        model.pinned_bytes = handle.report().pinned_taken
     except PlanImpossible as error:
         raise DeviceMissing(error.message, "write a larger vram_budget into the profile") from error
     except ProbeError as error:

@@ -87,6 +87,9 @@ class Service:
             classifier.prove()
 
     def _memory(self) -> Mapping[str, int]:
-        for classifier in self.models.loaded:
-            return classifier.memory()
-        return {}
+        """The process's and the device's, which all models share, and the sum of what each has pinned."""
+        each = [classifier.memory() for classifier in self.models.loaded]
+        if not each:
+            return {}
+        own = "pinned_by_placement"
+        return {**each[0], **({own: sum(one.get(own, 0) for one in each)} if own in each[0] else {})}

@@ -63,6 +63,17 @@ class Fake:
         return {}
 
 
+def test_pinned_memory_of_several_models_is_their_sum(info: ModelInfo) -> None:
+    service = Service(LIMITS)
+    for name, pinned in (("a", 3), ("b", 4)):
+        one = Fake(replace(info, name=name))
+        one.memory = lambda pinned=pinned: {"vram_allocated": 7, "pinned_by_placement": pinned}  # type: ignore[method-assign,misc]
+        service.models.put(name, one)
+    text = service.metrics.text().decode()
+    assert 'weir_memory_bytes{kind="pinned_by_placement"} 7.0' in text
+    assert 'weir_memory_bytes{kind="vram_allocated"} 7.0' in text
+
+
 @pytest.fixture
 def fake(info: ModelInfo) -> Fake:
     made = Fake(info)
