@@ -239,7 +239,9 @@ def _show(args: argparse.Namespace) -> Exit:
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
     return delivered(
-        _run_verb, argv, interrupted="the report holds what was measured so far; --resume continues the run"
+        _run_verb,
+        argv,
+        interrupted="the report holds what was measured so far; run --resume FILE continues a run",
     )
 
 

@@ -79,7 +79,7 @@ class Bars:
             if isinstance(self.gpu.flops(precision), Unknown):
                 self.board.waive(f"full-size product, {precision}: share of compute", "no ceiling")
                 continue
-            row, found = self.scan(SPECS["product"], 16384, precision, "resident")
+            row, found = self.scan(SPECS["product"], 8192, precision, "resident")
             self.board.bar(
                 f"full-size product, {precision}: share of compute",
                 found.compute,
