@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,9 @@ bench-build: images ## our build of `cpu` against two others, rebuilds, and the 
 
 bench-doctor: $(READY) ## the doctor's verdicts on constructed hosts, its linter on broken, good and damaged files
 	@$(PY) tests/bench/bench_doctor.py
+
+bench-fit: $(TORCH_READY) ## weir probe fit against brute force, and what it predicts, on the CPU
+	@$(TORCH_PY) tests/bench/bench_fit.py
 
 bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
 	@$(PY) tests/bench/bench_images.py

@@ -213,8 +213,13 @@ def _without_answer(ended: Fork, size: int, seconds: float, *, killed: int | Unk
     return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {name}")
 
 
-def _preload() -> None:
-    """Import what takes seconds, before there is a job; an error is reported when there is one."""
+def preload() -> None:
+    """Import what takes seconds, before there is a job; an error is reported when there is one.
+
+    A driver that was asked anything can't be used in a fork, and libraries ask whether there is a GPU when
+    they are imported. With this setting torch asks NVML instead.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in ("probes.fit.measured.onetrial", "transformers.models.auto.modeling_auto", "peft"):
         with suppress(ImportError, OSError):
             importlib.import_module(name)
@@ -241,7 +246,7 @@ def main(argv: list[str]) -> int:
     """Do the job on stdin; returns 0 when a last message was written, of any kind."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
-    _preload()
+    preload()
     line = sys.stdin.readline()
     if not line:  # there was no job
         return 0

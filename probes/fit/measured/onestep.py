@@ -52,15 +52,26 @@ def make(config: Mapping[str, Any], asked: Question, device: str) -> Made:
     module, has_head = _built(config, asked, device)
     module.train(asked.task == "training")
     if asked.checkpointing:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _checkpoint(module)
     vocabulary = int(module.config.vocab_size)
     return Made(_adapted(module, asked) if asked.lora_rank else module, vocabulary, has_head)
+
+
+def _checkpoint(module: Any) -> None:
+    """Turn gradient checkpointing on, by the name that this version of transformers has for it."""
+    how = {"use_reentrant": False}
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(how)
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
 def ready(made: Made, asked: Question, device: str) -> Prepared:
     """A model with the optimizer that trains it, if it is trained."""
     trained = [p for p in made.module.parameters() if p.requires_grad]
-    optimizer = _optimizer(trained, asked) if asked.task == "training" else None
+    optimizer = (
+        _optimizer(trained, asked, foreach=device.startswith("cuda")) if asked.task == "training" else None
+    )
     return Prepared(made.module, optimizer, device, made.vocabulary, made.has_head)
 
 
@@ -107,10 +118,12 @@ def _adapted(module: Any, asked: Question) -> Any:
         ) from error
 
 
-def _optimizer(trained: list[torch.nn.Parameter], asked: Question) -> torch.optim.Optimizer:
+def _optimizer(trained: list[torch.nn.Parameter], asked: Question, *, foreach: bool) -> torch.optim.Optimizer:
+    """As torch itself would make it; `foreach` is its default on a GPU, which a trace doesn't show."""
     if asked.optimizer == "adamw":
-        return torch.optim.AdamW(trained, lr=RATE)
-    return torch.optim.SGD(trained, lr=RATE, momentum=0.9 if asked.optimizer == "momentum" else 0.0)
+        return torch.optim.AdamW(trained, lr=RATE, foreach=foreach)
+    momentum = 0.9 if asked.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(trained, lr=RATE, momentum=momentum, foreach=foreach)
 
 
 def steps(ready: Prepared, asked: Question) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from probes.errors import ProbeError
+from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.measured import caps, faketrace, onestep
 from probes.fit.question import Question, Taken, Trial, Verdict
 from probes.machine.nvml import open_nvml
@@ -54,6 +54,8 @@ def _on_cpu(budget: int) -> Peaks:
 
 
 def _on_gpu(budget: int) -> Peaks:
+    if not torch.cuda.is_available():
+        raise DeviceUnusable("torch finds no GPU here", "try --measure cpu, or predict: leave --measure out")
     others = _used_by_all()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(budget / total, 1.0))

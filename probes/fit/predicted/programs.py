@@ -5,7 +5,7 @@ torch's scaled dot product attention. An architecture without a program is trace
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -205,10 +205,7 @@ def _llama_layer(work: Pass, block: BlockDescription, angles: Tensor, x: Tensor)
     x = tape.add(x, work.apply(weights.linear(f"{at}.self_attn.o_proj"), found))
     del found
     normed = work.rms_norm(x, weights.sure(f"{at}.post_attention_layernorm.weight"))
-    gate, up = _gates(work, at, normed)
-    active = tape.op(gate.numbers, gate.width, (gate,), saved=(gate,))
-    inner = tape.mul(active, up)
-    del gate, up, active
+    inner = _gated(work, at, normed)
     return tape.add(x, work.apply(weights.linear(f"{at}.mlp.down_proj"), inner))
 
 
@@ -228,14 +225,17 @@ def _queries(work: Pass, block: BlockDescription, x: Tensor) -> tuple[Tensor, Te
     return q, k, v
 
 
-def _gates(work: Pass, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def _gated(work: Pass, at: str, x: Tensor) -> Tensor:
     weights, tape = work.weights, work.tape
     if weights.one(f"{at}.mlp.gate_up_proj.weight"):
         merged = work.apply(weights.linear(f"{at}.mlp.gate_up_proj"), x)
-        half = merged.numbers // 2
-        return tape.part(merged, half), tape.part(merged, half)
+        gate = tape.part(merged, merged.numbers // 2)
+        up = tape.part(merged, merged.numbers // 2)
+        return tape.mul(up, tape.op(gate.numbers, gate.width, (gate,), saved=(gate,)))
     gate = work.apply(weights.linear(f"{at}.mlp.gate_proj"), x)
-    return gate, work.apply(weights.linear(f"{at}.mlp.up_proj"), x)
+    active = tape.op(gate.numbers, gate.width, (gate,), saved=(gate,))
+    del gate
+    return tape.mul(active, work.apply(weights.linear(f"{at}.mlp.up_proj"), x))
 
 
 def _through(work: Pass, model: ModelDescription, x: Tensor, layer: Layer) -> Tensor:
@@ -372,7 +372,8 @@ def _bert(work: Pass, model: ModelDescription) -> Tensor:
         _embedded(work, f"{top}.token_type_embeddings.weight"),
     )
     x = _norm(work, f"{top}.LayerNorm", _placed(work, x, f"{top}.position_embeddings.weight"))
-    return _result(work, _through(work, model, x, _bert_layer), "cls")
+    encoder = replace(work, cache=None)
+    return _result(work, _through(encoder, model, x, _bert_layer), "cls")
 
 
 # the model_type of a config.json -> its program
