@@ -16,6 +16,8 @@ from probes.shared.unknown import Unknown
 MEMORY_CELSIUS, ENERGY_MJ, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 83, 186, 197, 198
 # NVML_GPM_METRIC_*
 SM_ACTIVE, SM_OCCUPANCY, TENSOR, DRAM = 2, 3, 5, 10
+SENT_MIB_PER_S, RECEIVED_MIB_PER_S = 20, 21
+COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 MOST_METRICS = 512  # of a request: more than any NVML has
 MOST_PROCESSES = 128
@@ -200,6 +202,11 @@ class Performance:
         found = c_void_p()
         self._missing = self._missing or self._nvml.call("nvmlGpmSampleAlloc", byref(found))
         return found
+
+    @property
+    def works(self) -> bool:
+        """Whether this card has them."""
+        return not self._missing
 
     def read(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
         """Values by metric id since the last reading; the first one is unknown."""

@@ -7,6 +7,7 @@ The watch runs as its own process, as a user starts it, over this machine's /pro
 intervals from the samples' file. On a GPU, tests/device/run_watch_fit.sh measures the rest.
 """
 
+import bisect
 import itertools
 import json
 import math
@@ -145,7 +146,7 @@ def trace_error(rng: random.Random) -> tuple[float, bool]:
         at += period * (1 + rng.uniform(-jitter, jitter))
 
     def power(t: float) -> float:
-        begun = max(edge for edge in edges if edge <= t)
+        begun = edges[bisect.bisect_right(edges, t) - 1]
         return high if t - begun < duty * period else low
 
     steps = int(TRACE_S * REFERENCE_HZ)

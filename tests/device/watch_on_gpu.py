@@ -86,9 +86,9 @@ def watch(kind: str, seconds: float, *, name: str = "", hook: bool = False) -> d
 
 def means(found: Mapping[str, Any]) -> dict[str, float]:
     """Each gauge's mean over the middle of the load, by the samples that had it."""
-    end = found["samples"][-1]["at_s"] - EDGE_S
+    end = found["samples"][-1]["at_s"] - EDGE_S  # the interpreter takes about as long to exit
     seconds = found["load"]["ended_s"] - found["load"]["begun_s"]
-    middle = [s for s in found["samples"] if end - seconds + 2 * EDGE_S <= s["at_s"] <= end - EDGE_S]
+    middle = [s for s in found["samples"] if end - seconds + EDGE_S <= s["at_s"] <= end]
     gauges: dict[str, list[float]] = {}
     for one in middle:
         for name, value in one["cards"][0]["look"].items():
@@ -199,32 +199,16 @@ def energy_and_cost() -> None:
     found = watch("train", ENERGY_S, name="energy")
     reference.on = False
     reference.join()
-    samples = found["samples"]
-    counters = [(s["at_s"], s["cards"][0]["look"].get("energy_j")) for s in samples]
-    # the load's own clock is the machine's; its end is the watch's end, less the interpreter's exit
-    first = found["begun"]
-    shifts = []
-    for at_s, power in ((s["at_s"], s["cards"][0]["look"].get("power_w")) for s in samples):
-        shifts.append((at_s, power))
-    start = _aligned(shifts, reference.points, first)
-    begin, end = found["load"]["begun_s"] + EDGE_S, found["load"]["ended_s"] - EDGE_S
-    inner = [(a, c) for a, c in counters if begin <= a + start <= end]
-    ours, took = inner[-1][1] - inner[0][1], (inner[0][0] + start, inner[-1][0] + start)
-    by_reference = reference.joules(*took)
-    bar(
-        "energy by the card's counter against 50 Hz",
-        abs(ours / by_reference - 1) * 100,
-        3.0,
-        "%",
-        joules=ours,
-    )
-    powers = [(a, p) for a, p in shifts if begin <= a + start <= end]
-    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(powers))
-    row(
-        figure="energy by power at 4 Hz against 50 Hz",
-        value=round(abs(area / by_reference - 1) * 100, 3),
-        unit="%",
-    )
+    powers = [(s["at_s"], s["cards"][0]["look"].get("power_w")) for s in found["samples"]]
+    known = [(at_s, power) for at_s, power in powers if power is not None]
+    start = _aligned(known, reference.points, found["begun"])
+    energy = found["report"]["cards"][0]["energy"]
+    by_reference = reference.joules(start, start + energy["covers_s"])
+    miss = abs(energy["joules"] / by_reference - 1) * 100
+    bar("energy by the card's counter against 50 Hz", miss, 3.0, "%", energy=energy)
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(known))
+    by_power = area / reference.joules(start + known[0][0], start + known[-1][0])
+    row(figure="energy by power at 4 Hz against 50 Hz", value=round(abs(by_power - 1) * 100, 3), unit="%")
     bar("processor time at 4 Hz, of one core", found["cpu"] * 100, 1.0, "%")
     shown = {name: round(value, 4) for name, value in means(found).items()}
     row(figure="saturation: train", load=found["load"], mean=shown)

@@ -1,5 +1,6 @@
 """An NVIDIA card by NVML."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from probes.machine import nvmlcard
@@ -17,7 +18,10 @@ METRICS = {
     "tensor_percent": nvmlcard.TENSOR,
     "dram_percent": nvmlcard.DRAM,
 }
-FIELDS = (nvmlcard.MEMORY_CELSIUS, nvmlcard.POWER_MW, nvmlcard.SENT_BYTES, nvmlcard.RECEIVED_BYTES)
+FIELDS = (nvmlcard.MEMORY_CELSIUS, nvmlcard.POWER_MW)
+LINK_FIELDS = (nvmlcard.SENT_BYTES, nvmlcard.RECEIVED_BYTES)
+LINK_METRICS = (nvmlcard.SENT_MIB_PER_S, nvmlcard.RECEIVED_MIB_PER_S)
+MIB = 2**20
 ENERGY_EVERY_S = 10.0  # its counter takes 4 ms of processor time to read (H200, driver 580)
 NOT_SUPPORTED = Unknown("NVML: Not Supported")
 _NOT_DUE = Unknown("read every 10 s, because reading it is slow")
@@ -37,6 +41,7 @@ class NvidiaReader:
         self._sent, self._received = Rate(), Rate()
         self._names: dict[int, str] = {}
         self._energy_due_s, self._has_fan = 0.0, True
+        self._top, self._link_at_s = card.max_link, 0.0
 
     def sample(self, at_s: float, *, closing: bool = False) -> CardSample:
         """The card at this moment."""
@@ -45,9 +50,14 @@ class NvidiaReader:
         if due:
             self._energy_due_s = at_s + ENERGY_EVERY_S
         use = card.utilization()
-        fields = card.fields(FIELDS)
+        by_metrics = self._performance.works
+        fields = card.fields(FIELDS if by_metrics else (*FIELDS, *LINK_FIELDS))
         power = fields[nvmlcard.POWER_MW]
-        metrics = self._performance.read(tuple(METRICS.values()))
+        metrics = self._performance.read((*METRICS.values(), *LINK_METRICS))
+        if by_metrics:
+            sent, received = (_scaled(metrics[one], MIB) for one in LINK_METRICS)
+        else:
+            sent, received = self._link(fields, at_s)
         found: dict[str, float | Unknown] = {
             "busy_percent": use if isinstance(use, Unknown) else use[0],
             "memory_busy_percent": use if isinstance(use, Unknown) else use[1],
@@ -60,13 +70,29 @@ class NvidiaReader:
             "memory_celsius": fields[nvmlcard.MEMORY_CELSIUS],
             "core_mhz": card.mhz(nvmlcard.SM_CLOCK),
             "memory_mhz": card.mhz(nvmlcard.MEMORY_CLOCK),
-            "to_card_bytes_per_s": self._received.of(fields[nvmlcard.RECEIVED_BYTES], at_s),
-            "from_card_bytes_per_s": self._sent.of(fields[nvmlcard.SENT_BYTES], at_s),
+            "to_card_bytes_per_s": received,
+            "from_card_bytes_per_s": sent,
             "fan_percent": self._fan_percent(),
             **{gauge: metrics[metric] for gauge, metric in METRICS.items()},
             "evicted_bytes": _NO_GTT,
         }
         return CardSample(gathered(found), card.slowdowns(), self._processes())
+
+    def _link(
+        self, fields: Mapping[int, float | Unknown], at_s: float
+    ) -> tuple[float | Unknown, float | Unknown]:
+        """Bytes per second sent and received by counters, where they can't have begun again unnoticed."""
+        span_s, self._link_at_s = at_s - self._link_at_s, at_s
+        sent, received = (
+            rate.of(fields[one], at_s)
+            for rate, one in zip((self._sent, self._received), LINK_FIELDS, strict=True)
+        )
+        if isinstance(self._top, Unknown):
+            return self._top, self._top
+        if self._top.raw_gb_per_s * 1e9 * span_s >= nvmlcard.COUNTED_BYTES:
+            why = Unknown("the link may move more between two samples than its counters of 32 bits can count")
+            return why, why
+        return sent, received
 
     def _fan_percent(self) -> int | Unknown:
         """A card without a fan takes as long to say so as all quick figures together, so it is asked once."""

@@ -94,7 +94,6 @@ def test_an_nvidia_card_has_nvmls_figures_in_the_gauges_units(tmp_path: Path) ->
     fake = FakeNvml()
     readers = nvidia(fake, tmp_path)
     (first,) = readers.sample(0.0, 0.0).cards
-    fake.fields |= {197: 10**9 + 500, 198: 2 * 10**9 + 1000}
     (card,) = readers.sample(0.5, 0.0).cards
     assert first.look.values["energy_j"] == 5000
     assert card.look.values == {
@@ -106,8 +105,8 @@ def test_an_nvidia_card_has_nvmls_figures_in_the_gauges_units(tmp_path: Path) ->
         "memory_celsius": 55,
         "core_mhz": 1980,
         "memory_mhz": 1980,
-        "to_card_bytes_per_s": 2000,
-        "from_card_bytes_per_s": 1000,
+        "to_card_bytes_per_s": 2**21,
+        "from_card_bytes_per_s": 2**20,
         "sm_active_percent": 80,
         "sm_occupancy_percent": 30,
         "tensor_percent": 62.5,
@@ -192,9 +191,22 @@ def test_a_slow_energy_counter_is_read_at_both_ends_and_seldom_between(tmp_path:
 
 def test_a_figure_that_is_not_a_number_is_unknown(tmp_path: Path) -> None:
     fake = FakeNvml()
-    fake.gpm_values = {2: 0.0, 3: 0.0, 5: 0.0, 10: float("nan")}
+    fake.gpm_values |= {2: 0.0, 10: float("nan")}
     readers = nvidia(fake, tmp_path)
     readers.sample(0.0, 0.0)
     (card,) = readers.sample(0.25, 0.0).cards
     assert card.look.missing["dram_percent"] == "the driver's figure is not a number"
     assert card.look.values["sm_active_percent"] == 0
+
+
+def test_the_links_counters_are_used_where_they_cannot_have_begun_again(tmp_path: Path) -> None:
+    """They have 32 bits: at 16 GB/s that is a quarter of a second and a little more."""
+    fake = FakeNvml(gpm=False)
+    readers = nvidia(fake, tmp_path)
+    readers.sample(0.0, 0.0)
+    fake.fields |= {197: 10**9 + 500, 198: 2 * 10**9 + 1000}
+    (card,) = readers.sample(0.25, 0.0).cards
+    assert card.look.values["from_card_bytes_per_s"] == 2000
+    assert card.look.values["to_card_bytes_per_s"] == 4000
+    (late,) = readers.sample(1.25, 0.0).cards
+    assert "32 bits" in late.look.missing["to_card_bytes_per_s"]

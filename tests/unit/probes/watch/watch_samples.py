@@ -104,7 +104,7 @@ class FakeNvml:
         self.fields = {82: 55, 186: 250_000, 197: 10**9, 198: 2 * 10**9} if fields is None else dict(fields)
         self.energy_mj = 5_000_000
         self.sampled = 0
-        self.gpm_values = {2: 80.0, 3: 30.0, 5: 62.5, 10: 25.0}
+        self.gpm_values = {2: 80.0, 3: 30.0, 5: 62.5, 10: 25.0, 20: 1.0, 21: 2.0}
 
     def __getattr__(self, name: str) -> Any:
         if name not in FakeNvml.NUMBERS:
@@ -131,6 +131,10 @@ class FakeNvml:
         "nvmlDeviceGetPowerUsage": 249_000,
         "nvmlDeviceGetCurrentClocksEventReasons": 0x04,
         "nvmlDeviceGetMigMode": 0,
+        "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+        "nvmlDeviceGetCurrPcieLinkWidth": 16,
+        "nvmlDeviceGetMaxPcieLinkGeneration": 3,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
     }
 
     def nvmlDeviceGetHandleByIndex_v2(self, _index: Any, handle: Any) -> int:
