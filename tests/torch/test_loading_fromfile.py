@@ -259,3 +259,24 @@ def test_where_memory_cannot_be_pinned_it_stays_pageable():
     # this torch has no GPU to pin memory for, and refuses as a driver does that is out of it
     assert not host_buffer(64, pinned=True).is_pinned()
     assert host_buffer(64, pinned=True).numel() == 64
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_numbers_beyond_float16_are_refused_by_name_instead_of_becoming_infinite(tmp_path, stored):
+    """A card without bfloat16 units computes in float16 or float32."""
+    model = nn.Linear(4, 3, dtype=stored)
+    weight = torch.tensor([[1.0, -2.0, float("inf"), 65_280.0]] * 3, dtype=stored)
+    path = saved(model, tmp_path / "fits.safetensors", weight=weight)
+    with opened(path) as checkpoint:
+        found = values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
+    assert torch.equal(found["weight"], weight.half())
+    weight[1, 1] = -1e6
+    path = saved(model, tmp_path / "beyond.safetensors", weight=weight)
+    with (
+        opened(path) as checkpoint,
+        pytest.raises(PlacementError, match=r"weight can't be converted: 1 of its numbers .*float16.*1e\+06"),
+    ):
+        values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
+    with opened(path) as checkpoint:
+        wide = values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float32)), checkpoint)
+    assert torch.equal(wide["weight"], weight.float())

@@ -5,8 +5,9 @@ import torch
 from random_models import plan_of
 from torch import nn
 
-from probes.errors import PlanImpossible
+from probes.errors import PlacementError, PlanImpossible
 from probes.placement import place, plan
+from probes.placement.runtime.preparing import planned_blocks, require_computed
 
 torch.set_num_threads(1)
 MIB = 2**20
@@ -74,3 +75,18 @@ def test_a_plan_made_on_meta_fits_the_model_itself():
     handle = place(built(torch.bfloat16), made)
     assert [block.name for block in made.blocks] == [b.name for b in plan_of(Stack()).blocks]
     handle.remove()
+
+
+def test_a_plan_for_a_card_without_bfloat16_does_not_compute_in_bfloat16_unsaid():
+    """The plan's time is for another dtype: the model has to be built in it."""
+    model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16)).eval().requires_grad_(False)
+    for objective, wanted in (("exact", "float32"), ("fast", "float16")):
+        made = plan(model, vram=1 << 30, machine="wx4100", objective=objective)
+        assert made.compute_dtype == wanted
+        blocks = planned_blocks(model, made)
+        with pytest.raises(PlacementError, match=rf"0.* is bfloat16, .*the plan is for {wanted}"):
+            require_computed(made, blocks, torch.device("cuda"))
+        require_computed(made, blocks, torch.device("cpu"))
+        other = nn.Sequential(nn.Linear(64, 64, dtype=getattr(torch, wanted)))
+        again = plan(other, vram=1 << 30, machine="wx4100", objective=objective)
+        require_computed(again, planned_blocks(other, again), torch.device("cuda"))

@@ -37,14 +37,20 @@ class CheckpointValues:
     def bring(self, parameter: torch.Tensor, target: torch.Tensor) -> None:
         """Fill `target` with the values of a parameter of the model, converted where its dtype is another.
 
-        Raises CheckpointUnreadable.
+        Raises CheckpointUnreadable, and PlacementError for a number that is too large for that dtype.
         """
         name = self._fillings[id(parameter)].sources[0]
         stored = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
         read = partial(self._read, name)
         with self._lock:
             self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
-            self._staging.bring(read, stored, target)
+            try:
+                self._staging.bring(read, stored, target)
+            except OverflowError as error:
+                raise PlacementError(
+                    f"{name} can't be converted: {error}",
+                    "build the model in float32, which holds all of them, or in the checkpoint's own dtype",
+                ) from error
 
     def origin(self, parameter: torch.Tensor) -> Origin | None:
         """Where the parameter's bytes are in a file; None where they aren't stored as they are in memory."""

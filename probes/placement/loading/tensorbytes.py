@@ -40,7 +40,10 @@ class Staging:
         self._memory = host_buffer(n_bytes, pinned=pinned)
 
     def bring(self, read: Read, stored: torch.dtype, target: torch.Tensor) -> None:
-        """Fill `target`, of any device and strides, with stored numbers in row-major order."""
+        """Fill `target`, of any device and strides, with stored numbers in row-major order.
+
+        Raises OverflowError where a number is too large for the target's dtype.
+        """
         if not target.is_contiguous():
             whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
             self.bring(read, stored, whole)
@@ -56,4 +59,16 @@ class Staging:
             count = min(piece, flat.numel() - start)
             staged = self._memory[: count * stored.itemsize]
             read(bytes_of(staged), start * stored.itemsize)
-            flat[start : start + count].copy_(staged.view(stored))  # waits: the staging buffer is used again
+            values = staged.view(stored)
+            _require_range(values, flat.dtype)
+            flat[start : start + count].copy_(values)  # waits: the staging buffer is used again
+
+
+def _require_range(values: torch.Tensor, wanted: torch.dtype) -> None:
+    """Raise OverflowError where a finite number would become infinite, as 70,000 does in float16."""
+    if not wanted.is_floating_point or torch.finfo(wanted).max >= torch.finfo(values.dtype).max:
+        return
+    lost = values.isfinite() & values.to(wanted).isinf()
+    if lost.any():
+        worst = float(values[lost].abs().max())
+        raise OverflowError(f"{int(lost.sum()):,} of its numbers don't fit into {wanted}, up to {worst:.4g}")

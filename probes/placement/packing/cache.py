@@ -7,9 +7,11 @@ removed and made again. Entries are written whole or not at all, and several pro
 """
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +100,8 @@ class Cache:
 
     def _noted(self, origin: str) -> str | None:
         try:
-            return (self.folder / (origin + _ORIGIN)).read_text(encoding="ascii")[:64]
+            with _opened(self.folder / (origin + _ORIGIN)) as file:
+                return file.read(64).decode("ascii")
         except (OSError, UnicodeDecodeError):
             return None
 
@@ -110,7 +113,7 @@ class Cache:
         """What is stored for a content; None if nothing is. A damaged entry is removed."""
         path = self.folder / (key + _ENTRY)
         try:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 found = _read(file)
         except FileNotFoundError:
             return None
@@ -169,6 +172,16 @@ def _identity(origin: Origin, dense: bool) -> str | None:
     times = [status.st_mtime_ns, status.st_ctime_ns]
     about = [_VERSION, status.st_dev, status.st_ino, status.st_size, *times, origin.start, origin.end, dense]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def _opened(path: Path) -> BufferedReader:
+    """An ordinary file, to be read. Raises OSError for anything else: nobody may write into a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        path.unlink()  # writing there would wait as well
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def _write(file: BinaryIO, of: PackedForm | None, flat: torch.Tensor) -> None:

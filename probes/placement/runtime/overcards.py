@@ -19,7 +19,7 @@ from probes.placement.runtime.blocks.lanes import HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.handle import Handle, WholePass
 from probes.placement.runtime.measuring import PlacementReport, wall_times
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
+from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, require_computed, staged
 from probes.placement.runtime.settling import Source
 from probes.placement.values import CardsPlan, Tier
 from probes.shared.units import duration
@@ -131,6 +131,8 @@ def settle_cards(
 ) -> CardsHandle:
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
     parts = parts_of(model, plan)
+    for card, part, lane in zip(plan.cards, parts, lanes, strict=True):
+        require_computed(card, part, lane.device)
     handle = CardsHandle(model, plan, Cards(tuple(one.device for one in lanes), move))
     lock = threading.RLock()
     try:

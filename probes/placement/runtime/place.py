@@ -10,7 +10,7 @@ from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.overcards import CardsHandle, Devices, lanes_of_cards, settle_cards
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
+from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, require_computed, staged
 from probes.placement.runtime.settling import ModuleSource, Source
 from probes.placement.values import CardsPlan, Plan
 
@@ -84,6 +84,7 @@ def settle(
 ) -> Handle:
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
     blocks = planned_blocks(model, plan)
+    require_computed(plan, blocks, lanes.device)
     handle = staged(model, plan, source, lanes, pinned=pinned, work=work)
     try:
         handle.take_over(blocks)

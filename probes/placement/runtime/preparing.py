@@ -97,6 +97,24 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
     return [(found[name], block.tier) for name, block in tiers.items()]
 
 
+def require_computed(plan: Plan, blocks: Sequence[tuple[Block, Tier]], device: torch.device) -> None:
+    """Raise PlacementError where a GPU without bfloat16 units would compute in bfloat16 after all.
+
+    The plan's time is for weights converted to `compute_dtype`; blocks compute in the weights' own.
+    """
+    wanted = plan.compute_dtype
+    if device.type != "cuda" or wanted not in ("float16", "float32"):
+        return
+    entries = [entry for block, _ in blocks for entry in block.entries]
+    kept = [entry for entry in entries if entry.dtype is torch.bfloat16]
+    if 2 * sum(entry.n_bytes for entry in kept) > sum(entry.n_bytes for entry in entries):  # most of them
+        raise PlacementError(
+            f"{kept[0].name} is bfloat16, and {plan.machine} has no units for it: the plan is for {wanted}",
+            f"build the model in {wanted} and plan again; load() converts a checkpoint, and refuses numbers "
+            "that don't fit",
+        )
+
+
 def _require_sound(plan: Plan) -> None:
     if why := flaw(plan):
         raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -211,3 +212,38 @@ def test_the_folder_is_where_other_caches_are():
     assert usual_folder({"WEIR_STATE": "/s", "XDG_CACHE_HOME": "/x"}) == Path("/s/packed")
     assert usual_folder({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/weir/packed")
     assert usual_folder({"HOME": "/h"}) == Path("/h/.cache/weir/packed")
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder"])
+def test_a_pipe_or_folder_in_the_place_of_an_entry_only_costs_packing_again(tmp_path, origin, what):
+    """Opening a pipe as a file would wait for somebody who writes into it."""
+    reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
+    kept.packed(reader, origin=origin, packer=reader.pack)
+    for path in list(kept.folder.iterdir()):
+        path.unlink()
+        os.mkfifo(path) if what == "fifo" else path.mkdir()
+    for _ in range(2):
+        assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
+    assert reader.packs == (2 if what == "fifo" else 3)  # a pipe is removed, a folder isn't ours
+
+
+def test_a_disk_that_is_really_full_only_costs_packing_again(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("mounting a small file system needs rights that this user lacks")
+    try:
+        reader, kept = Reader(gaussian(300, 515)), Cache(folder)
+        for packs in (1, 2):
+            assert same(unpack(kept.packed(reader, packer=reader.pack)), reader.tensor)
+            assert reader.packs == packs
+            assert [path.name for path in folder.iterdir() if path.suffix == ".packed"] == []
+        small = Reader(gaussian(16, 512))
+        for _ in range(2):
+            assert same(unpack(kept.packed(small, packer=small.pack)), small.tensor)
+        assert small.packs == 1  # what fits is kept: nothing of the failed ones is left behind
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
