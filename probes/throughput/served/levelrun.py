@@ -32,6 +32,11 @@ class _Ledger:
             self.n_good += 1
             self.good.set()
 
+    @property
+    def hopeless(self) -> bool:
+        """Requests have ended, and none of them well."""
+        return bool(self.notes) and not self.n_good
+
     def due(self, times: Iterator[float]) -> Iterator[float]:
         """The times, each kept when it is asked for."""
         for at in times:
@@ -136,7 +141,7 @@ async def _windows(
         span.why = disagreement(
             span.windows, load.loop, needed=settings.windows, tolerance=settings.tolerance
         )
-        if not span.why or not ledger.n_good:
+        if not span.why or ledger.hopeless:
             break
     span.busy_share = (busy_s() - busy_before) / max(loop.time() - first, 1e-9)
     return span
@@ -147,7 +152,7 @@ async def _window(settings: ServedSettings, ledger: _Ledger) -> None:
     before = ledger.n_good
     await asyncio.sleep(settings.window_s)
     for _ in range(LONGEST - 1):
-        if ledger.n_good - before >= FEWEST or ledger.n_good == 0:
+        if ledger.n_good - before >= FEWEST or ledger.hopeless:
             return
         await asyncio.sleep(settings.window_s)
 

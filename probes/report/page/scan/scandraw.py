@@ -36,7 +36,7 @@ def _over_inputs(lines: Sequence[Line], sheet: Sheet, label: str, factor: float)
         axes = figure.add_subplot()
         for i, line in enumerate(lines):
             _line(axes, line, i, factor)
-        _counts(axes, "inputs at once: batch size, or callers x inputs of a request")
+        _counts(axes, "inputs at once: batch size, or under way")
         plain_log_y(axes, label)
         legend_below(axes, columns=1 if sheet.panels == 1 else 2)
 

@@ -148,3 +148,11 @@ def test_a_fault_of_the_driver_is_raised_and_not_awaited_for_ever() -> None:
 
     with pytest.raises(ZeroDivisionError):
         measured(Load("closed", 1), Doing(broken))
+
+
+@pytest.mark.parametrize("load", [Load("closed", 1), Load("open", 512, 0.5)])
+def test_a_server_slower_than_a_window_is_waited_for(load: Load) -> None:
+    """No answer yet is no failure: on a slow service a level ended after one window, as if saturated."""
+    level = measured(load, Queue(1.2), settings(window_s=0.5))
+    assert len(level.windows) >= 3
+    assert level.answered >= 3

@@ -1,0 +1,64 @@
+"""A throughput report as a browser shows it: every plot drawn, nothing fetched, no complaint."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser_pipe import Browser, Page
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "throughput"))
+
+from test_scan_shown import whole  # noqa: E402
+
+from probes.throughput.document import named_scan, to_json  # noqa: E402
+
+RESULTS = sorted((ROOT / "docs" / "results").glob("scan-*.json"))
+DESK, PHONE = 1280, 390
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every report's page, made by the command line as a user makes it."""
+    place = tmp_path_factory.mktemp("scans")
+    reports = {"made": whole(), **{path.stem: named_scan(path)[0] for path in RESULTS}}
+    for name, report in reports.items():
+        (place / f"{name}.json").write_text(to_json(report))
+        command = [sys.executable, "-m", "buildtool", "probe", "html", str(place / f"{name}.json")]
+        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    return {name: place / f"{name}.html" for name in reports}
+
+
+NAMES = ("made", *(path.stem for path in RESULTS))
+
+
+@pytest.fixture(params=[(n, w, d) for n in NAMES for w, d in ((DESK, False), (PHONE, True))], ids=str)
+def shown(request: pytest.FixtureRequest, browser: Browser, pages: dict[str, Path]) -> tuple[str, Page]:
+    name, width, dark = request.param
+    return name, browser.open(pages[name].as_uri(), width=width, dark=dark)
+
+
+def test_page_is_whole_and_quiet(shown: tuple[str, Page]) -> None:
+    name, page = shown
+    assert page.requests() == []
+    assert page.complaints() == []
+    plots = page.boxes("section.plot svg")
+    assert len(plots) == 4 if name == "made" else 3 <= len(plots) <= 4
+    assert all(width > 300 and height > 200 for width, height in plots)
+    widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert widths[0] <= widths[1], "the page scrolls sideways"  # type: ignore[index]
+
+
+def test_words_of_plots_fit_within_them(shown: tuple[str, Page]) -> None:
+    _, page = shown
+    outside = page.evaluate(
+        """[...document.querySelectorAll('section.plot svg')].flatMap(svg => {
+            const frame = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('text')].filter(e => e.checkVisibility()).filter(text => {
+                const box = text.getBoundingClientRect();
+                return box.left < frame.left - 1 || box.right > frame.right + 1;
+            }).map(text => text.textContent);
+        })"""
+    )
+    assert outside == []
