@@ -360,12 +360,12 @@ def test_messages_that_do_not_arrive_make_room_and_end() -> None:
 
 def test_no_hostile_message_is_an_internal_error_or_left_unanswered() -> None:
     with served(replace(LIMITS, max_in_flight=64)) as here:
-        found = fuzzed(here.port, 1500, seed=5)
+        found = fuzzed(here.port, 10_000, seed=5)
         with here.channel() as channel:
             assert call(channel, infer_bytes())
     assert set(found) <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
-    assert found["INVALID_ARGUMENT"] > 300
-    assert found["OK"] > 30
+    assert found["INVALID_ARGUMENT"] > 2000
+    assert found["OK"] > 200
 
 
 def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch) -> None:
