@@ -9,6 +9,7 @@ one row (`max_batch_tokens: 1`).
 import argparse
 import asyncio
 import json
+import signal
 import statistics
 import sys
 import time
@@ -176,6 +177,7 @@ def main() -> int:
     parser.add_argument("--overload", type=float, default=60, help="seconds of overload")
     parser.add_argument("--cycles", type=int, default=100, help="stops")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # containers must not outlive it
     board = Board(whole=not args.parts and args.cycles >= 100 and args.overload >= 60)
     with TemporaryDirectory() as made:
         folder = _prepared(Path(made))
