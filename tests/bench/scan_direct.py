@@ -38,8 +38,8 @@ LOOPS = (("particlenet", 1), ("particlenet", 2), ("mlp", 1), ("mlp", 16))
 SCANS = (
     ("particlenet", CPU, powers(4)),
     ("particlenet", replace(CPU, backend="onnxruntime"), powers(4)),
-    ("mlp", CPU, powers(64)),
-    ("mlp", replace(CPU, precision="bf16"), powers(64)),
+    ("mlp", CPU, powers(16)),
+    ("mlp", replace(CPU, precision="bf16"), powers(16)),
 )
 PLANTED = 50
 WHY = "needs a GPU: tests/device/run_scan.sh"
