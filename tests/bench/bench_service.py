@@ -201,6 +201,9 @@ def main() -> int:
         for name in wanted:
             if name in alone:
                 _run(board, name, alone[name])
+    board.waive(
+        "fuzz-grpc", "the cpu image has no gRPC; tests/loopback/test_service_rpc.py sends hostile calls"
+    )
     board.waive("gpu-rows", "no GPU here: captured shapes, VRAM and GTT are only measured on one")
     return board.finish()
 
