@@ -16,6 +16,8 @@ from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.capture import Recorder
+from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.place import place, settle
 from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
@@ -667,3 +669,17 @@ def test_a_refused_change_leaves_no_weight_changed(model, x, tier, change):
     assert torch.equal(model(x), want)
     handle.remove()
     change(model)
+
+
+def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
+    """GPT-2 XL at batch 8: memory ran out while its pass was recorded, and the call failed."""
+
+    class Short(LateLanes):
+        def record(self, work, *, beside):
+            raise torch.OutOfMemoryError("tried to allocate 100 MiB")
+
+    engine = Engine(Short(1), ahead=2, fast=False, work=Arithmetic(), lock=threading.RLock())
+    recorder = Recorder(engine)
+    x = torch.ones(2)
+    assert all(torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1) for _ in range(4))
+    assert list(recorder.refused.values()) == ["tried to allocate 100 MiB"]

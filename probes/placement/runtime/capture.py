@@ -5,6 +5,7 @@ shapes: the first two are done as always, so that libraries have chosen their ke
 is known and buffers hold at a pass's beginning what they hold at its end. Each call is done exactly once.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -62,14 +63,23 @@ class Recorder:
             self._seen[key] += 1
             if self._seen[key] <= EAGER_FIRST or key in self.refused:
                 return work(*args, **kwargs)
-            try:
-                found = self._passes[key] = self._record(work, args, kwargs)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self.refused[key] = first_line(error)
+            found = self._recorded(key, work, args, kwargs)
+            if found is None:
                 return work(*args, **kwargs)
         return self._replay(found, [*direct(args), *direct(kwargs)])
+
+    def _recorded(
+        self, key: Hashable, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Pass | None:
+        """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps."""
+        try:
+            made = self._passes[key] = self._record(work, args, kwargs)
+        except RuntimeError as error:
+            self.refused[key] = first_line(error)
+        else:
+            return made
+        gc.collect()  # the failed recording's tensors: the call that follows needs their memory
+        return None
 
     def _record(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
         engine = self._engine

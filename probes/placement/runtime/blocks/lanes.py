@@ -311,11 +311,13 @@ class _Recorded:
             lanes.compute.record(fork)
             for lane in (lanes.copy, lanes.unpack):
                 lane.wait(fork)
-            self.outputs = work()
-            for lane in (lanes.copy, lanes.unpack):
-                joined = _Event()
-                lane.record(joined)
-                lanes.compute.wait(joined)
+            try:
+                self.outputs = work()
+            finally:  # else the error would be that of a capture that has unjoined streams
+                for lane in (lanes.copy, lanes.unpack):
+                    joined = _Event()
+                    lane.record(joined)
+                    lanes.compute.wait(joined)
 
     def replay(self) -> None:
         self._graph.replay()
