@@ -87,10 +87,11 @@ class Fork:
 def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
     """Do the work in a fork of this process, for at most so many seconds."""
     reading, writing = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _in_fork(work, writing)
+        _in_fork(work, writing, parent)
     os.close(writing)
     try:
         text = _heard(reading, time.monotonic() + limit_s)
@@ -107,8 +108,9 @@ def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
     return Fork(decode(Answer, load(text), "answer"), 0)
 
 
-def _in_fork(work: Callable[[], Answer], writing: int) -> None:
+def _in_fork(work: Callable[[], Answer], writing: int, parent: int) -> None:
     try:
+        die_with(parent)  # else an interrupted search would leave a trial behind, with its memory
         try:
             answer = work()
         except ProbeError as error:

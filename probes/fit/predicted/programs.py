@@ -404,5 +404,5 @@ def program_of(model: ModelDescription) -> Program:
         return _llama
     raise ModelUnknown(
         f"what {model.name[:80]} keeps for its backward pass isn't known by rules here",
-        f"known are {', '.join(PROGRAMS)}; others are traced where torch and transformers are: --measure cpu",
+        f"known are {', '.join(PROGRAMS)}; `plan` counts others' weights and inference",
     )

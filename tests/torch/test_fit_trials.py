@@ -1,0 +1,79 @@
+"""Trials for real: forks that answer, die or hang, and a search under a cap on the CPU."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from probes.errors import DeviceUnusable
+from probes.fit.measured.nursery import Answer, forked
+from probes.fit.measured.runs import Ask, measure
+from probes.fit.question import Question, Taken, Trial
+from probes.shared.unknown import Unknown
+
+MIB = 2**20
+TINY = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 352,
+    "vocab_size": 4000,
+    "tie_word_embeddings": True,
+}
+
+
+def end_by(number: int) -> Answer:
+    os.kill(os.getpid(), number)
+    return Answer()
+
+
+def hang() -> Answer:
+    time.sleep(60)
+    return Answer()
+
+
+def test_a_fork_answers_and_its_parent_is_unchanged() -> None:
+    ended = forked(lambda: Answer(name=str(os.getpid())), 10.0)
+    assert ended.answer is not None
+    assert ended.answer.name != str(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_fork_that_is_killed_is_known_by_its_signal(number: signal.Signals) -> None:
+    ended = forked(lambda: end_by(number), 10.0)
+    assert (ended.answer, ended.signal) == (None, number)
+
+
+def test_a_fork_that_hangs_is_ended_when_its_time_is_up() -> None:
+    ended = forked(hang, 0.2)
+    assert (ended.answer, ended.signal) == (None, 0)
+
+
+def test_a_refusal_in_a_fork_is_an_answer() -> None:
+    def refuse() -> Answer:
+        raise DeviceUnusable("no GPU", "use another")
+
+    ended = forked(refuse, 10.0)
+    assert ended.answer is not None
+    assert ended.answer.refused is not None
+    assert ended.answer.refused.exit_code == 3
+
+
+def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again() -> None:
+    asked = Question("m", "training", tokens=64, precision="fp32", optimizer="sgd")
+    seen: list[Trial] = []
+    ask = Ask(TINY, asked, "cpu", "batch", 60 * MIB, guess=8, most=1000, limit_s=300.0)
+    found = measure(ask, seen.append, root=Path("/"))
+    assert found.largest.exact
+    assert found.largest.fits > 0
+    assert {trial.verdict for trial in seen} == {"fits", "allocation_refused"}
+    assert isinstance(found.at_size, Taken)
+    assert not isinstance(found.peak_bytes, Unknown)
+    assert found.peak_bytes < 60 * MIB
+    again = measure(ask, lambda trial: None)
+    assert again.largest.fits == found.largest.fits
