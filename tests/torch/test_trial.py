@@ -21,6 +21,7 @@ def test_a_model_is_placed_timed_and_reported(capsys):
     assert cli.main(WORDS) == Exit.OK
     said = capsys.readouterr().out
     assert "cpu: 13 blocks" in said
+    assert "there is no GPU here: --vram limits nothing" in said
     assert "placed: " in said
     assert " a pass (wall)" in said
 
