@@ -30,6 +30,7 @@ def code_in(content: bytes, pieces: Iterable[bytes]) -> dict[str, int]:
         return dict(probe.stored_bytes_by_processor())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shift", range(0, 64, 8))
 @pytest.mark.parametrize("chunk", [1 << 16, (1 << 16) + 3, 70_001])
 def test_cuda_code_is_found_at_every_multiple_of_eight(shift: int, chunk: int) -> None:
@@ -37,6 +38,7 @@ def test_cuda_code_is_found_at_every_multiple_of_eight(shift: int, chunk: int) -
     assert code_in(content, make.chunks(content, chunk)) == {"sm_90": 3064}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", range(1, 40))
 def test_cuda_code_is_found_where_its_magic_is_cut_between_two_pieces(before: int) -> None:
     start = (1 << 16) + 4096

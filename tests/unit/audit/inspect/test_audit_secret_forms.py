@@ -68,6 +68,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "text"), FORMS)
 def test_each_published_form_of_a_credential_is_found_wherever_it_is(kind: str, text: str) -> None:
     assert kind in kinds_in_text(f"see {text}\n")

@@ -176,6 +176,7 @@ def test_the_file_list_is_capped_and_the_page_small() -> None:
     assert len(text) < 1_000_000
 
 
+@pytest.mark.thorough
 def test_the_largest_report_that_an_audit_makes_is_a_page_of_a_few_megabytes() -> None:
     rows = tuple(a_row(f"opt/{'d' * 240}/{n}", 10**6 + n, owner=f"package{n}") for n in range(MAX_ROWS))
     report = replace(

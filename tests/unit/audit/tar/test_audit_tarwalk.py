@@ -300,6 +300,7 @@ def test_a_walker_that_would_not_advance_stops(monkeypatch: pytest.MonkeyPatch) 
         walk(tar(file("a")) + file("b"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", mutated.NAMES)
 def test_whatever_a_number_says_the_walker_advances(name: str) -> None:
     for member in mutated.mutated(name, 120):  # the bench has 2,000 of each

@@ -113,6 +113,7 @@ def unpacked(packed: bytes, form: Form, chunk: int = 1 << 16) -> bytes:
     return b"".join(decompressed(chunks(packed, chunk), form, place="p"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKERS)
 @pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 16])
 def test_packed_bytes_are_the_same_however_their_stream_is_cut(name: str, chunk: int) -> None:
@@ -245,6 +246,7 @@ class Counting:
         return self._inner.decompress(data, most)  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "unit"),
     [(Form.GZIP, gzip.compress(b"", mtime=0)), (Form.ZSTD, b"\x50\x2a\x4d\x18" + bytes(4))],

@@ -64,6 +64,7 @@ LARGE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", list(Method))
 def test_code_larger_than_a_chunk_comes_out_of_a_compressed_bundle_whole(method: Method) -> None:
     raw = raw_bundle(LARGE)

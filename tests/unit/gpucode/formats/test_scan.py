@@ -162,6 +162,7 @@ def tiny_bundle(method: Method) -> bytes:
     return pack([raw], len(raw), version=1, method=method)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_bytes", [1 << 16, 1 << 18])
 @pytest.mark.parametrize(
     "one", [tiny_bundle(Method.ZLIB), tiny_bundle(Method.ZSTD), nv_fatbin([])], ids=["zlib", "zstd", "cuda"]

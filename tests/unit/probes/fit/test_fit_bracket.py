@@ -5,6 +5,7 @@ import pytest
 from probes.fit.measured.bracket import search, summary
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("edge", [0, 1, 2, 3, 7, 8, 100, 1000])
 @pytest.mark.parametrize("guess", [1, 5, 64, 1000])
 def test_the_largest_is_exact_whatever_the_guess_is(edge: int, guess: int) -> None:

@@ -117,6 +117,7 @@ def test_a_model_with_learned_positions_ends_where_they_end() -> None:
     assert found.predicted_largest_tokens.exact
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("machine", names())
 def test_every_card_has_an_answer_and_the_smallest_budget_is_smallest(machine: str) -> None:
     known, asked = model(), TRAIN
@@ -166,6 +167,7 @@ def test_the_published_schema_is_that_of_the_code() -> None:
     assert published == fit_schema(), "run: python -m probes schema fit > docs/schema/fit.schema.json"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [10**30, 10**300, 2**63])
 def test_absurd_sizes_have_an_answer(size: int) -> None:
     found = answer(model(), replace(TRAIN, batch=size), profile("h200"), budget=size)

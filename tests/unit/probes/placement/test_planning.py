@@ -72,6 +72,7 @@ def planned(seed: int) -> tuple[Made, ModelDescription, int, int | None] | None:
     return None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(8))
 def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
     found = planned(seed)

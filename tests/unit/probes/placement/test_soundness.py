@@ -34,6 +34,7 @@ def plan() -> Plan:
     return planned()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("machine", names())
 def test_no_plan_of_the_planner_is_called_unsound(machine: str) -> None:
     found = 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import made_reports as make
+import pytest
 import strict_readers as read
 
 from probes.records.schema import Pass, ProbeReport
@@ -35,6 +36,7 @@ def test_no_name_in_a_probe_report_adds_an_element_to_its_page() -> None:
     assert not {char for char in text if not char.isprintable()} - {"\n", "\xa0"}
 
 
+@pytest.mark.thorough
 def test_a_dollar_sign_in_a_name_is_no_formula_of_a_plot() -> None:
     from matplotlib.figure import Figure  # here, for a second worker that doesn't need it
 

@@ -101,6 +101,7 @@ def test_the_page_has_every_plot_of_both_halves_and_loads_nothing(tmp_path: Path
     assert "Most answers" in page
 
 
+@pytest.mark.thorough
 def test_a_page_of_one_half_says_how_to_get_the_other(tmp_path: Path) -> None:
     path = tmp_path / "scan.json"
     path.write_text(to_json(replace(whole(), direct=None)))
@@ -112,6 +113,7 @@ def test_a_page_of_one_half_says_how_to_get_the_other(tmp_path: Path) -> None:
     assert "with --url" in path.with_suffix(".html").read_text()
 
 
+@pytest.mark.thorough
 def test_what_a_server_says_of_itself_is_shown_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

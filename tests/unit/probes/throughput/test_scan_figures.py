@@ -77,6 +77,7 @@ def planted(knee: float, *, noise: float = 0.0, seed: int = 0, after: float = 0.
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(50))
 def test_a_planted_knee_is_found_within_its_error_and_a_step(seed: int) -> None:
     true = 2 ** random.Random(seed).uniform(1.5, 10.5)

@@ -54,6 +54,7 @@ def test_callers_of_a_closed_loop_share_what_the_server_can() -> None:
     assert fmean(level.latency_s) == pytest.approx(0.08, rel=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("load_share", [0.3, 0.6, 0.9])
 def test_an_open_loop_gives_the_latency_of_each_request_as_queueing_has_it(load_share: float) -> None:
     rate = load_share / 0.01

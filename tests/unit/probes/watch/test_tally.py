@@ -111,6 +111,7 @@ def test_a_gauge_that_was_never_there_has_no_figures() -> None:
     assert isinstance(found.most, Unknown)
 
 
+@pytest.mark.thorough
 def test_a_watch_of_a_day_takes_no_more_memory_than_one_of_minutes() -> None:
     tally = Tally(0.25, 1)
     for at in range(20_000):
