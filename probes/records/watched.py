@@ -11,9 +11,9 @@ from typing import Literal
 
 from probes.errors import ReportError
 from probes.records.json_schema import document
-from probes.records.samples import ProcessUse, Subject
+from probes.records.samples import GAUGES, ProcessUse, Subject, check_figures
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.codec import Misfit, decode, encode, load, shown
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
@@ -168,9 +168,22 @@ def from_json(text: str) -> WatchReport:
     if not is_watch(value) or version not in READABLE:
         raise ReportError(f"not a watch's report of version {VERSION}", "read it with the Weir that wrote it")
     try:
-        return decode(WatchReport, value)
+        check_figures(value)
+        report = decode(WatchReport, value)
+        _check(report)
     except Misfit as error:
         raise ReportError(str(error)) from error
+    return report
+
+
+def _check(report: WatchReport) -> None:
+    """What types don't say. Raises Misfit."""
+    named, watched = len(report.subject.cards), len(report.cards)
+    if named != watched:
+        raise Misfit(f"report.cards: expected {named}, as many as the subject names, found {watched}")
+    for track in (*report.machine, *(track for card in report.cards for track in card.tracks)):
+        if track.gauge not in GAUGES:
+            raise Misfit(f"report: this version knows no gauge {shown(track.gauge)}")
 
 
 def write_watch(report: WatchReport, path: Path) -> None:

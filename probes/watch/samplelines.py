@@ -19,8 +19,10 @@ from probes.records.samples import (
     ProcessUse,
     Sample,
     Subject,
+    check_figures,
+    subject_from,
 )
-from probes.shared.codec import decode, encode, load
+from probes.shared.codec import Misfit, decode, encode, load
 from probes.shared.unknown import Unknown
 
 FORM = "weir watch samples 1"  # of the first line
@@ -82,7 +84,10 @@ def subject_of(line: str) -> Subject | None:
     if FORM not in line[:60]:
         return None
     found = load(line)
-    return decode(Subject, found["subject"], "subject") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or found.get("form") != FORM:
+        return None
+    check_figures(found)
+    return subject_from(found.get("subject"), "subject")
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,21 @@ def samples_of(lines: Iterable[str]) -> Iterator[Sample]:
         if broken:
             raise broken
         try:
-            found = decode(_Line, load(line), "sample")
+            found = _read(line)
         except ValueError as error:
             broken = error
             continue
         reasons = found.why or reasons
         yield _sample(found, reasons)
+
+
+def _read(text: str) -> _Line:
+    value = load(text)
+    check_figures(value)
+    found = decode(_Line, value, "sample")
+    if found.at_s < 0:
+        raise Misfit(f"sample.at_s: expected a time since the start, found {found.at_s!r}")
+    return found
 
 
 def _sample(line: _Line, reasons: Sequence[Mapping[str, str]]) -> Sample:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from probes.errors import ReportError
 from probes.records.samples import Subject
@@ -12,6 +13,7 @@ from probes.shared.unknown import Unknown
 from probes.watch import samplelines
 from probes.watch.tally import Tally
 
+MOST_LINE_CHARS = 8 << 20  # a first line holds the command's words, of which Linux takes 2 MiB
 _HEAD = 400  # bytes: enough for the key `kind`, which is written first
 _NOT_IN_SAMPLES = Unknown("a file of samples doesn't hold it; --report does")
 
@@ -31,9 +33,10 @@ def named_watch(path: Path) -> tuple[WatchReport, str]:
     make_one = f"make one: {probe_command()} watch --report FILE"
     try:
         with path.open(encoding="utf-8") as file:
-            subject = samplelines.subject_of(file.readline(1 << 16))
+            lines = _lines(file)
+            subject = samplelines.subject_of(next(lines, ""))
             if subject:
-                return _tallied(subject, iter(file)), ""
+                return _tallied(subject, lines), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
     except OSError as error:
@@ -44,6 +47,14 @@ def named_watch(path: Path) -> tuple[WatchReport, str]:
         raise ReportError(f"{path} is broken: {error}", make_one) from error
     except ReportError as error:
         raise ReportError(f"{path} can't be used: {error.message}", error.hint or make_one) from error
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, which may have no end. Raises ValueError for one that is too long."""
+    while line := file.readline(MOST_LINE_CHARS):
+        if len(line) == MOST_LINE_CHARS and not line.endswith("\n"):
+            raise ValueError(f"a line of {MOST_LINE_CHARS >> 20} Mi characters or more")
+        yield line
 
 
 def _tallied(subject: Subject, lines: Iterator[str]) -> WatchReport:

@@ -159,7 +159,8 @@ def saturation_text(one: Saturation) -> str:
     text = f"saturation of {one.of}: {figure(achieved, one.unit)}"
     if isinstance(ceiling, Unknown):
         return f"{text} ({ceiling.reason})"
-    return f"{text} of {figure(ceiling, one.unit)} measured, {achieved / ceiling:.1%}"
+    share = f", {achieved / ceiling:.1%}" if ceiling > 0 else ""
+    return f"{text} of {figure(ceiling, one.unit)} measured{share}"
 
 
 def _processes(card: CardWatch) -> list[str]:
