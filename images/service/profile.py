@@ -33,7 +33,8 @@ def read_profile(path: Path) -> Mapping[str, object]:
         raise SettingsError(f"{path} can't be read: {error}") from error
     try:
         found = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+    # The last two are yaml's for values that only look right: `2020-13-45`, `0x_`, `!!timestamp x`
+    except (yaml.YAMLError, RecursionError, ValueError, AttributeError) as error:
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise SettingsError(f"{path} must hold keys and values", "for example: `device: cpu`")

@@ -183,7 +183,7 @@ def test_a_profiles_name_can_not_leave_the_directory(name: str) -> None:
         profile_path({"APP_PROFILE": name})
 
 
-@pytest.mark.parametrize("text", ["", ":80", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:²"])
+@pytest.mark.parametrize("text", ["", ":80", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:²", "h:" + 5000 * "9"])
 def test_a_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         parse_listen(text)
@@ -200,6 +200,9 @@ def test_a_wrong_address_is_refused(text: str) -> None:
         ("- cpu\n", "must hold keys"),
         ("[" * 1200, "no valid YAML"),
         ("device: !!python/object:os.system cpu\n", "no valid YAML"),
+        ("device: 2020-13-45\n", "no valid YAML"),
+        ("threads: 0x_\n", "no valid YAML"),
+        ("device: !!timestamp x\n", "no valid YAML"),
     ],
 )
 def test_a_profile_that_is_no_flat_yaml_is_refused(tmp_path: Path, text: str, said: str) -> None:
