@@ -52,6 +52,27 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="NAME|REPORT",
         help="a profile such as wx4100, or a probe report's file (%(default)s)",
     )
+    _add_what_is_run(fit)
+    fit.add_argument(
+        "--measure",
+        choices=("cpu", "gpu"),
+        help="also try it: steps with random weights in fresh processes that may take --budget",
+    )
+    fit.add_argument(
+        "--axis",
+        choices=("batch", "tokens"),
+        default="batch",
+        help="what --measure makes larger (%(default)s)",
+    )
+    fit.add_argument(
+        "--limit", type=_count, default=120, metavar="SECONDS", help="for all trials together (%(default)s)"
+    )
+    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
+    fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
+
+
+def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what a pass or a step is."""
     fit.add_argument("--task", choices=TASKS, default="inference", help="(%(default)s)")
     fit.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
     fit.add_argument(
@@ -75,22 +96,6 @@ def add_verbs(verbs: "Verbs") -> None:
     fit.add_argument(
         "--accumulate", type=_count, default=1, metavar="N", help="batches for each step (%(default)s)"
     )
-    fit.add_argument(
-        "--measure",
-        choices=("cpu", "gpu"),
-        help="also try it: steps with random weights in fresh processes that may take --budget",
-    )
-    fit.add_argument(
-        "--axis",
-        choices=("batch", "tokens"),
-        default="batch",
-        help="what --measure makes larger (%(default)s)",
-    )
-    fit.add_argument(
-        "--limit", type=_count, default=120, metavar="SECONDS", help="for all trials together (%(default)s)"
-    )
-    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
-    fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
 
 
 def _size(text: str) -> int:

@@ -56,11 +56,6 @@ class Started:
         return named or "/dev/kfd" in self.devices or "amd.com/gpu" in self.devices or variables
 
     @property
-    def is_nvidia(self) -> bool:
-        """By its image."""
-        return self.image is not None and bool(NVIDIA_IMAGE.search(self.image.text)) and not self.is_amd
-
-    @property
     def has_gpu(self) -> bool:
         """Whether any card is passed on."""
         return bool(re.search(r"/dev/(kfd|dxg|nvidia)|gpu=", self.devices) or self.all("gpus"))

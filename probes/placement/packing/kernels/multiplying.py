@@ -119,6 +119,23 @@ def one_row(
 
 
 @triton.jit
+def _products(
+    total: tl.tensor,
+    one: tl.tensor,
+    other: tl.tensor,
+    inputs: tl.tensor,
+    half: tl.constexpr,
+    mask: tl.tensor,
+    FACTORS: tl.constexpr,
+) -> tl.tensor:
+    """The total and the products of a tile of each half of the columns, through the matrix units."""
+    x_one = tl.load(inputs, mask=mask, other=0.0)
+    x_other = tl.load(inputs + half, mask=mask, other=0.0)
+    total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
+    return tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
+
+
+@triton.jit
 def few_rows(
     x: tl.tensor,
     rest: tl.tensor,
@@ -150,19 +167,13 @@ def few_rows(
     total = tl.zeros([BN, BB], tl.float32)
     for k in tl.range(0, half // BK * BK, BK, num_stages=STAGES):
         one, other = _both(low, code, k, half, None, True, PTX)
-        x_one = tl.load(inputs + k, mask=is_input, other=0.0)
-        x_other = tl.load(inputs + half + k, mask=is_input, other=0.0)
-        total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
-        total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
+        total = _products(total, one, other, inputs + k, half, is_input, FACTORS)
     if half % BK:
         k = half // BK * BK
         left = k + inside < half
         is_left = left[:, None] & is_input
         one, other = _both(low, code, k, half, left[None, :], True, PTX)
-        x_one = tl.load(inputs + k, mask=is_left, other=0.0)
-        x_other = tl.load(inputs + half + k, mask=is_left, other=0.0)
-        total = tl.dot(one.to(FACTORS), x_one.to(FACTORS), total)
-        total = tl.dot(other.to(FACTORS), x_other.to(FACTORS), total)
+        total = _products(total, one, other, inputs + k, half, is_left, FACTORS)
     total = total * scale
     begin = tl.load(starts + row)
     end = tl.load(starts + row + 1)
