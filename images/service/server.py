@@ -18,11 +18,12 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
-from service.errors import DeviceLost, ServiceError
+from service.errors import DeviceLost, ServiceError, SettingsError
 from service.model.classifier import Classifier
 from service.models import DEFAULT, folder_of
 from service.own_thread import in_own_thread
 from service.settings import Settings
+from service.sparing import Sparing
 from service.web.app import create_app
 from service.web.connection import Connection
 from service.web.door import Door, places
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
+_FLUSH_S = 2  # for spans that weren't sent when everything else has ended
+_TRACESTATE_LOGGER = "opentelemetry.trace.span"  # warns about what callers send
 _KEEP_ALIVE_S = 5  # without a byte of the next request
 _HEAD_BYTES = 16 << 10  # of one request's head
 _WATCH_S = 0.5  # between two looks at how long the device has been busy
@@ -200,6 +203,11 @@ def _add_spans(service: Service) -> None:
             f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but {error.name} isn't installed here",
             "use an image with OpenTelemetry (make images VARIANTS=cpu-extras), or unset the variable",
         ) from error
+    except ValueError as error:  # it checks its own variables as it is imported and set up
+        raise SettingsError(
+            f"OpenTelemetry: {error}", "correct that variable (OTEL_...), or unset it"
+        ) from error
+    logging.getLogger(_TRACESTATE_LOGGER).addFilter(Sparing())
 
 
 async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server | None":
@@ -242,7 +250,8 @@ async def serve(settings: Settings) -> None:
             tasks.cancel_scope.cancel()
         service.worker.stop()
         if service.spans:
-            service.spans.close()
+            with anyio.move_on_after(_FLUSH_S):
+                await in_own_thread(service.spans.flush, name="flush spans")
     if life.failure:
         raise life.failure
     log.info("stopped")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -327,3 +328,40 @@ def test_a_stop_answers_each_of_64_requests_inside() -> None:
     """`make bench-service` does it a hundred times, with the image."""
     for _ in range(2):
         assert cycle(settings()) == ([200] * N_INSIDE, 0)
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_up_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, asked, exported = threading.Event(), threading.Event(), threading.Event()
+    gate.set()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the library's name
+            asked.set()
+            exported.wait(BUSY_S)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(BUSY_S))
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: Busy(gate))
+    here = replace(settings(), spans=True)
+
+    def work() -> None:
+        ready(here)
+        assert request(here, "POST", "/predict", '{"texts": ["a"]}')[0] == 200
+        terminate()
+
+    try:
+        with beside(work):
+            asyncio.run(server.serve(here))
+        assert asked.wait(BUSY_S)  # it had begun to send
+        assert not exported.is_set()
+    finally:
+        exported.set()
+        collector.shutdown()
+        collector.server_close()

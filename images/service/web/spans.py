@@ -18,8 +18,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.batching.worker import Outcome
 from service.web.tracing import Trace
 
-_FLUSH_MS = 2000  # at the end, for spans that weren't sent yet
-
 
 class Spans:
     """Makes spans and hands them on."""
@@ -89,6 +87,6 @@ class Spans:
             child("forward", done.started_s, ended_s, context)
             context.end(ahead_ns + int(ended_s * 1e9))
 
-    def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
-        self._provider.force_flush(_FLUSH_MS)
+    def flush(self) -> None:
+        """Send what is left. Takes as long as the collector likes: the SDK heeds no limit of time here."""
+        self._provider.force_flush()

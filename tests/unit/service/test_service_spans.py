@@ -1,5 +1,6 @@
 """Spans for OpenTelemetry: what a request spent its time on, in the caller's trace."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
-from service.errors import ServiceError
+from service.errors import ServiceError, SettingsError
 from service.model.classifier import ModelInfo
 from service.settings import Limits, build_settings
 from service.web.app import create_app
@@ -114,3 +115,22 @@ def test_an_image_without_opentelemetry_says_which_has_it(monkeypatch: pytest.Mo
     with pytest.raises(ServiceError, match="opentelemetry isn't installed here") as caught:
         server._add_spans(Service(Limits()))
     assert "cpu-extras" in caught.value.hint
+
+
+def test_a_variable_that_opentelemetry_refuses_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    with pytest.raises(SettingsError, match="max_queue_size must be a positive integer") as caught:
+        server._add_spans(Service(Limits()))
+    assert "OTEL_" in caught.value.hint
+
+
+def test_callers_can_not_flood_the_log_with_their_tracestate(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger(server._TRACESTATE_LOGGER), "filters", [])
+    monkeypatch.setattr("service.web.spans.Spans", lambda: None)
+    server._add_spans(Service(Limits()))
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "no state"}
+    for _ in range(3):
+        assert client.post("/predict", json={"texts": ["a"]}, headers=headers).status_code == 200
+    assert caplog.text.count("no state") == 1
