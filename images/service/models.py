@@ -1,5 +1,6 @@
 """The models of this process: which there are, loading, swapping and unloading them while others answer."""
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -70,6 +71,8 @@ class Models:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._entries: dict[str, Entry] = {}
+        self._start: tuple[str, ...] | None = None  # the names that the first `load_all` was given
+        self._queued: dict[str, asyncio.Task[None]] = {}  # loads that wait for their turn
         self._lock = anyio.Lock()  # one load at a time: two models in flight need memory for both
 
     def put(self, name: str, classifier: Classifier) -> None:
@@ -78,8 +81,12 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        """Whether there are models, and each has loaded once."""
-        return bool(self._entries) and all(entry.classifier for entry in self._entries.values())
+        """Whether all models of the start have loaded, and some model answers.
+
+        A further one that loads, or can't be loaded, leaves the others ready.
+        """
+        waiting = [name for name in self._start or () if name in self._entries and not self.is_ready(name)]
+        return bool(self.loaded) and not waiting
 
     @property
     def loaded(self) -> tuple[Classifier, ...]:
@@ -113,24 +120,55 @@ class Models:
         return entry.classifier
 
     async def load(self, name: str) -> None:
-        """Load a model, or load it again. Raises ServiceError; the one from before stays then."""
+        """Load a model, or load it again. Raises ServiceError; the one from before stays then.
+
+        A load that has begun goes on when its caller is cancelled, since its thread does: another one beside
+        it would need memory for both. One that waits for its turn serves all who ask meanwhile.
+        """
         if not _NAME.fullmatch(name):
             raise ModelUnreadable(
                 f"{name[:64]!r} can't be a model's name", "letters, digits, '.', '_' and '-'"
             )
-        async with self._lock:
-            entry = self._entries.setdefault(name, Entry())
-            entry.state = "LOADING"
-            try:
-                entry.classifier = await self._load(name)
-                entry.state, entry.reason = "READY", ""
-            except ServiceError as error:
-                entry.reason = error.message
-                entry.state = "READY" if entry.classifier else "UNAVAILABLE"
-                raise
+        task = self._queued.get(name)
+        if task is None:
+            task = self._queued[name] = asyncio.create_task(self._load_in_turn(name))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, or nobody asks
+        await asyncio.shield(task)
+
+    async def _load_in_turn(self, name: str) -> None:
+        try:
+            async with self._lock:
+                self._queued.pop(name)
+                await self._load_now(name)
+        finally:
+            if self._queued.get(name) is asyncio.current_task():  # cancelled before its turn
+                del self._queued[name]
+
+    async def _load_now(self, name: str) -> None:
+        new = name not in self._entries
+        entry = self._entries.setdefault(name, Entry())
+        entry.state = "LOADING"
+        try:
+            entry.classifier = await self._load(name)
+            entry.state, entry.reason = "READY", ""
+        except Exception as error:
+            if isinstance(error, ServiceError):
+                reason = error
+            else:
+                log.exception("loading %s failed", name)
+                reason = ModelUnreadable(
+                    f"{name} can't be loaded: {type(error).__name__}", "the log says more"
+                )
+            entry.reason = reason.message
+            entry.state = "READY" if entry.classifier else "UNAVAILABLE"
+            if new and self._entries.get(name) is entry:
+                del self._entries[name]  # whoever asked for it hears why; names that callers make up are many
+            raise reason from error
 
     async def load_all(self, names: tuple[str, ...]) -> None:
         """Load these models in turn, and forget all others. Raises ServiceError at the first failure."""
+        if self._start is None:
+            self._start = names
         for name in names:
             self._entries.setdefault(name, Entry())
         for name in names:

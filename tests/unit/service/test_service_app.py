@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 from service.batching import pulse
-from service.errors import DeviceFault, ModelUnreadable, RequestError
+from service.errors import DeviceFault, ModelUnreadable, RequestError, ServiceError
 from service.health import is_ready
 from service.log import JsonLines
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
-from service.models import folder_of, names_in
+from service.models import Models, folder_of, names_in
 from service.settings import Limits
 from service.web.admission import Admission
 from service.web.app import create_app
@@ -534,6 +534,57 @@ def test_a_model_that_can_not_be_loaded_again_goes_on_answering(
     assert "it holds no model" in refused.json()["error"]
     assert client.post("/v2/models/broken/infer", json={"inputs": [TEXT]}).status_code == 200
     assert client.get("/v2/health/ready").status_code == 200
+
+
+def test_a_name_that_a_caller_makes_up_does_not_make_the_service_unready(
+    loading: tuple[Service, TestClient, list[Fake]],
+) -> None:
+    service, client, _ = loading
+    refused = client.post("/v2/repository/models/broken/load")
+    assert (refused.status_code, client.get("/v2/health/ready").status_code) == (400, 200)
+    assert list(service.models.index()) == ["finbert"]
+
+
+def test_a_caller_who_leaves_while_a_model_loads_starts_no_second_load_beside_it(info: ModelInfo) -> None:
+    at_once, most, begun = 0, 0, 0
+
+    async def load(_name: str) -> Fake:
+        nonlocal at_once, most, begun
+        begun, at_once = begun + 1, at_once + 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return Fake(info)
+
+    async def scenario() -> None:
+        models = Models(load)
+        for _ in range(20):
+            caller = asyncio.create_task(models.load("finbert"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            caller.cancel()
+        await models.load("finbert")
+        assert models.index()["finbert"].state == "READY"
+
+    asyncio.run(scenario())
+    assert (most, begun) == (1, 2)  # the one that had begun, and one for all who waited
+
+
+def test_a_reload_with_a_new_broken_model_leaves_the_others_ready(info: ModelInfo) -> None:
+    async def load(name: str) -> Fake:
+        if name == "new":
+            raise OSError("of a kind that nobody expected")
+        return Fake(info)
+
+    async def scenario() -> None:
+        models = Models(load)
+        await models.load_all(("finbert",))
+        with pytest.raises(ServiceError, match="new can't be loaded: OSError"):
+            await models.load_all(("finbert", "new"))
+        assert models.ready
+        assert models.index()["new"].state == "UNAVAILABLE"
+
+    asyncio.run(scenario())
 
 
 def test_a_model_is_swapped_without_a_lost_request(
