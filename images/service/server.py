@@ -99,10 +99,19 @@ def make_service(settings: Settings) -> Service:
     )
 
 
-def make_server(service: Service) -> uvicorn.Server:
-    """uvicorn without its own log lines: every prediction has one of ours, health checks need none."""
-    wanted = service.limits.max_connections
+def _open_files(*, shared: bool) -> int:
+    """How many files HTTP may have open: half of them where it shares them with gRPC."""
     n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return n_files // 2 if shared else n_files
+
+
+def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
+    """uvicorn without its own log lines: every prediction has one of ours, health checks need none.
+
+    `shared`: gRPC takes half of the files that may be open, so that neither can lock the other out.
+    """
+    wanted = service.limits.max_connections
+    n_files = _open_files(shared=shared)
     limit, burst = places(wanted, n_files, burst=_BACKLOG)
     if limit < wanted:
         log.warning(
@@ -215,13 +224,14 @@ async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server 
     if settings.grpc is None:
         return None
     try:
-        from service.rpc.endpoint import start  # grpcio is in few images
+        from service.rpc.endpoint import MAX_CONNECTIONS, start  # grpcio is in few images
     except ImportError as error:
         raise ServiceError(
             f"WEIR_GRPC_LISTEN is set, but {error.name} isn't installed here",
             "use an image with gRPC (make images VARIANTS=cpu-extras), or unset WEIR_GRPC_LISTEN",
         ) from error
-    server, port = await start(service, *settings.grpc)
+    connections, _ = places(MAX_CONNECTIONS, _open_files(shared=True), burst=_BACKLOG)
+    server, port = await start(service, *settings.grpc, connections=connections)
     log.info("listening on %s:%d for gRPC", settings.grpc[0], port)
     return server
 
@@ -233,7 +243,7 @@ async def serve(settings: Settings) -> None:
     its caller must end the process without joining it.
     """
     service = make_service(settings)
-    server = make_server(service)
+    server = make_server(service, shared=settings.grpc is not None)
     with listen(settings.host, settings.port) as sock:
         if settings.spans:
             _add_spans(service)
@@ -246,7 +256,7 @@ async def serve(settings: Settings) -> None:
                 tasks.start_soon(task)
             await server.serve(sockets=[sock])
             if calls:
-                await calls.stop(_CLOSE_S)
+                await calls.stop(0 if server.force_exit else _CLOSE_S)
             tasks.cancel_scope.cancel()
         service.worker.stop()
         if service.spans:

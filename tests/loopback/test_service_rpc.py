@@ -61,7 +61,7 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits = LIMITS) -> Iterator[Served]:
+def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1", **more: int) -> Iterator[Served]:
     fake = Fake()
     fake.gate.set()
     service = Service(limits)
@@ -70,7 +70,7 @@ def served(limits: Limits = LIMITS) -> Iterator[Served]:
     started, ending = threading.Event(), threading.Event()
 
     async def run() -> None:
-        made, found = await start(service, "127.0.0.1", 0)
+        made, found = await start(service, host, 0, **more)
         port.append(found)
         started.set()
         while not ending.is_set():
@@ -405,6 +405,46 @@ def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch
     assert codes == [grpc.StatusCode.UNAVAILABLE, False, True]
 
 
+def test_a_second_stop_does_not_wait_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    ports = free_ports(2)
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: fake)
+    monkeypatch.setattr(server, "_CLOSE_S", 60)
+    here = "127.0.0.1"
+    limits = Limits(drain_s=600)
+    settings = Settings(
+        "test", "cpu", Path("/models"), "random", here, ports[0], limits, grpc=(here, ports[1])
+    )
+    codes: list[Any] = []
+
+    def act() -> None:
+        channel = grpc.insecure_channel(f"{here}:{ports[1]}", (("grpc.enable_http_proxy", 0),))
+        with channel, ThreadPoolExecutor(1) as pool:
+            until(lambda: is_ready(ports[0]), 30)
+            inside = pool.submit(refusal, channel, infer_bytes(), timeout=120)
+            until(lambda: b"weir_in_flight 1.0" in metrics(ports[0]), 30)
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: not is_ready(ports[0]), 30)
+            os.kill(os.getpid(), signal.SIGTERM)
+            codes.append(inside.result(120).code())
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    begun = time.monotonic()
+    asyncio.run(server.serve(settings))
+    fake.gate.set()
+    thread.join(30)
+    assert time.monotonic() - begun < 30
+    assert codes[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+
+
+def metrics(port: int) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", "/metrics")
+    with contextlib.closing(connection):
+        return connection.getresponse().read()
+
+
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
@@ -420,6 +460,38 @@ def is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def test_idle_connections_can_not_take_all_files() -> None:
+    """Further ones are closed, and there is a place again as soon as one of those inside leaves."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+    def is_let_in(connection: socket.socket) -> bool:
+        connection.settimeout(20)
+        try:
+            connection.sendall(preface)
+            return bool(connection.recv(1))
+        except ConnectionError:
+            return False
+
+    with served(connections=3) as here, contextlib.ExitStack() as stack:
+
+        def newcomer() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", here.port)))
+
+        inside = [newcomer() for _ in range(3)]
+        assert [is_let_in(each) for each in inside] == [True] * 3
+        assert not is_let_in(newcomer())
+        inside[0].close()
+        until(lambda: is_let_in(newcomer()))
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_may_have_its_brackets(host: str) -> None:
+    with served(host=host) as here:
+        address = f"[::1]:{here.port}"
+        with grpc.insecure_channel(address, (("grpc.enable_http_proxy", 0),)) as channel:
+            assert message_of(call(channel, b"", "ServerLive"), "ServerLiveResponse").live
 
 
 def test_a_port_that_is_taken_is_a_clear_message() -> None:

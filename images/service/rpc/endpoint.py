@@ -46,6 +46,7 @@ _CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _EXTRA_BYTES = 4 << 10  # of a message around its tensors
+MAX_CONNECTIONS = 8192  # however many files may be open: each takes some memory
 _IDLE_S = 300  # that a connection may have no call
 
 log = logging.getLogger("service")
@@ -202,10 +203,12 @@ def _check_version(version: str) -> None:
         raise RequestError(404, f"there is no version {version[:64]!r}; there is {VERSION}")
 
 
-async def start(service: Service, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+async def start(
+    service: Service, host: str, port: int, *, connections: int = MAX_CONNECTIONS
+) -> tuple[grpc.aio.Server, int]:
     """A server that answers, and its port (one that is free for 0). Raises ServiceError.
 
-    To be called in the event loop of the service.
+    To be called in the event loop of the service. Further `connections` than that are closed at once.
     """
     limits = service.limits
     server = grpc.aio.server(
@@ -214,11 +217,13 @@ async def start(service: Service, host: str, port: int) -> tuple[grpc.aio.Server
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
             ("grpc.max_receive_message_length", limits.max_body_bytes + _EXTRA_BYTES),
             ("grpc.max_concurrent_streams", limits.max_connections),
+            ("grpc.max_allowed_incoming_connections", connections),
             ("grpc.max_connection_idle_ms", 1000 * _IDLE_S),
             ("grpc.server_handshake_timeout_ms", 1000 * limits.header_timeout_s),
         ),
     )
-    shown = f"[{host}]:{port}" if ":" in host.strip("[]") else f"{host}:{port}"
+    bare = host.strip("[]")  # of an IPv6 address, with or without them
+    shown = f"[{bare}]:{port}" if ":" in bare else f"{host}:{port}"
     try:
         found = server.add_insecure_port(shown)
     except RuntimeError as error:
