@@ -77,3 +77,14 @@ def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again() ->
     assert found.peak_bytes < 60 * MIB
     again = measure(ask, lambda trial: None)
     assert again.largest.fits == found.largest.fits
+
+
+def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> None:
+    asked = Question("m", tokens=64, precision="fp32")
+    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, guess=64, most=64, limit_s=300.0)
+    found = measure(ask, lambda _: None, root=Path("/"))
+    assert found.largest.fits == 64
+    assert isinstance(found.at_size, Taken)
+    assert isinstance(found.peak_bytes, int)
+    # What C libraries set up in a first pass is counted: some MiB. transformers' modules are tens of MiB.
+    assert found.peak_bytes - found.at_size.allocated < 16 * MIB

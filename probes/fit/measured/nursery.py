@@ -156,6 +156,8 @@ class Searcher:
     def run(self) -> None:
         """Search, then trace the largest size that fits."""
         hunt = self._hunt
+        if hunt.device == "cpu":
+            self._onetrial.warm(self._config, hunt.asked)
         largest = search(self._fits, hunt.guess, hunt.axis, most=hunt.most)
         if largest.fits:
             self._trace(largest.fits)

@@ -40,6 +40,15 @@ def run(config: Mapping[str, Any], asked: Question, device: Device, *, budget: i
     return Trial(size, verdict, time.monotonic() - began, peak, reserved, context, said)
 
 
+def warm(config: Mapping[str, Any], asked: Question) -> None:
+    """Import what the model and its step need, so that a trial's budget isn't spent on Python's modules.
+
+    Nothing is allocated for the model itself. Raises what `onestep.prepare` raises.
+    """
+    onestep.ready(onestep.make(config, asked, "meta"), asked, "meta")
+    gc.collect()
+
+
 Peaks = Callable[[], tuple[int | Unknown, int | Unknown, int | Unknown]]
 
 
