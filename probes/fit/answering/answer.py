@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Final
 
-from probes.errors import UsageError
+from probes.errors import ModelUnknown, UsageError
 from probes.fit.predicted.forecast import (
     MOST,
     Forecast,
@@ -25,6 +26,7 @@ from probes.records.json_schema import document
 from probes.shared.codec import encode
 from probes.shared.unknown import Unknown
 
+MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
 NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu")
 
 
@@ -39,6 +41,11 @@ def answer(
 ) -> FitReport:
     """What the rules predict for a machine, beside what was measured. Raises ModelUnknown and UsageError."""
     where = place or place_of(machine, model, asked)
+    if len(model.blocks) > MOST_BLOCKS:
+        raise ModelUnknown(
+            f"{model.name[:80]} has {len(model.blocks):,} blocks, more than the {MOST_BLOCKS} predicted here",
+            "check its number of layers: num_hidden_layers or n_layer",
+        )
     longest = most_of(model, "tokens")
     if longest < MOST and asked.tokens > longest:
         raise UsageError(

@@ -159,3 +159,15 @@ def test_a_trial_out_of_time_is_neither_a_fit_nor_a_failure() -> None:
 def test_json_on_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bert-base", "--machine", "mi50", "--tokens", "128", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "weir-fit/1"
+
+
+def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_minutes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lying = tmp_path / "config.json"
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 9999, "vocab_size": 100}
+    lying.write_text(json.dumps(config), encoding="utf-8")
+    assert run(str(lying), "--tokens", "8") == 2
+    said = capsys.readouterr().err
+    assert "blocks, more than the 256" in said
+    assert "n_layer" in said
