@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FIT_EXITS = (
     "Exit codes: 0 it fits, 1 it doesn't (the smallest budget that works is named), 2 usage, 3 no torch, GPU "
-    "or memory for --measure, 4 no trial ended, 5 unreadable model or report, 130 interrupted (what was "
-    "found is shown)."
+    "or memory for --measure, 4 the trials don't say whether it fits, 5 unreadable model or "
+    "report, 130 interrupted (what was found is shown)."
 )
 EIGHT_BITS = "adamw8bit"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
@@ -157,18 +157,19 @@ def _measured(args: argparse.Namespace, report: "FitReport") -> "Measured":
 
 def _exit(report: "FitReport") -> Exit:
     """The measurement's verdict where there is one, else the prediction's."""
-    from probes.fit.question import Measured
+    from probes.fit.question import SHORT_OF_MEMORY, Measured
 
     found = report.measured
     if not isinstance(found, Measured):
         return Exit.OK if report.fits else Exit.REQUIRED
     if found.ended == INTERRUPTED:
         return Exit.INTERRUPTED
-    if not found.trials:
-        return Exit.BROKEN
     axis = found.largest.axis
     wanted = report.question.batch if axis == "batch" else report.question.tokens
-    return Exit.OK if found.largest.fits >= wanted else Exit.REQUIRED
+    if found.largest.fits >= wanted:
+        return Exit.OK
+    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in found.trials)
+    return Exit.REQUIRED if refused else Exit.BROKEN
 
 
 def _question(args: argparse.Namespace) -> Question:

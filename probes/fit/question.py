@@ -24,6 +24,7 @@ FIT_SCHEMA: Final = "weir-fit/1"
 TASKS: Final = typing.get_args(Task)
 OPTIMIZERS: Final = typing.get_args(Optimizer)
 PRECISIONS: Final = typing.get_args(Precision)
+SHORT_OF_MEMORY: Final = ("gpu_out_of_memory", "allocation_refused", "memory_error", "killed_for_memory")
 WIDTHS: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 4, "amp-fp16": 4}  # bytes of a weight
 STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that the optimizer keeps for each weight
 

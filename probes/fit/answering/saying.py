@@ -10,6 +10,7 @@ from probes.shared.units import binary_bytes, duration
 from probes.shared.unknown import Unknown
 
 BAR: Final = 32  # characters of the longest bar
+MOST_WORDS: Final = 100  # characters of an error in the table; the JSON has more
 PARTS: Final = {
     "weights": "weights",
     "gradients": "gradients",
@@ -136,4 +137,7 @@ def _measured(found: Measured) -> str:
 def _trials(trials: Sequence[Trial]) -> Iterator[list[str]]:
     for trial in sorted(trials, key=lambda trial: trial.size):
         peak = "" if isinstance(trial.peak_bytes, Unknown) else binary_bytes(trial.peak_bytes)
-        yield [str(trial.size), VERDICTS[trial.verdict], peak, duration(trial.seconds)]
+        words = VERDICTS[trial.verdict]
+        if trial.verdict == "crashed" and trial.said:
+            words += f": {terminal(trial.said[:MOST_WORDS])}"
+        yield [str(trial.size), words, peak, duration(trial.seconds)]

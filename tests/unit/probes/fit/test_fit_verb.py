@@ -13,7 +13,7 @@ from probes.fit.answering.saying import lines
 from probes.fit.measured.caps import verdict_of
 from probes.fit.measured.nursery import Found
 from probes.fit.measured.runs import Ask, assembled, refuse_what_the_host_lacks
-from probes.fit.question import FitReport, Question, Taken, Trial
+from probes.fit.question import FitReport, Measured, Question, Taken, Trial
 from probes.shared.codec import decode, load
 from probes.shared.unknown import Unknown
 
@@ -171,3 +171,26 @@ def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_mi
     said = capsys.readouterr().err
     assert "blocks, more than the 256" in said
     assert "n_layer" in said
+
+
+@pytest.mark.parametrize(
+    ("tried", "code"),
+    [
+        ((trial(8, fits=False),), 4),  # the asked size was never tried
+        ((Trial(1, "crashed", 1.0, NO, NO, NO, "heads don't divide"),), 4),
+        ((), 4),
+        ((trial(1, fits=False),), 1),
+        ((trial(8, fits=False), trial(4, fits=True)), 0),
+    ],
+)
+def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
+    tried: tuple[Trial, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(asked: Ask, _heard: object) -> Measured:
+        return assembled(asked, list(tried), None, seconds=3.0, why="the worker was killed by SIGKILL")
+
+    monkeypatch.setattr("probes.fit.measured.runs.measure", measure)
+    words = ("qwen2.5-0.5b", "--measure", "cpu", "--budget", "2GiB", "--batch", "2", "--tokens", "8")
+    assert run(*words) == code
+    said = capsys.readouterr().out
+    assert all(one.said in said for one in tried)
