@@ -1,11 +1,13 @@
-"""The verb `place`: a model with random weights, placed on this machine and timed next to peers."""
+"""The verb `place`: a checkpoint or a model with random weights, placed here and timed next to peers."""
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.errors import Exit, LibraryMissing
+from probes.errors import Exit, LibraryMissing, UsageError
+from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.split import DTYPES, MODELS
 from probes.shared.invocation import probe_command
 from probes.shared.output import tell
@@ -23,11 +25,25 @@ PEERS = ("accelerate", "resident")
 def add_verbs(verbs: "Verbs") -> None:
     """Add the verb and its arguments."""
     place = verbs.add_parser(
-        "place", help="run a model (random weights) in a VRAM budget on this machine, next to what others do"
+        "place",
+        help="run a checkpoint, or a known model with random weights, in a VRAM budget on this machine, "
+        "next to what others do",
     )
-    place.add_argument("model", metavar="MODEL", choices=MODELS, help=", ".join(MODELS))
+    place.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a folder with config.json and safetensors, built by transformers (token ids only), or, with "
+        f"random weights: {', '.join(MODELS)}",
+    )
     place.add_argument(
         "--vram", type=_size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+    )
+    place.add_argument(
+        "--host",
+        type=_size,
+        metavar="SIZE",
+        help="host memory that a checkpoint may take; beside a GPU, the rest is read from disk in each "
+        "pass (default: what is available, less a reserve)",
     )
     place.add_argument(
         "--machine",
@@ -39,7 +55,9 @@ def add_verbs(verbs: "Verbs") -> None:
     place.add_argument(
         "--tokens", type=_count, default=128, metavar="N", help="of each sequence (%(default)s)"
     )
-    place.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the weights (%(default)s)")
+    place.add_argument(
+        "--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's own; bfloat16 for a name)"
+    )
     place.add_argument(
         "--objective",
         choices=("exact", "fast"),
@@ -49,7 +67,19 @@ def add_verbs(verbs: "Verbs") -> None:
     place.add_argument(
         "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
     )
-    place.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the weights (%(default)s)")
+    place.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="of random weights and inputs (%(default)s)"
+    )
+
+
+def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
+    """The folder, or None for a name. Raises what `read_folder` raises, and UsageError."""
+    path = Path(args.model)
+    if path.is_dir() or args.model not in MODELS:
+        return read_folder(path)
+    if args.host is not None:
+        raise UsageError("--host limits a checkpoint: random weights are made in host memory", "leave it out")
+    return None
 
 
 def _seed(text: str) -> int:
@@ -72,6 +102,8 @@ def _count(text: str) -> int:
 
 
 def _place(args: argparse.Namespace) -> Exit:
+    checkpoint = _checkpoint(args)
+    dtype = args.dtype or (checkpoint.dtype if checkpoint else "bfloat16")
     try:
         from probes.placement.trial import peers
     except ModuleNotFoundError as missing:
@@ -83,16 +115,18 @@ def _place(args: argparse.Namespace) -> Exit:
         ) from missing
     asked = peers.Asked(
         model=args.model,
-        dtype=args.dtype,
+        dtype=dtype,
         vram=args.vram,
         machine=args.machine,
         batch=args.batch,
         tokens=args.tokens,
         objective=args.objective,
         seed=args.seed,
+        checkpoint=checkpoint,
+        host=args.host,
     )
     found = peers.run(asked, tuple(args.compare))
-    tell(f"{args.model}, {args.dtype}, batch {args.batch}, {binary_bytes(args.vram)} of VRAM")
+    tell(f"{args.model}, {dtype}, batch {args.batch}, {binary_bytes(args.vram)} of VRAM")
     tell("\n".join(found.report.splitlines()))
     for ran in found.ways:
         tell(line(ran, found.ways[0]))

@@ -37,6 +37,7 @@ GATES = {
         "probes/measure/device.py",
         "probes/placement/trial/stack.py",
         "probes/placement/trial/peers.py",
+        "probes/placement/trial/checkpointed.py",
         "probes/machine/torchfacts.py",
         "probes/throughput/ceilings/topspeed.py",
         "probes/throughput/direct/counting.py",
@@ -53,7 +54,7 @@ GATES = {
     "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
     "accelerate": {"probes/placement/trial/peers.py"},
     "onnxruntime": {"probes/throughput/direct/onnxrunner.py"},
-    "transformers": {"probes/placement/architectures.py", "probes/fit/measured/onestep.py"},
+    "transformers": {"probes/placement/architectures.py", "probes/placement/models/fromconfig.py"},
     "peft": {"probes/fit/measured/onestep.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.

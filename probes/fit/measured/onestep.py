@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import torch
 
-from probes.errors import LibraryMissing, ModelUnknown, UsageError
+from probes.errors import LibraryMissing, UsageError
 from probes.fit.predicted.programs import LAYER_TARGETS
 from probes.fit.question import Question
+from probes.placement.models.fromconfig import configured, library, refusals
 
 DTYPES: Final = {
     "fp32": torch.float32,
@@ -76,28 +77,17 @@ def ready(made: Made, asked: Question, device: str) -> Prepared:
 
 
 def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any, bool]:
-    try:
-        import transformers
-    except ImportError as error:
-        raise LibraryMissing(
-            f"building the model needs transformers: {error}", "pip install transformers"
-        ) from error
-    values = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
-    kind = str(values.pop("model_type", ""))
-    named = values.get("architectures") or [""]
+    transformers = library()
+    named = config.get("architectures") or [""]
     has_head = str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
-    try:
-        made = transformers.AutoConfig.for_model(kind, **values)
+    with refusals():
+        made = configured(config)
         for key, value in made.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value:
                 setattr(made, key, 0.0)
         maker = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
         with torch.device(device):
             return maker.from_config(made, dtype=DTYPES[asked.precision]), has_head
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelUnknown(
-            f"transformers can't build this model: {str(error)[:200]}", "give the model's own config.json"
-        ) from error
 
 
 def _adapted(module: Any, asked: Question) -> Any:

@@ -50,6 +50,7 @@ DTYPES: Final[Mapping[str, str]] = MappingProxyType(
         "C64": "complex64",
     }
 )
+PICKLES: Final = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})  # by torch.save
 _AGAIN = "copy or download the file again"
 
 
@@ -110,7 +111,7 @@ def read_checkpoint(path: Path) -> tuple[StoredFile, ...]:
             raise _wrong(path, f"it has {len(indexes)} indexes", f"name one of them: {indexes[0]}")
         found = sorted(path.glob("*.safetensors"))
         if not found:
-            raise _wrong(path, "it has no file *.safetensors", "give the folder that has the model's weights")
+            raise _nothing_in(path)
         return _distinct(tuple(map(read_header, found)))
     return _indexed(path) if path.name.endswith(".json") else (read_header(path),)
 
@@ -123,6 +124,17 @@ def require_regular(path: Path) -> None:
         raise _wrong(path, error.strerror or str(error), "check the path and its permissions") from error
     if not stat.S_ISREG(mode):
         raise _wrong(path, "it is not a regular file", "give the file itself")
+
+
+def _nothing_in(path: Path) -> CheckpointUnreadable:
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        return _wrong(
+            path,
+            f"its weights are pickles ({pickles[0][:80]}), which can run code when they are read",
+            "convert them where you trust them: save_pretrained(folder) of transformers writes safetensors",
+        )
+    return _wrong(path, "it has no file *.safetensors", "give the folder that has the model's weights")
 
 
 def _wrong(path: Path, what: str, hint: str = "") -> CheckpointUnreadable:

@@ -8,19 +8,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from torch import nn
 
 from probes.errors import LibraryMissing, Unsupported
+from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.placement.architectures import Built, build, shape
+from probes.placement.loading.load import load
+from probes.placement.models.checkpointfolder import CheckpointFolder
 from probes.placement.planner.asking import plan
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import matching, profile
+from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import StackPlan
+from probes.placement.trial import checkpointed
 from probes.placement.values import Objective, Plan
+from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
 WIDTH: Final = 8192  # of the linear layers of the model `mlp`
@@ -36,7 +43,7 @@ Peer = Literal["accelerate", "resident"]
 
 @dataclass(frozen=True)
 class Asked:
-    """What to run: a model with random weights, and the plan's inputs."""
+    """What to run, a checkpoint or a model with random weights, and the plan's inputs."""
 
     model: str
     dtype: str
@@ -46,6 +53,8 @@ class Asked:
     tokens: int
     objective: Objective
     seed: int
+    checkpoint: CheckpointFolder | None = None  # None: `model` is a name, with random weights
+    host: int | None = None  # bytes of host memory for a checkpoint; None: what is available above a floor
 
 
 @dataclass(frozen=True)
@@ -69,27 +78,33 @@ class Found:
 def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     """Plan and place the model, time it, then each peer with the same weights and inputs.
 
-    Raises PlanImpossible and PlacementError where the model can't be placed, UsageError for a machine that
-    isn't known, Unsupported and LibraryMissing where a peer can't be run.
+    A checkpoint's weights go from its files to their tiers; only for peers, they meet in host memory.
+    Raises PlanImpossible and PlacementError where the model can't be placed, CheckpointUnreadable for its
+    files, UsageError for an unknown machine, Unsupported and LibraryMissing where something can't be run.
     """
     built = _built(asked)
+    host = _host_bytes(asked) if asked.checkpoint else None
     inputs = _inputs(built, asked)
     tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
     made = plan(
         built.module,
         vram=asked.vram,
+        host=host,
         machine=asked.machine or _nearest(),
         batch=asked.batch,
         tokens=tokens,
         objective=asked.objective,
     )
+    if compare and host is not None:
+        _require_whole(built.module, host)
     with _capped(made.vram_budget):
-        handle = place(built.module, made)
+        handle = _placed(built.module, made, asked.checkpoint)
         try:
             ours, output = _measured("placed", built, inputs)
             report = str(handle.report()) if torch.cuda.is_available() else f"{NO_LIMIT}\n{handle.report()}"
         finally:
-            handle.remove()
+            if compare or asked.checkpoint is None:  # a checkpoint may be larger than host memory
+                handle.remove()
     found = [ours]
     for peer in compare:
         context = _resident(built.module) if peer == "resident" else _accelerated(built.module, made)
@@ -99,6 +114,12 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
 
 
 def _built(asked: Asked) -> Built:
+    if asked.checkpoint:
+        return checkpointed.built(asked.checkpoint, asked.dtype, asked.tokens)
+    return _random(asked)
+
+
+def _random(asked: Asked) -> Built:
     """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
     known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
     whole = StackPlan(known, known.layers or LAYERS, ())
@@ -107,6 +128,33 @@ def _built(asked: Asked) -> Built:
     built.module.requires_grad_(False).to("cpu")
     _free()
     return built
+
+
+def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) -> Handle:
+    if checkpoint is None:
+        return place(module, made)
+    skipped = checkpointed.ignored(module, checkpoint)
+    handle: Handle = load(lambda: module, checkpoint.path, made, ignored=skipped).placement
+    return handle
+
+
+def _host_bytes(asked: Asked) -> int | None:
+    """What a checkpoint may take of host memory; None: unknown, so what the machine's profile says."""
+    available = available_bytes(Path("/"))
+    if asked.host is not None or isinstance(available, Unknown):
+        return asked.host
+    return spendable_bytes(available, floor_bytes(available))
+
+
+def _require_whole(module: nn.Module, host: int) -> None:
+    """Peers start from weights in host memory. Raises Unsupported where they don't fit there."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    if weights > host:
+        raise Unsupported(
+            f"--compare needs the whole model in host memory: {binary_bytes(weights)}, and it may take "
+            f"{binary_bytes(host)}",
+            "run it without --compare, or raise --host",
+        )
 
 
 def _inputs(built: Built, asked: Asked) -> torch.Tensor:

@@ -46,7 +46,6 @@ def test_a_peer_that_cannot_be_run_says_why():
 @pytest.mark.parametrize(
     "words",
     [
-        ["place", "gpt-5", "--vram", "4GiB"],
         ["place", "bert-base"],
         ["place", "bert-base", "--vram", "much"],
         ["place", "bert-base", "--vram", "4GiB", "--batch", "0"],

@@ -1,0 +1,177 @@
+"""`weir probe place FOLDER` on the CPU: a checkpoint that transformers wrote computes what it did before."""
+
+import sys
+
+import pytest
+import torch
+
+from probes import cli
+from probes.errors import Exit, UsageError
+from probes.placement.models.checkpointfolder import read_folder
+from probes.placement.trial import checkpointed, peers
+
+transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL = ["--machine", "h200", "--vram", "44MiB", "--host", "4MiB"]  # too little for `large` without disk
+TOKENS = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(peers, "SAMPLES", 1)
+    monkeypatch.setattr(peers, "LEAST_S", 0.0)
+
+
+@pytest.fixture
+def outputs(monkeypatch):
+    """What each way of running has returned."""
+    kept = []
+    real = peers._measured
+
+    def measured(how, built, inputs):
+        found = real(how, built, inputs)
+        kept.append((inputs, found[1]))
+        return found
+
+    monkeypatch.setattr(peers, "_measured", measured)
+    return kept
+
+
+def qwen():
+    config = transformers.Qwen2Config(**SIZES, **TOKENS, num_key_value_heads=2, tie_word_embeddings=True)
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def large():
+    """About 14 MiB in float32."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4}
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **TOKENS, num_key_value_heads=4))
+
+
+def gpt2():
+    sizes = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 99, "n_positions": 64}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
+
+
+def bert():
+    return transformers.BertModel(transformers.BertConfig(**SIZES, **TOKENS))
+
+
+def classifier():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **TOKENS))
+
+
+def saved(make, folder, dtype=torch.float32):
+    """The model as transformers itself loads it."""
+    torch.manual_seed(0)
+    made = make()
+    made.to(dtype).save_pretrained(folder)
+    return type(made).from_pretrained(folder, dtype=dtype).eval()
+
+
+def words(folder, *more):
+    return ["place", str(folder), "--vram", "4GiB", "--tokens", "6", "--batch", "2", *more]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [qwen, gpt2, bert, classifier])
+def test_a_checkpoint_is_placed_in_its_own_dtype_with_the_unplaced_models_bits(
+    make, dtype, tmp_path, outputs, capsys
+):
+    model = saved(make, tmp_path, dtype)
+    assert cli.main(words(tmp_path)) == Exit.OK
+    said = capsys.readouterr().out
+    assert str(dtype).removeprefix("torch.") in said
+    assert "placed: " in said
+    [(ids, got)] = outputs
+    assert ids.shape == (2, 6)
+    with torch.inference_mode():
+        want = model(input_ids=ids)[0]
+    assert got.dtype == dtype
+    assert torch.equal(got, want)
+
+
+def test_what_exceeds_host_memory_is_read_from_disk_and_has_the_same_bits(tmp_path, outputs, capsys):
+    model = saved(large, tmp_path)
+    assert cli.main(words(tmp_path, *SMALL)) == Exit.OK
+    assert "disk: " in capsys.readouterr().out
+    [(ids, got)] = outputs
+    with torch.inference_mode():
+        assert torch.equal(got, model(input_ids=ids)[0])
+
+
+def test_a_host_without_gpu_and_room_is_told_how_much_would_do(tmp_path, capsys):
+    saved(large, tmp_path)
+    assert cli.main(words(tmp_path, "--host", "8MiB")) == Exit.REQUIRED
+    assert "--host 16MiB" in capsys.readouterr().err
+
+
+def test_another_dtype_is_converted_to(tmp_path, outputs):
+    kind = type(saved(qwen, tmp_path))
+    assert cli.main(words(tmp_path, "--dtype", "bfloat16")) == Exit.OK
+    [(ids, got)] = outputs
+    with torch.inference_mode():
+        assert torch.equal(got, kind.from_pretrained(tmp_path, dtype=torch.bfloat16)(input_ids=ids)[0])
+
+
+def test_the_model_is_built_without_values(tmp_path):
+    saved(qwen, tmp_path)
+    module = checkpointed.built(read_folder(tmp_path), "float32", 6).module
+    assert all(parameter.is_meta for parameter in module.parameters())
+    assert not any(buffer.is_meta for buffer in module.buffers())
+
+
+def test_comparing_needs_room_for_the_whole_model_in_host_memory(tmp_path, capsys):
+    saved(large, tmp_path)
+    assert cli.main(words(tmp_path, *SMALL, "--compare", "accelerate")) == Exit.DEVICE
+    assert "--compare needs the whole model in host memory" in capsys.readouterr().err
+
+
+def test_comparing_without_a_gpu_is_refused_with_what_to_do(tmp_path, capsys):
+    saved(qwen, tmp_path)
+    assert cli.main(words(tmp_path, "--compare", "accelerate")) == Exit.DEVICE
+    assert "without --compare" in capsys.readouterr().err
+
+
+def test_more_tokens_than_positions_are_a_usage_error(tmp_path):
+    saved(gpt2, tmp_path)
+    with pytest.raises(UsageError, match="has positions for 64"):
+        checkpointed.built(read_folder(tmp_path), "float32", 65)
+
+
+def test_a_model_of_pictures_is_refused_and_says_what_it_takes(tmp_path, capsys):
+    config = transformers.ViTConfig(**SIZES, image_size=32, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    assert cli.main(words(tmp_path)) == Exit.DEVICE
+    assert "this model takes pixel_values" in capsys.readouterr().err
+
+
+def test_a_config_whose_code_lies_beside_it_never_runs_that_code(tmp_path, capsys):
+    saved(bert, tmp_path)
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    text = (tmp_path / "config.json").read_text().replace('"bert"', '"evil"')
+    mapped = '{"auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"},'
+    (tmp_path / "config.json").write_text(text.replace("{", mapped, 1))
+    assert cli.main(words(tmp_path)) == Exit.USAGE
+    assert "transformers can't build this model" in capsys.readouterr().err
+    assert not ran.exists()
+
+
+def test_a_checkpoint_of_another_model_names_what_does_not_fit(tmp_path, capsys):
+    saved(bert, tmp_path)
+    text = (tmp_path / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')
+    (tmp_path / "config.json").write_text(text)
+    assert cli.main(words(tmp_path)) == Exit.DEVICE
+    assert "doesn't fit the model" in capsys.readouterr().err
+
+
+def test_without_transformers_the_message_says_what_to_install(tmp_path, capsys, monkeypatch):
+    saved(bert, tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert cli.main(words(tmp_path)) == Exit.DEVICE
+    said = capsys.readouterr().err
+    assert "needs transformers" in said
+    assert "pip install transformers" in said
