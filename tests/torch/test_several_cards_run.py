@@ -170,6 +170,34 @@ def test_activations_cross_once_where_the_code_between_blocks_only_passes_them_o
 
 
 @torch.no_grad()
+def test_a_later_call_that_computes_between_blocks_is_not_given_tensors_of_two_cards():
+    """As with labels: only then is the loss computed from what the last block returns."""
+
+    class WithLabels(Chain):
+        hidden = False
+
+        def forward(self, x, labels=None):
+            made = super().forward(x)
+            if self.hidden:
+                made = made + x
+            return made if labels is None else made - labels
+
+    model = WithLabels().eval()
+    x = torch.randn(2, 16)
+    without, with_labels = model(x), model(x, labels=x)
+    handle = placed(model, over_cards(model, {}, [3], Rings()), [LateLanes(1), LateLanes(2)])
+    for _ in range(2):
+        assert torch.equal(model(located(x, 0)).as_subclass(torch.Tensor), without)
+        got = model(located(x, 0), labels=located(x, 0))
+        assert torch.equal(got.as_subclass(torch.Tensor), with_labels)
+    model.hidden = True  # no argument shows it: torch's own error, once
+    with pytest.raises(Mixed):
+        model(located(x, 0))
+    assert torch.equal(model(located(x, 0)).as_subclass(torch.Tensor), without + x)
+    handle.remove()
+
+
+@torch.no_grad()
 def test_buffers_and_what_is_used_between_blocks_have_a_card_that_computes_with_them():
     class WithRoot(Chain):
         def __init__(self):

@@ -2,10 +2,10 @@
 
 What a block returns goes back to where it was called from, so the code between blocks finds everything on
 one card, as in the unplaced model. Where that code only passes it on to other blocks, which the first pass
-shows, it stays where it is: then it crosses once, when the next card takes over.
+of such a call shows, it stays where it is: then it crosses once, when the next card takes over.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from probes.placement.runtime.blocks.hostside import Guard, is_compiled, moved, tensors_in, uncompiled
 
 Move = Callable[[Any, int], Any]
+MOST_KINDS: Final = 64  # of calls that are remembered
 _HARMLESS: Final = frozenset(
     {"size", "dim", "ndimension", "numel", "stride", "element_size", "is_floating_point", "__len__"}
 )
@@ -29,7 +30,9 @@ class Cards:
         self.move = move or self._moved
         self.now: int | None = None  # None: no block is being called
         self.made: dict[int, tuple[torch.Tensor, OnCard]] | None = None  # in a pass that is watched
-        self.watched = False  # such a pass has ended
+        self.used: set[int] = set()  # guards whose outputs are used between blocks, in such a pass
+        self.staying: frozenset[int] = frozenset()  # guards whose outputs stay on their card in this pass
+        self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
 
     def _moved(self, thing: Any, card: int) -> Any:
         device = self.devices[card]
@@ -42,22 +45,31 @@ class Cards:
         return on_card(self.devices[card])
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """In the first whole pass, see which blocks' outputs are used between blocks."""
-        if self.watched or self.made is not None:
+    def watch(self, call: Hashable) -> Iterator[None]:
+        """In the first whole pass of a kind of call, see which blocks' outputs are used between blocks.
+
+        A pass that fails forgets what was seen: the next one is watched again.
+        """
+        if self.made is not None:
             yield
             return
-        self.made = {}
-        seen: list[OnCard] = []
+        before, known = self.staying, self.seen.pop(call, None)
+        if known is not None:
+            self.staying = known
+            try:
+                yield
+                self.seen[call] = known
+            finally:
+                self.staying = before
+            return
+        self.made, self.used, self.staying = {}, set(), frozenset()
         try:
             with _Watch(self):
                 yield
-            seen = list({id(guard): guard for _, guard in self.made.values()}.values())
+            if len(self.seen) < MOST_KINDS:
+                self.seen[call] = frozenset(id(guard) for _, guard in self.made.values()) - self.used
         finally:
-            self.made = None
-        self.watched = True
-        for guard in seen:
-            guard.stays = not guard.used
+            self.made, self.staying = None, before
 
 
 def on_card(device: torch.device) -> AbstractContextManager[object]:
@@ -74,8 +86,6 @@ class OnCard(Guard):
     def __init__(self, forward: Callable[..., Any], cards: Cards, card: int) -> None:
         super().__init__(forward)
         self._cards, self._card = cards, card
-        self.used = False  # between blocks, in the pass that was watched
-        self.stays = False  # what it returns doesn't have to go back to card 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the inputs to the card, compute there, give the output back."""
@@ -89,7 +99,7 @@ class OnCard(Guard):
                 output = self.forward(*given, **named)
         finally:
             cards.now = caller
-        if caller is None and self.stays:
+        if caller is None and id(self) in cards.staying:
             return output
         output = cards.move(output, caller or 0)
         if caller is None and cards.made is not None:
@@ -106,8 +116,17 @@ class Across(Guard):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
-        with self._cards.current(0), self._cards.watch():
+        with self._cards.current(0), self._cards.watch(kind_of(args, kwargs)):
             return self._cards.move(self.forward(*args, **kwargs), 0)
+
+
+def kind_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """What decides, as a rule, how a model goes from block to block: which arguments are given and set."""
+
+    def kind(value: object) -> object:
+        return value if value is None or isinstance(value, bool) else type(value)
+
+    return tuple(map(kind, args)), frozenset((name, kind(value)) for name, value in kwargs.items())
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
@@ -124,7 +143,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if self._cards.now is None and made and not _is_harmless(func):
             for tensor in tensors_in((args, kwargs or {})):
                 if id(tensor) in made:
-                    made[id(tensor)][1].used = True
+                    self._cards.used.add(id(made[id(tensor)][1]))
         return func(*args, **(kwargs or {}))
 
 
