@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from probes.shared.codec import Json, Misfit, decode
+from probes.shared.codec import Misfit, decode
 from probes.shared.unknown import Unknown
 
-LARGEST = 1e30  # of any figure in a file: no gauge comes near, and their squares and sums stay finite
 SHORTEST_S = 1e-9  # between two samples in a file
 
 
@@ -157,18 +156,6 @@ def gathered(found: Mapping[str, float | Unknown]) -> Look:
         else:
             values[name] = figure
     return Look(values, missing)
-
-
-def check_figures(value: Json) -> None:
-    """Nothing in a file of a watch is beyond LARGEST. Raises Misfit for a figure that is."""
-    if isinstance(value, dict):
-        for item in value.values():
-            check_figures(item)
-    elif isinstance(value, list):
-        for item in value:
-            check_figures(item)
-    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise Misfit(f"a figure is beyond {LARGEST:g}")
 
 
 def subject_from(value: object, where: str) -> Subject:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from probes.errors import ReportError
 from probes.records.json_schema import document
-from probes.records.samples import GAUGES, ProcessUse, Subject, check_figures
+from probes.records.samples import GAUGES, ProcessUse, Subject
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, encode, load, shown
+from probes.shared.codec import Misfit, check_figures, decode, encode, load, shown
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 

@@ -23,6 +23,7 @@ Number = TypeVar("Number", int, float)
 TAG = "is"
 DEPTH = 64  # levels of JSON; no document that is read here needs more than eight
 MOST_VALUES = 5_000_000  # of a text from outside: 400 MB in memory; a full run on an H200 has 66,000
+LARGEST = 1e30  # of a measured figure: none comes near, and squares, products and sums stay finite
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
 
 
@@ -99,6 +100,18 @@ def _check_depth(value: object) -> None:
             return
         level = below
     raise TooDeep(f"nested more than {DEPTH} levels deep")
+
+
+def check_figures(value: Json) -> None:
+    """No figure of a measurement is beyond LARGEST. Raises Misfit for one that is."""
+    if isinstance(value, dict):
+        for item in value.values():
+            check_figures(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_figures(item)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise Misfit(f"a figure is beyond {LARGEST:g}")
 
 
 def encode(value: object) -> Json:

@@ -12,10 +12,11 @@ from probes.errors import ReportError
 from probes.records.json_schema import document
 from probes.records.schema import Machine
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.codec import Misfit, check_figures, decode, encode, load
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.checked import check_parts, check_started
 from probes.throughput.direct.scanned import DirectScan
 from probes.throughput.served.servedscan import ServedScan
 
@@ -86,9 +87,13 @@ def from_json(text: str) -> ThroughputReport:
             f"not a throughput report of version {READABLE[-1]}", "read it with the Weir that wrote it"
         )
     try:
-        return decode(ThroughputReport, value)
+        check_figures(value)
+        report = decode(ThroughputReport, value)
+        check_started(report.started)
+        check_parts(report.ceilings, report.direct, report.served)
     except Misfit as error:
         raise ReportError(str(error)) from error
+    return report
 
 
 def is_throughput(value: object) -> bool:

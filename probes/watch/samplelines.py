@@ -19,10 +19,9 @@ from probes.records.samples import (
     ProcessUse,
     Sample,
     Subject,
-    check_figures,
     subject_from,
 )
-from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.codec import Misfit, check_figures, decode, encode, load
 from probes.shared.unknown import Unknown
 
 FORM = "weir watch samples 1"  # of the first line

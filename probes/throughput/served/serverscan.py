@@ -179,10 +179,9 @@ class _Scan:
 def _resolved(target: Target) -> Endpoint:
     try:
         return resolve(target.host, target.port, tls=target.tls)
-    except OSError as error:
-        raise ServerUnusable(
-            f"can't find {target.host}: {error.strerror or error}", "check the address of --url"
-        ) from error
+    except (OSError, UnicodeError) as error:  # a label of a name is empty, or longer than 63 characters
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ServerUnusable(f"can't find {target.host}: {why}", "check the address of --url") from error
 
 
 async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:

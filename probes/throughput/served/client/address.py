@@ -40,6 +40,8 @@ def parse_url(text: str, *, model: str = "") -> Target:
         raise UsageError(f"--url {text[:200]!r}: {error}", _WRITE) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--url {text[:200]!r} is not an http or https URL", _WRITE)
+    if port == 0:
+        raise UsageError("--url has port 0, on which nothing listens", _WRITE)
     if parts.username is not None or parts.query or parts.fragment:
         raise UsageError("--url takes no user name, query or fragment", _WRITE)
     if not text.isascii() or not text.isprintable() or " " in text:
