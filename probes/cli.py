@@ -238,10 +238,11 @@ def _show(args: argparse.Namespace) -> Exit:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    kept = "the report holds what was measured so far; run --resume FILE continues a run"
     return delivered(
         _run_verb,
         argv,
-        interrupted="the report holds what was measured so far; run --resume FILE continues a run",
+        interrupted=kept if argv[:1] == ["run"] else "files that aren't whole were not written",
     )
 
 

@@ -85,7 +85,7 @@ def bars(report: FitReport) -> str:
     """What takes the bytes at the peak, as a table with bars."""
     parts = shares(report.predicted)
     most = max((n for _, n in parts), default=1)
-    rows = [[name, binary_bytes(n), "█" * max(round(BAR * n / most), 1)] for name, n in parts]
+    rows = [[name, binary_bytes(n), "#" * max(round(BAR * n / most), 1)] for name, n in parts]
     rows.append(["in all", binary_bytes(report.predicted.total), ""])
     return table([f"at the peak ({report.moment})", "predicted", ""], rows, markdown=False)
 

@@ -194,3 +194,19 @@ def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
     assert run(*words) == code
     said = capsys.readouterr().out
     assert all(one.said in said for one in tried)
+
+
+def test_the_answer_is_readable_where_the_terminal_has_ascii_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bert-base", "--machine", "mi50", "--tokens", "128") == 0
+    assert capsys.readouterr().out.isascii()
+
+
+def test_an_interrupted_prediction_does_not_promise_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("probes.fit.answering.answer.answer", interrupt)
+    assert run("bert-base") == 130
+    assert "report" not in capsys.readouterr().err
