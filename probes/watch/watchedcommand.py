@@ -16,6 +16,7 @@ from probes.errors import CommandMissing, Exit
 from probes.records.watched import Ended
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
 
 
@@ -79,12 +80,18 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
+    def _pass_on(self, number: int) -> None:
+        """A signal, and for one that asks to end SIGCONT: a stopped process receives nothing else."""
+        self._tell(number)
+        if number in ENDING:
+            self._tell(signal.SIGCONT)
+
     def look(self) -> Ended | None:
         """Pass on what signals came; how the command ended, once it has."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
         while self._signals:
-            self._tell(self._signals.pop(0))
+            self._pass_on(self._signals.pop(0))
         if self.ended is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG | os.WUNTRACED)
             if pid and os.WIFSTOPPED(status):
@@ -116,7 +123,7 @@ class Command:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._tell(signal.SIGTERM)  # where the watch failed: the command doesn't go on unwatched
+        self._pass_on(signal.SIGTERM)  # where the watch failed: the command doesn't go on unwatched
         self._restore()
 
     def _restore(self) -> None:

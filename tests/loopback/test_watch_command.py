@@ -210,3 +210,34 @@ def test_the_hook_runs_modules_and_code_as_python_does(words: list[str]) -> None
     plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     found = run(sys.executable, *words, options=("--torch-allocator",))
     assert found.stdout == plain.stdout
+
+
+def test_callers_who_hang_up_or_never_finish_leave_no_traceback_and_do_not_keep_others_out() -> None:
+    import socket
+
+    from probes.records.samples import Subject
+    from probes.watch.showing.metricsserver import MOST_CALLERS, PATIENCE_S, Endpoint
+
+    endpoint = Endpoint(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)
+    port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
+    assert endpoint.address.startswith("http://[::1]:")
+    slow = [socket.create_connection(("::1", port)) for _ in range(MOST_CALLERS)]
+    try:
+        for one in slow:
+            one.settimeout(PATIENCE_S + PATIENCE_S)
+            one.sendall(b"GET /metrics HTTP/1.1\r\nA: ")
+        for one in slow:
+            assert one.recv(100) == b""
+        with urllib.request.urlopen(endpoint.address, timeout=10) as answer:
+            assert answer.status == 200
+    finally:
+        for one in slow:
+            one.close()
+        endpoint.close()
+
+
+@pytest.mark.parametrize("host", ["ä..b", "a" * 70 + ".example"])
+def test_a_host_that_cannot_be_is_an_error_and_no_traceback(host: str) -> None:
+    found = run("true", options=("--listen", f"{host}:0"))
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
