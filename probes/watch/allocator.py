@@ -10,6 +10,7 @@ from probes.shared.codec import decode, load
 from probes.shared.unknown import Unknown
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
+_JOINED = re.compile(r"-[bBdEhiIOPqsSuvVx]*[cm].*", re.DOTALL)  # -Ic CODE, -mMODULE
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -22,6 +23,10 @@ def hooked(words: Sequence[str], hook: str) -> list[str]:
         )
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-", "--"):
+        if _JOINED.fullmatch(words[at]):
+            raise UsageError(
+                f"--torch-allocator can't read {words[at]}", "write -c or -m as a word by itself"
+            )
         at += 2 if words[at] in _WITH_VALUE else 1
     if at >= len(words) or words[at] in ("-", "--"):
         raise UsageError("--torch-allocator needs a script, -m MODULE or -c CODE", "name the program to run")

@@ -188,7 +188,16 @@ def test_the_hook_comes_before_the_program(words: list[str], changed: list[str])
 
 
 @pytest.mark.parametrize(
-    "words", [["sh", "x"], ["python"], ["python", "-u"], ["python", "-"], ["pythonic", "x"]]
+    "words",
+    [
+        ["sh", "x"],
+        ["python"],
+        ["python", "-u"],
+        ["python", "-"],
+        ["pythonic", "x"],
+        ["python", "-Ic", "x"],
+        ["python", "-mjson"],
+    ],
 )
 def test_a_command_that_the_hook_cannot_join_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError):
