@@ -65,7 +65,8 @@ def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
         "weir/cpu:latest",
         "find / -xdev 2>/dev/null | grep -iE 'nvidia|libcu(da|blas|dnn|fft|sparse)|triton/' || true",
     )
-    assert found.strip() == ""
+    own = re.compile(r"/opt/weir/app/probes/\S+\.py")  # reads an NVIDIA card where there is one
+    assert [path for path in found.split() if not own.fullmatch(path)] == []
     assert report("cpu")["gpu_code"]["by_target"] == {}
 
 
