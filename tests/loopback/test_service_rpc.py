@@ -118,6 +118,16 @@ def infer_bytes(**changes: Any) -> bytes:
     return data
 
 
+def ids_in(*fields: str) -> bytes:
+    """A request for three INT64 in these fields."""
+    made = message("ModelInferRequest")(model_name="finbert")
+    tensor = made.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3])
+    for field in fields:
+        getattr(tensor.contents, field).extend([101, 7, 102])
+    data: bytes = made.SerializeToString()
+    return data
+
+
 def call(channel: grpc.Channel, data: bytes, method: str = "ModelInfer", **more: Any) -> Any:
     return channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=more.pop("timeout", 20), **more)
 
@@ -319,6 +329,8 @@ def test_a_call_has_spans_too(here: Served) -> None:
         (infer_bytes(model_name="gpt"), "there is no model 'gpt'"),
         (infer_bytes(model_version="2"), "there is no version '2'"),
         (b"\x2a\x00" * 100, "more than 16 inputs"),
+        (ids_in("int_contents"), "has its values in int64_contents alone"),
+        (ids_in("int64_contents", "int_contents"), "has its values in int64_contents alone"),
         (b"", "inputs"),
     ],
 )

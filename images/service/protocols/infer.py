@@ -103,7 +103,7 @@ def _tensors(entries: list[Any], limits: Limits, raw: bytes) -> dict[str, _Tenso
         name = _name(entry, number, found)
         n_bytes = _binary_bytes(entry, name)
         if n_bytes is None:
-            found[name] = _tensor(entry, name)
+            found[name] = _tensor(entry, name, limits)
         else:
             if at + n_bytes > len(raw):
                 raise bad_request(f"the binary data ends before that of {name} does")
@@ -136,22 +136,24 @@ def _binary_bytes(entry: dict[str, Any], name: str) -> int | None:
     return n_bytes
 
 
-def _shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
+def _shape(entry: dict[str, Any], name: str, limits: Limits) -> tuple[int, ...]:
+    """The shape, whose rows are within the limit: whatever is done for each row comes after this."""
     shape = list_of(entry.get("shape"), f"shape of {name}")
     if len(shape) > 2 or not all(type(size) is int and size > 0 for size in shape):
         raise bad_request(f"shape of {name} must be one or two whole numbers above 0")
+    in_texts = name in (_TEXT, _PAIR)
+    count = math.prod(shape if in_texts else shape[:-1])  # [n] is one row of n token ids
+    check_count(count, "texts" if in_texts else "rows of token ids", limits)
     return tuple(shape)
 
 
 def _binary_tensor(entry: dict[str, Any], name: str, data: bytes, limits: Limits) -> _Tensor:
-    shape = _shape(entry, name)
-    if name in (_TEXT, _PAIR):
-        check_count(math.prod(shape), "texts", limits)
+    shape = _shape(entry, name, limits)
     return _Tensor(shape, binary.decode(data, entry["datatype"], math.prod(shape), name))
 
 
-def _tensor(entry: dict[str, Any], name: str) -> _Tensor:
-    shape = _shape(entry, name)
+def _tensor(entry: dict[str, Any], name: str, limits: Limits) -> _Tensor:
+    shape = _shape(entry, name, limits)
     data = list_of(entry.get("data"), f"data of {name}")
     if len(shape) == 2 and all(isinstance(row, list) for row in data):  # nested form
         if len(data) != shape[0] or any(len(row) != shape[1] for row in data):

@@ -60,7 +60,12 @@ def _input(tensor: Any, raw: bytes | None, limits: Limits) -> dict[str, Any]:
 
 
 def _data(tensor: Any, limits: Limits) -> list[Any]:
-    values = getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "bool_contents"))
+    wanted = _CONTENTS.get(tensor.datatype, "bool_contents")
+    values = getattr(tensor.contents, wanted)
+    if tensor.datatype in _CONTENTS and any(each.name != wanted for each, _ in tensor.contents.ListFields()):
+        raise bad_request(
+            f"input {tensor.name[:64]} of datatype {tensor.datatype} has its values in {wanted} alone"
+        )
     if tensor.datatype != "BYTES":
         return list(values)
     if len(values) > limits.max_texts:

@@ -146,7 +146,8 @@ IDS = tensor("input_ids", [1, 2], [1, 2])
         (infer(tensor("text", [1, 1, 1], ["a"])), "above 0"),
         (infer(tensor("text", [2], ["a"])), "has 1 values"),
         (infer(tensor("text", [1, 2], ["a", "b"])), r"\[n, 1\]"),
-        (infer(tensor("text", [1 << 62], ["a"])), "has 1 values"),
+        (infer(tensor("text", [1 << 62], ["a"])), "at most 3"),
+        (infer(tensor("input_ids", [1 << 20, 1], [1])), "rows of token ids; at most 3"),  # none is made
         (infer(tensor("input_ids", [2, 2], [[1, 2], [3]])), "doesn't have the shape"),
         (infer(tensor("input_ids", [2, 2], [[1, 2], 3, 4])), "has 3 values"),
         (infer(IDS, tensor("attention_mask", [2], [1, 1])), "the shape of input_ids"),
@@ -206,6 +207,11 @@ def test_the_protocols_answer_is_flat_and_names_its_origin(info: ModelInfo) -> N
     assert probabilities["data"] == [0.2, 0.5, 0.3, 0.6, 0.2, 0.2]
     assert rendered["parameters"]["weights"] == "random"
     assert rendered["parameters"]["truncated_rows"] == 1
+
+
+def test_token_ids_of_one_dimension_are_one_row(info: ModelInfo) -> None:
+    ask = parse_infer(infer(tensor("input_ids", [5], [1, 2, 3, 4, 5])), LIMITS, info)
+    assert ask.token_ids == ((1, 2, 3, 4, 5),)
 
 
 def test_only_the_asked_outputs_are_given_and_no_id_unless_asked(info: ModelInfo) -> None:
