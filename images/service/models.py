@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import anyio
-
 from service.errors import ModelUnreadable, RequestError, ServiceError
 from service.model.classifier import Classifier
 
@@ -73,7 +71,7 @@ class Models:
         self._entries: dict[str, Entry] = {}
         self._start: tuple[str, ...] | None = None  # the names that the first `load_all` was given
         self._queued: dict[str, asyncio.Task[None]] = {}  # loads that wait for their turn
-        self._lock = anyio.Lock()  # one load at a time: two models in flight need memory for both
+        self._lock = asyncio.Lock()  # one load at a time: two models in flight need memory for both
 
     def put(self, name: str, classifier: Classifier) -> None:
         """A model that is loaded already."""
