@@ -53,6 +53,7 @@ NOT_RUN = {
     "tests/torch runs a TorchScript file",
     "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate": PLACED,
     "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate --compare resident": PLACED,
+    "weir probe place ./my-checkpoint --vram 4GiB --host 12GiB --compare accelerate": PLACED,
     "weir probe fit qwen2.5-0.5b --measure cpu --budget 3GiB --tokens 256 --limit 100": PLACED,
     "docker compose up -d --wait api-cuda": NVIDIA,
     "docker compose up -d --wait api-wsl": WSL,
