@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
+from probes.arguments import size
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -24,7 +25,6 @@ from probes.shared.codec import encode
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, hand_over, tell
-from probes.shared.units import parse_bytes
 from probes.verbs import VERBS, add_verbs, shown
 
 PURPOSE = (
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the report goes (%(default)s)",
     )
     run.add_argument(
-        "--vram", type=_size, metavar="SIZE", help="pretend the card has only this much VRAM, e.g. 4GiB"
+        "--vram", type=size, metavar="SIZE", help="pretend the card has only this much VRAM, e.g. 4GiB"
     )
     run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
     run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
@@ -148,13 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     watching.add_verbs(verbs)
     scanning.add_verbs(verbs)
     sizing.add_verbs(verbs)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seed(text: str) -> int:

@@ -1,16 +1,14 @@
 """The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from probes.errors import Exit, ReportError, UsageError
-from probes.shared import files
-from probes.shared.output import hand_over, say, tell
-from probes.shared.units import parse_bytes
+from probes.arguments import refuse_overwriting, size, whole, write
+from probes.errors import Exit
+from probes.shared.output import hand_over, tell
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -19,6 +17,8 @@ PLAN_EXITS = (
     "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "
     "5 unreadable model or report."
 )
+
+_count = whole(0, 10**9)
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -34,11 +34,9 @@ def add_verbs(verbs: "Verbs") -> None:
         help="a config.json, safetensors, a folder with them, or a name like qwen2.5-3b",
     )
     plan.add_argument(
-        "--vram", type=_size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+        "--vram", type=size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
     )
-    plan.add_argument(
-        "--host", type=_size, metavar="SIZE", help="host memory (default: what the machine has)"
-    )
+    plan.add_argument("--host", type=size, metavar="SIZE", help="host memory (default: what the machine has)")
     plan.add_argument(
         "--machine",
         default="h200",
@@ -75,21 +73,8 @@ def add_verbs(verbs: "Verbs") -> None:
     plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text[:10]) <= 10**9 and len(text) <= 10):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number up to 1000000000")
-    return int(text)
-
-
 def _plan(args: argparse.Namespace) -> Exit:
-    _refuse_overwriting(args)
+    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     text, document, picture = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
@@ -97,9 +82,9 @@ def _plan(args: argparse.Namespace) -> Exit:
     else:
         tell(text)
     if args.json and not printed:
-        _write(args.json, document)
+        write(args.json, document)
     if args.picture:
-        _write(args.picture, picture)
+        write(args.picture, picture)
     return Exit.OK
 
 
@@ -137,30 +122,6 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "objective": args.objective,
         "captured": args.captured,
     }
-
-
-def _refuse_overwriting(args: argparse.Namespace) -> None:
-    """Refuse to write over what is read, or twice into one file. Raises UsageError."""
-    model = Path(args.model)
-    read = [model, Path(args.machine), model / "config.json"]
-    if model.is_dir():
-        read += model.glob("*.safetensors*")
-    places = {os.path.realpath(path) for path in read}
-    for path in (args.json, args.picture):
-        if path and path != Path("-") and os.path.realpath(path) in places:
-            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
-        if path:
-            places.add(os.path.realpath(path))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        files.write_text(path, text)
-    except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
-        ) from error
-    say(f"wrote {path}")
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"plan": _plan})

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from probes.arguments import whole
 from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
@@ -28,6 +29,8 @@ EXITS = (
     "Exit codes: 0 done, 2 usage, 3 torch or every backend is missing, 4 a way broke, "
     "5 unreadable or unwritable report, 130 interrupted (the report has what was measured)."
 )
+
+_count = whole(1, 10**6)
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -83,12 +86,6 @@ def add_verbs(verbs: "Verbs") -> None:
         "--out", type=Path, default=FOLDER, metavar="DIR", help="where the report goes (%(default)s)"
     )
     add_served_arguments(scan)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) <= 10**6):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1000000")
-    return int(text)
 
 
 def _batches(text: str) -> tuple[int, ...]:

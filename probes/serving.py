@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.arguments import whole
 from probes.errors import Exit
 from probes.shared import files
 from probes.shared.output import complain, tell
@@ -20,6 +21,8 @@ QUICK = (1.0, 4)  # seconds of a window, windows at most
 FULL = (3.0, 10)
 MOST_CALLERS = 512
 
+_count = whole(0, 10**6)
+
 
 def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     """What the served half is asked for."""
@@ -27,7 +30,7 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     served.add_argument("--url", metavar="URL", help="http://host:8000/v2/models/NAME/infer, or the server's")
     served.add_argument("--served-model", metavar="NAME", help="of a server with several models")
     served.add_argument(
-        "--rows", type=_count, default=1, metavar="N", help="inputs of a request (%(default)s)"
+        "--rows", type=whole(1, 10**6), default=1, metavar="N", help="inputs of a request (%(default)s)"
     )
     served.add_argument(
         "--dim", type=_count, default=16, metavar="N", help="size of other open dimensions (%(default)s)"
@@ -71,12 +74,6 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a report of a direct scan, to which the served half is added",
     )
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text[:10]) <= 10**6):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number up to 1000000")
-    return int(text)
 
 
 def _callers(text: str) -> int:

@@ -1,18 +1,16 @@
 """The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.errors import Exit, ReportError, UsageError
+from probes.arguments import refuse_overwriting, size, whole, write
+from probes.errors import Exit, UsageError
 from probes.fit.question import OPTIMIZERS, PRECISIONS, TASKS, Question
-from probes.shared import files
 from probes.shared.output import hand_over, say, tell
-from probes.shared.units import parse_bytes
 
 if TYPE_CHECKING:
     from probes.fit.question import FitReport, Measured, Precision
@@ -26,6 +24,8 @@ FIT_EXITS = (
 )
 EIGHT_BITS = "adamw8bit"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
+
+_count = whole(1, 10**9)
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -42,7 +42,7 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     fit.add_argument(
         "--budget",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="what torch may take, e.g. 4GiB (default: the card's memory without the driver's context)",
     )
@@ -98,19 +98,6 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     )
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 0 < int(text) <= 10**9):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1000000000")
-    return int(text)
-
-
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.fit.answering.answer import answer, on_cpu, to_json
     from probes.fit.answering.bars import draw
@@ -118,7 +105,7 @@ def _fit(args: argparse.Namespace) -> Exit:
     from probes.placement.planner.asking import constants, described
 
     asked = _question(args)
-    _refuse_overwriting(args)
+    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     model = described(args.model)
     machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
     report = answer(model, asked, machine, budget=args.budget)
@@ -129,9 +116,9 @@ def _fit(args: argparse.Namespace) -> Exit:
     else:
         tell(lines(report))
         if args.json:
-            _write(args.json, to_json(report))
+            write(args.json, to_json(report))
     if args.picture:
-        _write(args.picture, draw(report))
+        write(args.picture, draw(report))
     return _exit(report)
 
 
@@ -203,30 +190,6 @@ def _question(args: argparse.Namespace) -> Question:
         lora_targets=targets,
         accumulate=args.accumulate if training else 1,
     )
-
-
-def _refuse_overwriting(args: argparse.Namespace) -> None:
-    """Refuse to write over what is read, or twice into one file. Raises UsageError."""
-    model = Path(args.model)
-    read = [model, Path(args.machine), model / "config.json"]
-    if model.is_dir():
-        read += model.glob("*.safetensors*")
-    places = {os.path.realpath(path) for path in read}
-    for path in (args.json, args.picture):
-        if path and path != Path("-") and os.path.realpath(path) in places:
-            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
-        if path:
-            places.add(os.path.realpath(path))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        files.write_text(path, text)
-    except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
-        ) from error
-    say(f"wrote {path}")
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"fit": _fit})

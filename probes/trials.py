@@ -6,12 +6,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from probes.arguments import size, whole
 from probes.errors import Exit, LibraryMissing, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.split import DTYPES, MODELS
 from probes.shared.invocation import probe_command
 from probes.shared.output import tell
-from probes.shared.units import binary_bytes, duration, parse_bytes
+from probes.shared.units import binary_bytes, duration
 from probes.shared.unknown import Unknown
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 PEERS = ("accelerate", "resident")
+
+_count = whole(1, 10**6)
 
 
 def add_verbs(verbs: "Verbs") -> None:
@@ -36,11 +39,11 @@ def add_verbs(verbs: "Verbs") -> None:
         f"random weights: {', '.join(MODELS)}",
     )
     place.add_argument(
-        "--vram", type=_size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+        "--vram", type=size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
     )
     place.add_argument(
         "--host",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="host memory that a checkpoint may take; beside a GPU, the rest is read from disk in each "
         "pass (default: what is available, less a reserve)",
@@ -85,19 +88,6 @@ def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2^63")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:10]) <= 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000")
     return int(text)
 
 

@@ -14,6 +14,7 @@ BEGIN, END = "```mermaid\n", "```\n"
 # the command lines stand in the programs' own folders, above everything else
 COMMAND_LINES = {
     "buildtool.cli",
+    "probes.arguments",
     "probes.cli",
     "probes.placing",
     "probes.serving",

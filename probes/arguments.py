@@ -1,0 +1,55 @@
+"""What the verbs' arguments have in common: sizes, whole numbers, and the files that a verb writes."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from probes.errors import ReportError, UsageError
+from probes.shared import files
+from probes.shared.output import say
+from probes.shared.units import parse_bytes
+
+
+def size(text: str) -> int:
+    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
+
+    def read(text: str) -> int:
+        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not (is_short and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path | None]) -> None:
+    """Refuse to write over a model or what else is read, or twice into one file. Raises UsageError."""
+    known = [model, model / "config.json", *read]
+    if model.is_dir():
+        known += model.glob("*.safetensors*")
+    places = {os.path.realpath(path) for path in known}
+    for path in written:
+        if path and path != Path("-") and os.path.realpath(path) in places:
+            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
+        if path:
+            places.add(os.path.realpath(path))
+
+
+def write(path: Path, text: str) -> None:
+    """Write an answer, and say so. Raises ReportError."""
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise ReportError(
+            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
+        ) from error
+    say(f"wrote {path}")
