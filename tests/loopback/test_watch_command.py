@@ -96,13 +96,24 @@ def test_samples_are_kept_when_the_watch_is_killed(tmp_path: Path) -> None:
     assert b"samples" in shown.stdout
 
 
-def in_terminal(words: list[str]) -> tuple[int, int]:
-    """A process in a terminal of its own, and that terminal's other end."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(ROOT)
-        os.execvp(words[0], words)
-    return pid, terminal
+# makes the terminal on its standard input its own, then becomes the command
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+def in_terminal(words: list[str]) -> tuple["subprocess.Popen[bytes]", int]:
+    """A process in a terminal of its own, and that terminal's other end.
+
+    `pty.fork` runs the handlers of gRPC, whose threads other tests leave behind: the child sometimes hangs.
+    """
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", IN_TERMINAL, *words], cwd=ROOT, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    return process, terminal
 
 
 def read_until(terminal: int, words: bytes) -> bytes:
@@ -121,37 +132,35 @@ def read_until(terminal: int, words: bytes) -> bytes:
 
 def test_the_command_has_the_terminals_keys_and_ctrl_c() -> None:
     script = "trap 'echo stopped; exit 9' INT; read answer; echo heard $answer; while :; do sleep 0.05; done"
-    pid, terminal = in_terminal([*WATCH, "--", "sh", "-c", script])
+    process, terminal = in_terminal([*WATCH, "--", "sh", "-c", script])
     os.write(terminal, b"hello\n")
     read_until(terminal, b"heard hello")
     os.write(terminal, b"\x03")
     read_until(terminal, b"stopped")
     read_until(terminal, b"exit code 9")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 9
+    assert process.wait(PATIENCE_S) == 9
     os.close(terminal)
 
 
 def test_ctrl_z_stops_both_and_a_shell_can_continue_them() -> None:
     shell = f"set -m; {' '.join(WATCH)} -- sh -c 'echo begun; sleep 2; echo ended'; echo back; fg; echo done"
-    pid, terminal = in_terminal(["bash", "-c", shell])
+    process, terminal = in_terminal(["bash", "-c", shell])
     read_until(terminal, b"begun")
     time.sleep(0.5)
     os.write(terminal, b"\x1a")
     read_until(terminal, b"back")
     read_until(terminal, b"done")
-    os.waitpid(pid, 0)
+    process.wait(PATIENCE_S)
     os.close(terminal)
 
 
 def test_ctrl_c_ends_a_watch_without_a_command_with_its_report() -> None:
-    pid, terminal = in_terminal([*WATCH, "--plain"])
+    process, terminal = in_terminal([*WATCH, "--plain"])
     read_until(terminal, b"watching")
     time.sleep(0.5)
     os.write(terminal, b"\x03")
     read_until(terminal, b"duration")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert process.wait(PATIENCE_S) == 0
     os.close(terminal)
 
 
