@@ -6,6 +6,7 @@ Each imports what it needs when it runs: drawing takes matplotlib, which only th
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from probes.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
 from probes.shared import files
+from probes.shared.invocation import probe_command
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import markdown_block
 from probes.watch.savedwatch import is_watch_file, named_watch
@@ -21,6 +23,7 @@ from probes.watch.savedwatch import is_watch_file, named_watch
 if TYPE_CHECKING:
     from probes.throughput.document import ThroughputReport
 
+    Report = ProbeReport | ThroughputReport | WatchReport
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -49,26 +52,26 @@ def add_verbs(verbs: "Verbs") -> None:
 
 def shown(path: Path, *, markdown: bool) -> str:
     """A report of any kind as text or Markdown. Raises ReportError."""
-    if is_watch_file(path):
+    report, _ = _read(path)
+    if isinstance(report, WatchReport):
         from probes.watch.showing.words import report_lines
 
-        text = "\n".join(report_lines(named_watch(path)[0]))
+        text = "\n".join(report_lines(report))
         return markdown_block(text) if markdown else text
-    from probes.throughput.document import is_scan
+    if isinstance(report, ProbeReport):
+        from probes.report.render import render
 
-    if is_scan(path):
-        from probes.throughput.document import named_scan
-        from probes.throughput.showing.scantext import render_scan
+        return render(report, markdown=markdown)
+    from probes.throughput.showing.scantext import render_scan
 
-        return render_scan(named_scan(path)[0], markdown=markdown)
-    from probes.report.render import render
-
-    return render(named_report(path)[0], markdown=markdown)
+    return render_scan(report, markdown=markdown)
 
 
 def _html(args: argparse.Namespace) -> Exit:
     source: Path = args.report
     report, raw = _read(source)
+    if args.out is None and not source.is_file():
+        raise UsageError(f"a page can't be written beside {source}", "name it: --out FILE.html")
     out: Path = args.out or source.with_suffix(".html")
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
@@ -83,16 +86,26 @@ def _html(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
-def _read(source: Path) -> "tuple[ProbeReport | ThroughputReport | WatchReport, str]":
-    """A report of any kind, and the text that it was read from. Raises ReportError."""
-    if is_watch_file(source):
-        return named_watch(source)
-    from probes.throughput.document import is_scan, named_scan
+def _read(source: Path) -> "tuple[Report, str]":
+    """A report of any kind, and the text that it was read from. Raises ReportError.
 
-    return named_scan(source) if is_scan(source) else named_report(source)
+    Its kind is seen by reading it, so what can be read only once, a pipe, is copied first.
+    """
+    from probes.throughput.document import MOST_BYTES, is_scan, named_scan
+
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(files.rereadable(source, most_bytes=MOST_BYTES))
+        except OSError as error:
+            raise ReportError(
+                f"can't read {source}: {error.strerror or error}", f"make one: {probe_command()} run"
+            ) from error
+        if is_watch_file(path):
+            return named_watch(path, name=source)
+        return named_scan(path, name=source) if is_scan(path) else named_report(path, name=source)
 
 
-def _page(report: "ProbeReport | ThroughputReport | WatchReport", *, raw: str, name: str) -> str:
+def _page(report: "Report", *, raw: str, name: str) -> str:
     """The page of a report, by its kind. Raises LibraryMissing."""
     try:
         from probes.report.page.plots import draw_plots
@@ -115,30 +128,40 @@ def _page(report: "ProbeReport | ThroughputReport | WatchReport", *, raw: str, n
 
 def _compare(args: argparse.Namespace) -> Exit:
     from probes.report.compare import compare, render_markdown
-    from probes.throughput.document import is_scan, named_scan
+    from probes.throughput.document import ThroughputReport
+    from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
 
-    if is_scan(args.a) and is_scan(args.b):
-        from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
-
-        scans = named_scan(args.a)[0], named_scan(args.b)[0]
-        names = str(args.a), str(args.b)
-        hand_over(render_scan_markdown(compare_scans(*scans, names=names, force=args.force)))
-        return Exit.OK
-    reports = named_report(args.a)[0], named_report(args.b)[0]
-    hand_over(render_markdown(compare(*reports, names=(str(args.a), str(args.b)), force=args.force)))
+    a, b = _read(args.a)[0], _read(args.b)[0]
+    names = str(args.a), str(args.b)
+    if isinstance(a, ProbeReport) and isinstance(b, ProbeReport):
+        hand_over(render_markdown(compare(a, b, names=names, force=args.force)))
+    elif isinstance(a, ThroughputReport) and isinstance(b, ThroughputReport):
+        hand_over(render_scan_markdown(compare_scans(a, b, names=names, force=args.force)))
+    else:
+        raise ReportError(
+            f"{args.a} and {args.b} can't be compared: {_kind(a)} and {_kind(b)}",
+            "name two probe reports, or two throughput reports",
+        )
     return Exit.OK
+
+
+def _kind(report: "Report") -> str:
+    if isinstance(report, ProbeReport):
+        return "a probe report"
+    return "a watch" if isinstance(report, WatchReport) else "a throughput report"
 
 
 def _prometheus(args: argparse.Namespace) -> Exit:
     from probes.report.prometheus import exposition
-    from probes.throughput.document import is_scan, named_scan
+    from probes.throughput.showing.scanmetrics import scan_exposition
 
-    if is_scan(args.report):
-        from probes.throughput.showing.scanmetrics import scan_exposition
-
-        hand_over(scan_exposition(named_scan(args.report)[0]))
-        return Exit.OK
-    hand_over(exposition(named_report(args.report)[0]))
+    report, _ = _read(args.report)
+    if isinstance(report, WatchReport):
+        raise ReportError(
+            f"{args.report} is a watch, whose samples Prometheus takes while it runs",
+            f"{probe_command()} watch --listen HOST:PORT",
+        )
+    hand_over(exposition(report) if isinstance(report, ProbeReport) else scan_exposition(report))
     return Exit.OK
 
 

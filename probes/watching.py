@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.errors import UsageError
+from probes.errors import Exit, ReportError, UsageError
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 
@@ -78,7 +78,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from probes.records.watched import write_watch
+    from probes.watch.outputs import report_place, require_distinct
     from probes.watch.showing.words import report_lines
     from probes.watch.watcher import Asked, Watching
 
@@ -89,6 +89,9 @@ def _watch(args: argparse.Namespace) -> int:
         raise UsageError("--for ends a watch without a command", "leave it out: the command ends the watch")
     if args.listen and not _is_loopback(args.listen[0]):
         complain(f"note: everyone who reaches {args.listen[0]} can read the metrics")
+    require_distinct(
+        {"--ceilings": args.ceilings, "--report": args.report, "--jsonl": args.jsonl, "--csv": args.csv}
+    )
     asked = Asked(
         interval_s=args.interval,
         longest_s=args.longest,
@@ -100,12 +103,27 @@ def _watch(args: argparse.Namespace) -> int:
         torch_allocator=args.torch_allocator,
     )
     tops = _tops(args.ceilings) if args.ceilings else ()
-    report = Watching(asked).run(tops)
-    if args.report:
-        write_watch(report, args.report)
-    say = complain if words else tell  # standard output is the command's
-    say("\n".join(report_lines(report)))
-    return _exit_code(report)
+    with report_place(args.report) as place:
+        watching = Watching(asked)
+        report = watching.run(tops)
+        say = complain if words else tell  # standard output is the command's
+        say("\n".join(report_lines(report)))
+        lacks = [*watching.lacks, *_written(report, place, args.report)]
+    for text in lacks:
+        complain(f"error: {text}")
+    return int(Exit.DATA) if lacks and not words else _exit_code(report)
+
+
+def _written(report: "WatchReport", place: Path | None, name: Path) -> list[str]:
+    """Write the report; why it can't be written, if so: a command's exit code must not be lost over that."""
+    from probes.records.watched import write_watch
+
+    try:
+        if place:
+            write_watch(report, place, name=name)
+    except ReportError as error:
+        return [str(error)]
+    return []
 
 
 def _tops(path: Path) -> "tuple[Tops, ...]":

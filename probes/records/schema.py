@@ -174,8 +174,8 @@ def read_report(path: Path) -> ProbeReport:
     return named_report(path)[0]
 
 
-def named_report(path: Path) -> tuple[ProbeReport, str]:
-    """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
+def named_report(path: Path, *, name: Path | None = None) -> tuple[ProbeReport, str]:
+    """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
     try:
         text = files.read_text(path, most_bytes=MOST_BYTES)
         report = from_json(text)
@@ -183,12 +183,14 @@ def named_report(path: Path) -> tuple[ProbeReport, str]:
         return report, text
     except OSError as error:
         raise ReportError(
-            f"can't read {path}: {error.strerror or error}", f"make one: {probe_command()} run"
+            f"can't read {name or path}: {error.strerror or error}", f"make one: {probe_command()} run"
         ) from error
     except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {path}: not UTF-8 text", f"make one: {probe_command()} run") from error
+        raise ReportError(
+            f"can't read {name or path}: not UTF-8 text", f"make one: {probe_command()} run"
+        ) from error
     except ReportError as error:
-        raise ReportError(f"{path} is not a probe report: {error.message}", error.hint) from error
+        raise ReportError(f"{name or path} is not a probe report: {error.message}", error.hint) from error
 
 
 def write_report(report: ProbeReport, path: Path) -> None:

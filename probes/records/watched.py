@@ -186,11 +186,12 @@ def _check(report: WatchReport) -> None:
             raise Misfit(f"report: this version knows no gauge {shown(track.gauge)}")
 
 
-def write_watch(report: WatchReport, path: Path) -> None:
-    """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
+def write_watch(report: WatchReport, path: Path, *, name: Path | None = None) -> None:
+    """Write the whole report or nothing, over an older one. Raises ReportError, which calls it `name`."""
     try:
         files.write_text(path, to_json(report))
     except OSError as error:
         raise ReportError(
-            f"can't write {path}: {error.strerror}", f"choose another: {probe_command()} watch --report FILE"
+            f"can't write {name or path}: {error.strerror}",
+            f"choose another: {probe_command()} watch --report FILE",
         ) from error

@@ -22,6 +22,7 @@ from probes.shared.locks import is_at, lock_now
 _PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes spaces
 _MAX_LINKS = 40  # as Linux: path_resolution(7)
+_PIECE_BYTES = 1 << 20
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -68,6 +69,51 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole UTF-8 file or nothing. Raises OSError."""
     with replacing(path) as partial:
         partial.write_bytes(text.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def reserved(path: Path) -> Iterator[Path]:
+    """Where to write, within the block, a file whose content isn't known yet: what can fail now fails now.
+
+    For a regular file that is `path`, beside which a new file can be made. Anything else is opened and stays
+    open, so that a pipe's reader sees no end too soon. Raises OSError, ENXIO for a pipe without a reader.
+    """
+    destination = _regular(path)
+    if destination is not None:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        partial, descriptor = _create(destination)
+        partial.unlink()
+        os.close(descriptor)
+        yield path
+        return
+    _refuse_directory(path)
+    descriptor = _open_special(path, os.O_NONBLOCK)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def rereadable(path: Path, *, most_bytes: int) -> Iterator[Path]:
+    """`path`, or a copy of what it gives where that can be read only once (a pipe, /dev/stdin, a FIFO).
+
+    Such a one may give `most_bytes`. Raises OSError, EFBIG for more.
+    """
+    if stat.S_ISREG(path.stat().st_mode):
+        yield path
+        return
+    _refuse_directory(path)
+    with tempfile.TemporaryDirectory(prefix="weir-") as name:
+        copy = Path(name) / "copy"
+        with path.open("rb") as source, copy.open("wb") as target:
+            left = most_bytes
+            while data := source.read(min(_PIECE_BYTES, left + 1)):
+                left -= len(data)
+                if left < 0:
+                    raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+                target.write(data)
+        yield copy
 
 
 @contextmanager
@@ -147,8 +193,7 @@ def _regular(path: Path) -> Path | None:
 
 @contextmanager
 def _spool(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _refuse_directory(path)
     with tempfile.TemporaryDirectory(prefix="weir-") as name:
         spool = Path(name) / "spool"
         spool.touch()
@@ -157,7 +202,12 @@ def _spool(path: Path) -> Iterator[Path]:
             shutil.copyfileobj(source, target)
 
 
-def _open_special(path: Path) -> int:
+def _refuse_directory(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+def _open_special(path: Path, more_flags: int = 0) -> int:
     """Open a device, or one of our own descriptors so that what is written goes on where others stopped."""
     for _ in range(_MAX_LINKS):
         parent = Path(os.path.realpath(path.parent))
@@ -166,7 +216,9 @@ def _open_special(path: Path) -> int:
         if parent.parts[:2] == ("/", "proc") or not path.is_symlink():
             break
         path = parent / path.readlink()
-    return os.open(path, os.O_WRONLY)
+    descriptor = os.open(path, os.O_WRONLY | more_flags)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _create(destination: Path) -> tuple[Path, int]:

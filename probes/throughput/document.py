@@ -109,18 +109,18 @@ def is_scan(path: Path) -> bool:
         return False
 
 
-def named_scan(path: Path) -> tuple[ThroughputReport, str]:
-    """The report in a file, and the text that it was read from. Raises ReportError, naming the file."""
+def named_scan(path: Path, *, name: Path | None = None) -> tuple[ThroughputReport, str]:
+    """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
     make_one = f"make one: {probe_command()} throughput"
     try:
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
     except OSError as error:
-        raise ReportError(f"can't read {path}: {error.strerror or error}", make_one) from error
+        raise ReportError(f"can't read {name or path}: {error.strerror or error}", make_one) from error
     except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {path}: not UTF-8 text", make_one) from error
+        raise ReportError(f"can't read {name or path}: not UTF-8 text", make_one) from error
     except ReportError as error:
-        raise ReportError(f"{path} can't be used: {error.message}", error.hint or make_one) from error
+        raise ReportError(f"{name or path} can't be used: {error.message}", error.hint or make_one) from error
 
 
 def write_scan(report: ThroughputReport, path: Path) -> None:

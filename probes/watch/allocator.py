@@ -28,7 +28,8 @@ def hooked(words: Sequence[str], hook: str) -> list[str]:
                 f"--torch-allocator can't read {words[at]}", "write -c or -m as a word by itself"
             )
         at += 2 if words[at] in _WITH_VALUE else 1
-    if at >= len(words) or words[at] in ("-", "--"):
+    needed = 2 if words[at : at + 1] in (["-m"], ["-c"]) else 1
+    if len(words) < at + needed or words[at] in ("-", "--"):
         raise UsageError("--torch-allocator needs a script, -m MODULE or -c CODE", "name the program to run")
     return [*words[:at], hook, *words[at:]]
 

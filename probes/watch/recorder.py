@@ -1,53 +1,95 @@
-"""Files that samples are appended to, a line each: what was written is kept when this process is killed."""
+"""Files that samples are appended to, a line each: what was written is kept when this process is killed.
 
-import errno
+A file that takes no more, because the disk is full or a pipe's reader is slow, doesn't end the watch: the
+samples that it lacks are counted, and it gets the next ones as soon as it takes them.
+"""
+
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from probes.errors import ReportError
 from probes.records.samples import Sample, Subject
+from probes.shared.output import complain
 from probes.watch import samplelines
+from probes.watch.outputs import reason
 
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+Line = Callable[[Sample], str]
+
+# Without O_NONBLOCK a pipe without a reader, or with a slow one, would hold up the watch and its command
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Recorder:
-    """One file of lines. Each line is with the kernel when `add` returns."""
+    """One file of lines. A line is with the kernel when `add` returns, or the sample is counted as lost."""
 
-    def __init__(self, path: Path, head: str, line: Callable[[Sample], str]) -> None:
-        self._path, self._line = path, line
+    def __init__(self, path: Path, head: str, new_lines: Callable[[], Line]) -> None:
+        """`new_lines` makes what turns samples into lines, which may leave out what the line before said.
+
+        Raises ReportError where the file can't be opened, or doesn't take `head`.
+        """
+        self._path, self._new_lines = path, new_lines
+        self._line = new_lines()
+        self._rest = b""  # of a line that was written in part
+        self._n_samples = self._n_lost = 0
+        self._why = ""
         try:
             self._descriptor = os.open(path, _OPEN, 0o666)
+            self._write(head)
+            self._finish_line()
         except OSError as error:
-            raise self._failed(error) from error
-        self._append(head)
+            raise ReportError(
+                f"can't write {path}: {reason(error)}", "choose a file on a disk with room"
+            ) from error
 
     def add(self, sample: Sample) -> None:
-        """Append a sample. Raises ReportError."""
-        self._append(self._line(sample))
-
-    def _append(self, line: str) -> None:
-        data = line.encode() + b"\n"
+        """Append a sample."""
+        self._n_samples += 1
         try:
-            if os.write(self._descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._finish_line()
+            self._write(self._line(sample))
         except OSError as error:
-            raise self._failed(error) from error
+            self._n_lost += 1
+            self._line = self._new_lines()  # the next line must not rely on this one
+            self._note(error)
 
-    def _failed(self, error: OSError) -> ReportError:
-        return ReportError(f"can't write {self._path}: {error.strerror}", "choose a file on a disk with room")
+    def _write(self, line: str) -> None:
+        self._rest = line.encode() + b"\n"
+        try:
+            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        except OSError:
+            self._rest = b""  # nothing of it was written
+            raise
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+    def _finish_line(self) -> None:
+        while self._rest:
+            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+
+    def _note(self, error: OSError) -> None:
+        if not self._why:
+            complain(f"note: {self._path} doesn't take every sample: {reason(error)}; the watch goes on")
+        self._why = reason(error)
+
+    def close(self) -> str:
+        """Close the file. What it lacks, in words; empty where it has everything."""
+        try:
+            try:
+                self._finish_line()
+            finally:
+                os.close(self._descriptor)
+        except OSError as error:
+            self._n_lost += 1
+            self._note(error)
+        if not self._n_lost:
+            return ""
+        return f"{self._path} lacks {self._n_lost:,} of {self._n_samples:,} samples: {self._why}"
 
 
 def open_recorders(subject: Subject, *, jsonl: Path | None, csv: Path | None) -> list[Recorder]:
     """A recorder for each file that was asked for. Raises ReportError."""
     found = []
     if jsonl:
-        found.append(Recorder(jsonl, samplelines.first_line(subject), samplelines.LineWriter().line))
+        found.append(Recorder(jsonl, samplelines.first_line(subject), lambda: samplelines.LineWriter().line))
     if csv:
-        found.append(Recorder(csv, samplelines.csv_header(subject), samplelines.csv_row))
+        found.append(Recorder(csv, samplelines.csv_header(subject), lambda: samplelines.csv_row))
     return found

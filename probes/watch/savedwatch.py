@@ -28,8 +28,8 @@ def is_watch_file(path: Path) -> bool:
     return f'"kind": "{KIND}"' in head or samplelines.FORM in head
 
 
-def named_watch(path: Path) -> tuple[WatchReport, str]:
-    """The report in a file and the text that it was read from. Raises ReportError, naming the file."""
+def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, str]:
+    """The report in a file and the text that it was read from. Raises ReportError, which calls it `name`."""
     make_one = f"make one: {probe_command()} watch --report FILE"
     try:
         with path.open(encoding="utf-8") as file:
@@ -40,13 +40,13 @@ def named_watch(path: Path) -> tuple[WatchReport, str]:
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
     except OSError as error:
-        raise ReportError(f"can't read {path}: {error.strerror or error}", make_one) from error
+        raise ReportError(f"can't read {name or path}: {error.strerror or error}", make_one) from error
     except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {path}: not UTF-8 text", make_one) from error
+        raise ReportError(f"can't read {name or path}: not UTF-8 text", make_one) from error
     except ValueError as error:
-        raise ReportError(f"{path} is broken: {error}", make_one) from error
+        raise ReportError(f"{name or path} is broken: {error}", make_one) from error
     except ReportError as error:
-        raise ReportError(f"{path} can't be used: {error.message}", error.hint or make_one) from error
+        raise ReportError(f"{name or path} can't be used: {error.message}", error.hint or make_one) from error
 
 
 def _lines(file: TextIO) -> Iterator[str]:

@@ -19,7 +19,7 @@ from probes.watch import allocatorhook
 from probes.watch.allocator import AllocatorTally, hooked
 from probes.watch.deadlines import Deadlines
 from probes.watch.readers.allreaders import Readers
-from probes.watch.recorder import open_recorders
+from probes.watch.recorder import Recorder, open_recorders
 from probes.watch.saturated import Tops, saturation
 from probes.watch.savedwatch import report_of
 from probes.watch.showing.metricsserver import Endpoint
@@ -60,14 +60,14 @@ class Watching:
         self._tally = Tally(asked.interval_s, len(self.subject.cards))
         self._allocator = AllocatorTally()
         self._ended: Ended | None = None
+        self.lacks: list[str] = []  # what files didn't take, in words; known once `run` is over
 
     def run(self, tops: Sequence[Tops] = ()) -> WatchReport:
         """Watch. Raises ReportError, UsageError and CommandMissing."""
         asked = self._asked
         with ExitStack() as stack:
             recorders = open_recorders(self.subject, jsonl=asked.jsonl, csv=asked.csv)
-            for recorder in recorders:
-                stack.callback(recorder.close)
+            stack.callback(self._close, recorders)
             endpoint = Endpoint(self.subject, *asked.listen) if asked.listen else None
             if endpoint:
                 stack.callback(endpoint.close)
@@ -86,6 +86,9 @@ class Watching:
             begun_s, own_s = time.monotonic(), time.process_time()
             self._loop(begun_s, keep, stack)
             return self._report((time.process_time() - own_s) / (time.monotonic() - begun_s), tops)
+
+    def _close(self, recorders: Sequence[Recorder]) -> None:
+        self.lacks += filter(None, [recorder.close() for recorder in recorders])
 
     def _loop(self, begun_s: float, keep: Callable[[Sample], None], stack: ExitStack) -> None:
         deadlines = Deadlines(begun_s, self._asked.interval_s)

@@ -11,6 +11,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -250,3 +253,110 @@ def test_a_host_that_cannot_be_is_an_error_and_no_traceback(host: str) -> None:
     found = run("true", options=("--listen", f"{host}:0"))
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
+
+
+def test_a_stopped_command_that_is_asked_to_end_is_continued_for_it() -> None:
+    """A stopped process receives nothing but SIGKILL until SIGCONT comes."""
+    script = "trap 'echo ended; exit 6' TERM; echo $$; while :; do sleep 0.05; done"
+    with started("sh", "-c", script) as watch:
+        assert watch.stdout
+        pid = int(watch.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        while "T" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
+            time.sleep(0.01)
+        watch.send_signal(signal.SIGTERM)
+        try:
+            assert watch.wait(10) == 6
+            assert watch.stdout.readline() == b"ended\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("mounting a small file system needs rights that this user lacks")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_samples_and_not_the_command(small_disk: Path) -> None:
+    samples, table = small_disk / "a.jsonl", small_disk / "a.csv"
+    script = f"""
+        trap 'echo stopped' TERM
+        is_cut() {{ [ $(( $(stat -c %s $1) % 4096 )) = 0 ]; }}  # a page is full, and there are no more
+        head -c 1M /dev/zero > {small_disk}/fill 2>/dev/null
+        until is_cut {samples} && is_cut {table}; do sleep 0.02; done
+        sleep 0.4
+        rm {small_disk}/fill
+        while is_cut {samples} || is_cut {table}; do sleep 0.02; done
+        sleep 0.1
+        echo done
+        exit 7"""
+    found = run("sh", "-c", script, options=("--jsonl", str(samples), "--csv", str(table)))
+    assert found.returncode == 7
+    assert found.stdout == "done\n"
+    for file in (samples, table):
+        why = "No space left on device"
+        assert found.stderr.count(f"note: {file} doesn't take every sample: {why}; the watch goes on") == 1
+        assert re.search(rf"error: {file} lacks \d+ of \d+ samples: {why}", found.stderr)
+    assert "the command: exit code 7" in found.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "probes", "show", str(samples)], cwd=ROOT, capture_output=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    times = [json.loads(line)["at_s"] for line in samples.read_text().splitlines()[1:]]
+    assert max(b - a for a, b in pairwise(times)) > 0.3  # lines follow the lost ones
+    assert len({len(line.split(",")) for line in table.read_text().splitlines()}) == 1
+
+
+def test_a_report_for_which_the_disk_has_no_room_at_the_end_leaves_the_commands_exit_code(
+    small_disk: Path,
+) -> None:
+    script = f"head -c 1M /dev/zero > {small_disk}/fill; exit 7"
+    found = run("sh", "-c", script, options=("--report", str(small_disk / "r.json")))
+    assert found.returncode == 7
+    assert f"error: can't write {small_disk}/r.json: No space left on device" in found.stderr
+    assert "the command: exit code 7" in found.stderr
+    assert [path.name for path in small_disk.iterdir()] == ["fill"]
+
+
+@pytest.mark.parametrize("option", ["--report", "--jsonl", "--csv"])
+def test_a_file_that_cannot_be_written_is_noticed_before_the_command_starts(
+    option: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "pipe", tmp_path / "file" / "x", Path("/proc/nothing/x")):
+        found = run("touch", str(tmp_path / "made"), options=(option, str(place)))
+        assert found.returncode == 5, found.stderr
+        assert f"can't write {place}" in found.stderr
+        assert not (tmp_path / "made").exists()
+
+
+def test_show_reads_a_report_or_samples_from_a_pipe_and_a_fifo(tmp_path: Path) -> None:
+    report, samples, fifo = tmp_path / "r.json", tmp_path / "a.jsonl", tmp_path / "fifo"
+    assert run("true", options=("--report", str(report), "--jsonl", str(samples))).returncode == 0
+    os.mkfifo(fifo)
+    program = f"{sys.executable} -m probes show"
+    for file in (report, samples):
+        for shown in (
+            f"cat {file} | {program} /dev/stdin",
+            f"cat {file} | {program} //dev/stdin",
+            f"{program} /dev/stdin < {file}",
+            f"{program} <(cat {file})",
+            f"cat {file} > {fifo} & {program} {fifo}; wait",
+        ):
+            done = subprocess.run(
+                ["bash", "-c", shown], cwd=ROOT, capture_output=True, check=False, timeout=PATIENCE_S
+            )
+            assert done.returncode == 0, (shown, done.stderr)
+            assert b"samples" in done.stdout

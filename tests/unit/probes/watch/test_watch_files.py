@@ -197,6 +197,8 @@ def test_the_hook_comes_before_the_program(words: list[str], changed: list[str])
         ["pythonic", "x"],
         ["python", "-Ic", "x"],
         ["python", "-mjson"],
+        ["python", "-m"],
+        ["python", "-u", "-c"],
     ],
 )
 def test_a_command_that_the_hook_cannot_join_is_refused(words: list[str]) -> None:

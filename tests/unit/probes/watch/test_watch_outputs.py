@@ -1,0 +1,210 @@
+"""The files of a watch: pipes, full devices, one file for two purposes, places that can't be written."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from watch_samples import SUBJECT, sample
+
+from probes.cli import main
+from probes.errors import ReportError, UsageError
+from probes.watch import samplelines
+from probes.watch.outputs import report_place, require_distinct
+from probes.watch.recorder import Recorder, open_recorders
+from probes.watch.savedwatch import named_watch
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+def reading(pipe: Path) -> int:
+    return os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize("option", ["--jsonl", "--csv", "--report"])
+def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(
+    option: str, pipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--for", "0.05", option, str(pipe)]) == 5
+    assert f"can't write {pipe}: nobody reads this pipe" in capsys.readouterr().err
+
+
+def test_a_pipes_reader_gets_the_samples_and_the_report(pipe: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "second")
+    ends = [reading(pipe), reading(tmp_path / "second")]
+    asked = ["--jsonl", str(pipe), "--report", str(tmp_path / "second")]
+    assert main(["watch", "--for", "0.05", "--interval", "0.02", "--plain", *asked]) == 0
+    samples, report = (os.read(end, 1 << 20).decode() for end in ends)
+    for end in ends:
+        os.close(end)
+    assert samplelines.subject_of(samples.splitlines()[0])
+    assert '"kind": "watch"' in report
+
+
+def recorder(path: Path) -> Recorder:
+    (found,) = open_recorders(SUBJECT, jsonl=path, csv=None)
+    return found
+
+
+def test_a_slow_reader_costs_samples_and_not_the_watch(
+    pipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = reading(pipe)
+    made = recorder(pipe)
+    heard = b""
+    n = 0
+    while not capsys.readouterr().err:  # the pipe fills
+        made.add(sample(n / 4, power_w=100.0))
+        n += 1
+    made.add(sample(n / 4, power_w=100.0))
+    heard += os.read(end, 1 << 20)
+    for at in range(n + 1, n + 4):
+        made.add(sample(at / 4, power_w=100.0))
+    said = made.close()
+    heard += os.read(end, 1 << 20)
+    os.close(end)
+    assert said == f"{pipe} lacks 2 of {n + 4:,} samples: its reader doesn't keep up"
+    (tmp_path / "heard").write_bytes(heard)
+    report, _ = named_watch(tmp_path / "heard")
+    assert report.pace.samples == n + 2
+    assert "doesn't take" not in capsys.readouterr().err  # it was said once
+
+
+def test_a_line_after_a_lost_one_repeats_the_reasons_that_were_lost_with_it(
+    pipe: Path, tmp_path: Path
+) -> None:
+    from probes.shared.unknown import Unknown
+
+    end = reading(pipe)
+    made = recorder(pipe)
+    heard = os.read(end, 1 << 20)
+    os.close(end)
+    made.add(sample(0.0, uses=Unknown("hidden")))  # nobody reads
+    end = reading(pipe)
+    made.add(sample(0.25, uses=Unknown("hidden")))
+    heard += os.read(end, 1 << 20)
+    os.close(end)
+    assert made.close().endswith("lacks 1 of 2 samples: its reader has gone")
+    (found,) = samplelines.samples_of(heard.decode().splitlines()[1:])
+    assert found.cards[0].processes == Unknown("hidden")
+
+
+def test_a_full_device_is_refused_before_anything_begins() -> None:
+    with pytest.raises(ReportError, match="can't write /dev/full: No space left on device"):
+        recorder(Path("/dev/full"))
+
+
+def test_a_report_that_a_full_device_does_not_take_is_an_error_after_the_figures_were_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["watch", "--for", "0.05", "--plain", "--report", "/dev/full"]) == 5
+    told = capsys.readouterr()
+    assert "duration" in told.out
+    assert "can't write /dev/full: No space left on device" in told.err
+
+
+@pytest.mark.parametrize("kind", ["same", "dots", "symbolic", "hard", "free name", "slashes"])
+def test_one_file_for_two_purposes_is_refused(kind: str, tmp_path: Path) -> None:
+    one = tmp_path / "a.jsonl"
+    other = {"dots": tmp_path / "x" / ".." / "a.jsonl", "slashes": Path(f"/{tmp_path}/a.jsonl")}.get(
+        kind, tmp_path / "b.csv"
+    )
+    (tmp_path / "x").mkdir()
+    if kind in ("same", "free name"):
+        other = one
+    if kind not in ("free name", "slashes", "dots"):
+        one.write_text("")
+    if kind == "symbolic":
+        other.symlink_to(one)
+    if kind == "hard":
+        other.hardlink_to(one)
+    with pytest.raises(UsageError, match="--jsonl and --csv are one file"):
+        require_distinct({"--report": tmp_path / "r", "--jsonl": one, "--csv": other})
+
+
+def test_the_ceilings_are_not_overwritten_with_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scan.json"
+    file.write_text("{}")
+    assert main(["watch", "--for", "0.05", "--ceilings", str(file), "--report", str(file)]) == 2
+    assert "--ceilings and --report are one file" in capsys.readouterr().err
+    assert file.read_text() == "{}"
+
+
+def test_distinct_files_and_one_null_device_for_all_are_fine(tmp_path: Path) -> None:
+    require_distinct({"--jsonl": tmp_path / "a", "--csv": tmp_path / "b", "--report": None})
+    require_distinct({"--jsonl": Path("/dev/null"), "--csv": Path("/dev/null")})
+    require_distinct({"--jsonl": tmp_path / "no" / "a", "--csv": tmp_path / "other" / "a"})
+
+
+@pytest.mark.parametrize("place", ["file/report.json", ".", "loop"])
+def test_a_report_that_cannot_be_written_is_noticed_before_the_watch_begins(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ReportError, match="can't write"), report_place(tmp_path / place):
+        pytest.fail("the watch began")
+
+
+def test_checking_a_reports_place_leaves_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("old")
+    for name in ("old.json", "new.json"):
+        with report_place(tmp_path / name) as place:
+            assert place == tmp_path / name
+            assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    assert (tmp_path / "old.json").read_text() == "old"
+
+
+def test_samples_follow_a_link_as_reports_do(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("run7.jsonl")
+    made = recorder(tmp_path / "latest")
+    made.add(sample(0.0))
+    assert made.close() == ""
+    assert named_watch(tmp_path / "run7.jsonl")[0].pace.samples == 1
+
+
+def written(path: Path) -> str:
+    with closing(recorder(path)) as made:
+        for at in range(3):
+            made.add(sample(at / 4, power_w=100.0))
+    return path.read_text()
+
+
+@pytest.mark.parametrize("verb", ["show", "html"])
+def test_samples_and_reports_are_read_from_a_pipe_too(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = written(tmp_path / "a.jsonl")
+    end, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    page = ["--out", str(tmp_path / "a.html")] if verb == "html" else []
+    assert main([verb, f"/dev/fd/{end}", *page]) == 0
+    os.close(end)
+    assert verb == "html" or "3 samples" in capsys.readouterr().out
+
+
+def test_a_broken_report_from_a_pipe_has_the_name_that_the_user_gave(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    end, writing = os.pipe()
+    os.write(writing, b"{")
+    os.close(writing)
+    assert main(["show", f"/dev/fd/{end}"]) == 5
+    assert f"error: /dev/fd/{end} is not a probe report" in capsys.readouterr().err
+    assert main(["html", f"/dev/fd/{end}"]) == 5
+    os.close(end)
+
+
+def test_a_stream_without_an_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("probes.throughput.document.MOST_BYTES", 10_000)
+    assert main(["show", "/dev/zero"]) == 5
+    assert "can't read /dev/zero: more than 10,000 bytes" in capsys.readouterr().err
