@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.errors import BuildFailed, EnvironmentMissing
+from buildtool.progress import Say
 
 KEPT_LINES = 25  # of a failed program's output, enough to hold the cause
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -59,37 +60,27 @@ def find(program: str) -> Path | None:
     return Path(found) if found else None
 
 
-def run(
-    args: Sequence[str],
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
-) -> Completed:
+def run(args: Sequence[str]) -> Completed:
     """Run to the end in silence and return the output.
 
     Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero,
     KeyboardInterrupt when `stop_children` ended it or has been called before.
     """
-    with _child(args, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.PIPE) as process:
-        out, err = process.communicate(stdin)
-    tail = "\n".join((out + err).splitlines()[-KEPT_LINES:])
-    if process.returncode:
-        raise CommandFailed(args, process.returncode, tail)
-    return Completed(out, tail)
+    with _child(args, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate()
+    return _completed(args, process, out, (out + err).splitlines())
 
 
 def run_loud(
     args: Sequence[str],
     *,
-    say: Callable[[str], None],
-    cwd: Path | None = None,
+    say: Say,
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
 ) -> Completed:
     """Run to the end, handing every line (both streams, as it comes) to `say`. Raises as `run` does."""
     kept: deque[str] = deque(maxlen=KEPT_LINES)
-    with _child(args, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
+    with _child(args, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # its exit code shows why it stopped reading
                 process.stdin.write(stdin)
@@ -98,15 +89,19 @@ def run_loud(
             kept.append(line.rstrip("\n"))
             say(kept[-1])
         process.wait()
-    tail = "\n".join(kept)
+    return _completed(args, process, "", list(kept))
+
+
+def _completed(
+    args: Sequence[str], process: "subprocess.Popen[str]", stdout: str, lines: Sequence[str]
+) -> Completed:
+    tail = "\n".join(lines[-KEPT_LINES:])
     if process.returncode:
         raise CommandFailed(args, process.returncode, tail)
-    return Completed("", tail)
+    return Completed(stdout, tail)
 
 
-def relay(
-    say: Callable[[str], None], shorten: Callable[[str], str | None], *, verbose: bool
-) -> Callable[[str], None]:
+def relay(say: Say, shorten: Callable[[str], str | None], *, verbose: bool) -> Say:
     """A function that passes a program's lines on to `say`: all when `verbose`, else what `shorten` returns.
 
     `shorten` returns None for a line that isn't worth saying.
@@ -135,16 +130,15 @@ def stop_children() -> None:
 def _child(
     args: Sequence[str],
     *,
-    cwd: Path | None,
-    env: Mapping[str, str] | None,
-    stdin: str | None,
     stderr: int,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A program that runs during the block, and ends with it if the block fails."""
     with _children.gate:
         if _children.stopped:
             raise KeyboardInterrupt
-        process = _start(args, cwd=cwd, env=env, stdin=stdin, stderr=stderr)
+        process = _start(args, env, stdin, stderr=stderr)
         _children.running.add(process)
     try:
         yield process
@@ -163,17 +157,11 @@ def _child(
 
 
 def _start(
-    args: Sequence[str],
-    *,
-    cwd: Path | None,
-    env: Mapping[str, str] | None,
-    stdin: str | None,
-    stderr: int,
+    args: Sequence[str], env: Mapping[str, str] | None, stdin: str | None, *, stderr: int
 ) -> "subprocess.Popen[str]":
     try:
         return subprocess.Popen(
             args,
-            cwd=cwd,
             env=untranslated(os.environ if env is None else env),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -12,24 +12,6 @@ from typing import TypeVar
 
 from buildtool.errors import DataError, EnvironmentMissing, ToolError
 from probes.shared import files, locks
-from probes.shared.files import sweep_partials, sync_directory
-
-__all__ = [
-    "discard",
-    "free_bytes",
-    "kept",
-    "link_over",
-    "lock_if_free",
-    "locked",
-    "open_lock",
-    "replacing",
-    "require_writable",
-    "scratch",
-    "sha256_of",
-    "sweep_partials",
-    "sync_directory",
-    "write_text",
-]
 
 T = TypeVar("T")
 

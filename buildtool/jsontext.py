@@ -4,8 +4,9 @@ Every fault is a ValueError. `load_as_engines_do` accepts what Go's encoding/jso
 unusual; `probes.shared.codec.load` is strict.
 """
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -14,8 +15,12 @@ from probes.shared.codec import DEPTH, TooDeep, doubled_key, parsed
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 ENGINE_DEPTH = 10_000  # levels that Go's encoding/json reads
-TOKEN = re.compile(r'[{}\[\]"]')
+_TOKEN = re.compile(r'[{}\[\]"]')
 _STRING_END = re.compile(r'["\\]')
+_BLANK = re.compile(r"[ \t\n\r]*+")
+_SCALAR = re.compile(r"[^\s,\]}{\[\":]++")
+_DECODER = json.JSONDecoder()
+Span = tuple[int, int]  # of a value in its text: first character, and the one behind the last
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,10 @@ def _cut_below(text: str, depth: int) -> str:
     kept: list[str] = []
     level = at = 0  # `at`: end of what is kept or was cut
     position = 0
-    while found := TOKEN.search(text, position):
+    while found := _TOKEN.search(text, position):
         position = found.end()
         if found[0] == '"':
-            position = after_string(text, position)
+            position = _after_string(text, position)
         elif found[0] in "{[":
             level += 1
             if level == depth:
@@ -145,10 +150,85 @@ def _cut_below(text: str, depth: int) -> str:
     return "".join([*kept, text[at:]])
 
 
-def after_string(text: str, position: int) -> int:
+def _after_string(text: str, position: int) -> int:
     """Where a string ends whose first character is at `position`; the text's length if it has no end."""
     while found := _STRING_END.search(text, position):
         if found[0] == '"':
             return found.end()
         position = found.end() + 1
     return len(text)
+
+
+def members(text: str) -> Iterator[tuple[str, Span]]:
+    """The keys of a text's object, each with the position of its value; values aren't parsed, however deep.
+
+    Raises ValueError where the object's own level isn't JSON.
+    """
+    at = _expect(text, 0, "{")
+    while text[at : at + 1] != "}":
+        key, at = _string(text, at)
+        start = _expect(text, at, ":")
+        end = _after_value(text, start)
+        yield key, (start, end)
+        at = _blank(text, end)
+        if text[at : at + 1] != "}":
+            at = _expect(text, at, ",")
+
+
+def strings(text: str, span: Span) -> Iterator[str]:
+    """The strings of an array of strings, or the single string, at that position. Raises ValueError."""
+    at = span[0]
+    if text[at] == '"':
+        yield _string(text, at)[0]
+        return
+    at = _expect(text, at, "[")
+    while text[at] != "]":
+        value, at = _string(text, at)
+        yield value
+        at = _blank(text, at)
+        if text[at : at + 1] != "]":
+            at = _expect(text, at, ",")
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    if text[at : at + 1] != '"':
+        raise ValueError(f"a string is missing at character {at:,}")
+    value, end = _DECODER.raw_decode(text, at)
+    return str(value), end
+
+
+def _blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _expect(text: str, at: int, sign: str) -> int:
+    at = _blank(text, at)
+    if text[at : at + 1] != sign:
+        raise ValueError(f"{sign!r} is missing at character {at:,}")
+    return _blank(text, at + 1)
+
+
+def _after_value(text: str, at: int) -> int:
+    first = text[at : at + 1]
+    if first == '"':
+        return _after_string(text, at + 1)
+    if first and first in "{[":
+        return _after_brackets(text, at)
+    scalar = _SCALAR.match(text, at)
+    if not scalar:
+        raise ValueError(f"a value is missing at character {at:,}")
+    return scalar.end()
+
+
+def _after_brackets(text: str, at: int) -> int:
+    level = 0
+    while found := _TOKEN.search(text, at):
+        at = found.end()
+        if found[0] == '"':
+            at = _after_string(text, at)
+        else:
+            level += 1 if found[0] in "{[" else -1
+            if not level:
+                return at
+    raise ValueError("an object or array has no end")

@@ -3,11 +3,13 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
 from probes.shared.quoting import terminal
 
+Say = Callable[[str], None]  # takes one line of progress
 SILENCE_S = 10.0  # after this long without a line, print what is still running
 
 

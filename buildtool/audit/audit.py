@@ -1,7 +1,7 @@
 """The audit from end to end: open, read, count, judge, write. What the command line and the builder call."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.files import write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.model import Budget
+from buildtool.progress import Say
 from probes.shared.invocation import tool_version
 from probes.shared.units import decimal_bytes
 
@@ -55,7 +56,7 @@ def audit_image(
     engine: Saver,
     budget: Budget = NO_BUDGET,
     targets: tuple[str, ...] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     digest: str | None = None,
 ) -> AuditReport:
     """Audit an image that the engine holds, without extracting it; `say` receives progress every few seconds.
@@ -96,7 +97,7 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
     return as_json, as_markdown, as_html
 
 
-def progress_lines(say: Callable[[str], None], label: str) -> Tick:
+def progress_lines(say: Say, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
     total, last_s = 0, time.monotonic()
 

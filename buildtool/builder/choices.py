@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from buildtool.audit.read.image import host_platform, parse_platform
 from buildtool.builder import catalog
-from buildtool.builder.workplace import Say, Workplace
+from buildtool.builder.workplace import Workplace
 from buildtool.engine import host
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
+from buildtool.progress import Say
 from buildtool.shipped import lock_file, state_directory
 
 _VARIANT = "{variant}"

@@ -16,7 +16,7 @@ from buildtool.builder import context
 from buildtool.builder.lockfile import Lock
 from buildtool.builder.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, unresolved
 from buildtool.builder.sources import Sources
-from buildtool.builder.workplace import Say, Workplace
+from buildtool.builder.workplace import Workplace
 from buildtool.command import stop_children
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
@@ -26,6 +26,7 @@ from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.model import BuiltImage, Resolved, Variant
 from buildtool.parallel import at_once
+from buildtool.progress import Say
 from buildtool.prune.inputs import PrunedInputs
 from probes.shared.units import decimal_bytes
 

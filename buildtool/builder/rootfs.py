@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, relay, run, run_loud
@@ -16,8 +16,7 @@ from buildtool.engine.apt import host_mirror
 from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
-
-Say = Callable[[str], None]
+from buildtool.progress import Say
 
 # Read by people, not by programs; licences (copyright files) stay, as Debian's policy asks.
 DPKG_EXCLUDES = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/info/*")

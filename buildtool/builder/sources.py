@@ -1,6 +1,5 @@
 """Finds a variant's inputs: walks each list of sources until one answers, and records why others didn't."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from buildtool.builder.lockfile import Lock, spec_sha256
@@ -9,8 +8,7 @@ from buildtool.builder.wheels import TOOLS_PYTHON, WheelCache
 from buildtool.engine.client import Engine
 from buildtool.errors import SourceUnreachable
 from buildtool.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
-
-Say = Callable[[str], None]
+from buildtool.progress import Say
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ import platform
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.errors import DataError, SourceUnreachable
-from buildtool.files import discard, scratch, sha256_of, sync_directory
+from buildtool.files import discard, scratch, sha256_of
 from buildtool.model import TorchBuild, TorchSource, Wheel
-
-Say = Callable[[str], None]
+from buildtool.progress import Say
+from probes.shared.files import sync_directory
 
 ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is skipped
 GLIBC_FLOOR, GLIBC_BASE = 5, 36  # manylinux_2_5 up to the glibc of the oldest base (bookworm, 2.36)

@@ -1,7 +1,7 @@
 """Where a build keeps its things on the host: caches, contexts, the lock, what was observed of images."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,11 @@ from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.sources import bootstrap_of
 from buildtool.builder.wheels import WheelCache
 from buildtool.errors import DataError
-from buildtool.files import locked, sweep_partials
+from buildtool.files import locked
 from buildtool.model import Resolved, Variant
+from buildtool.progress import Say
 from buildtool.prune.inputs import Inspections, PruneCache
-
-Say = Callable[[str], None]
+from probes.shared.files import sweep_partials
 
 
 @dataclass(frozen=True)

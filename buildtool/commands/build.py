@@ -1,7 +1,7 @@
 """`buildtool build`: what `make images` does, from variants.yaml to proved images and their audit."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
@@ -14,7 +14,7 @@ from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
 from buildtool.model import BuiltImage
-from buildtool.progress import Progress
+from buildtool.progress import Progress, Say
 from buildtool.shipped import IMAGES
 from probes.shared.output import tell
 
@@ -134,7 +134,7 @@ def _push(
     names: Mapping[str, Sequence[Reference]],
     *,
     engine: Engine,
-    say: Callable[[str], None],
+    say: Say,
     verbose: bool,
 ) -> None:
     """Push every name of every image, in order; the first that fails ends it, listed with the rest."""

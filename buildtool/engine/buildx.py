@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from buildtool.command import CommandFailed, relay, run, run_loud
@@ -12,9 +12,8 @@ from buildtool.engine.client import Engine
 from buildtool.engine.connection import INSTALL, endpoint_here
 from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch
+from buildtool.progress import Say
 from probes.shared.invocation import host_command
-
-Say = Callable[[str], None]
 
 # BuildKit's plain progress: the lines that matter to a person
 WORTH_SAYING = re.compile(

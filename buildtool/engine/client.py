@@ -29,8 +29,9 @@ from buildtool.errors import (
     ProofFailed,
     SourceUnreachable,
 )
-from buildtool.files import scratch, sweep_partials
+from buildtool.files import scratch
 from buildtool.shipped import state_directory
+from probes.shared.files import sweep_partials
 from probes.shared.quoting import command
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
@@ -41,7 +42,6 @@ class EngineInfo:
     """What the engine reports about itself."""
 
     version: str
-    storage_driver: str
     containerd_store: bool
     host: str  # the name of the machine it runs on
     root_dir: str  # on that machine
@@ -99,13 +99,12 @@ class Engine:
             self._client.ping()
 
     def info(self) -> EngineInfo:
-        """Version, storage driver and root directory. Raises EngineUnavailable."""
+        """Version, image store and root directory. Raises EngineUnavailable."""
         with translated():
             info: dict[str, Any] = self._client.info()
         status = dict(info.get("DriverStatus") or ())
         return EngineInfo(
             version=str(info.get("ServerVersion", "unknown")),
-            storage_driver=str(info.get("Driver", "unknown")),
             containerd_store="io.containerd.snapshotter.v1" in status.values(),
             host=str(info.get("Name") or ""),
             root_dir=str(info.get("DockerRootDir", "/var/lib/docker")),

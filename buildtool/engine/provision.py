@@ -8,7 +8,6 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.files import scratch, write_text
-
-Say = Callable[[str], None]
+from buildtool.progress import Say
 
 START_TIMEOUT_S = 60
 DAEMON_JSON = Path("/etc/docker/daemon.json")

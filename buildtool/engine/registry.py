@@ -5,7 +5,6 @@ kind of login: credential files, helpers and tokens.
 """
 
 import re
-from collections.abc import Callable
 
 from buildtool.command import CommandFailed, relay, run_loud
 from buildtool.engine.client import Engine
@@ -19,9 +18,8 @@ from buildtool.errors import (
     SourceUnreachable,
     ToolError,
 )
+from buildtool.progress import Say
 from probes.shared.quoting import command
-
-Say = Callable[[str], None]
 
 _LAYER = re.compile(r"([0-9a-f]{12}): (.+)")
 _DONE = ("Pull complete", "Download complete", "Already exists", "Pushed", "Layer already exists", "Mounted")

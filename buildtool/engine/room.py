@@ -1,7 +1,6 @@
 """Room on disks, checked before something large is written: in our folders, and where engines keep images."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from buildtool.engine.client import Engine, EngineInfo
@@ -9,6 +8,7 @@ from buildtool.engine.connection import endpoint_here
 from buildtool.engine.endpoint import disk_of
 from buildtool.errors import EnvironmentMissing
 from buildtool.files import free_bytes
+from buildtool.progress import Say
 from probes.shared.units import decimal_bytes
 from probes.shared.unknown import Unknown
 
@@ -24,7 +24,7 @@ def require_room(place: Path, n_bytes: int, purpose: str) -> int:
     return free
 
 
-def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, say: Callable[[str], None]) -> None:
+def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, say: Say) -> None:
     """Check the engine's disk as `require_room` does; where it isn't one of this host's, only say so."""
     place = disk_here(engine.info())
     if isinstance(place, Unknown):

@@ -26,12 +26,11 @@ from buildtool.gpucode.links import Links, normal_path
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.progress import Say
 from buildtool.prune.changes import Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.rewrite import copy_range, open_source, prune_file, write_plan
 from buildtool.prune.tarmembers import AGAIN, BLOCK, Member, members_of
 from buildtool.prune.trees import is_foreign_path
-
-Say = Callable[[str], None]
 
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)

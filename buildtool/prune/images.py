@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,10 @@ from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.engine.room import require_engine_room, require_room
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
-from buildtool.files import replacing, scratch, sweep_partials
+from buildtool.files import replacing, scratch
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
+from buildtool.progress import Say
 from buildtool.prune.archives import archive_targets, prune_tar
 from buildtool.prune.changes import TreeResult
 from buildtool.prune.flat import FlatImage, archive, created, flat_image, read_config
@@ -27,10 +28,9 @@ from buildtool.prune.inputs import run_of
 from buildtool.prune.layerfile import pack_layer
 from buildtool.prune.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
 from buildtool.shipped import IMAGES
+from probes.shared.files import sweep_partials
 from probes.shared.quoting import command
 from probes.shared.units import decimal_bytes
-
-Say = Callable[[str], None]
 
 _ENGINES_OWN = (".dockerenv",)  # put into every container, not part of an image
 _TARS = 2  # copies of an image's files are on disk at once: all of them, and the pruned ones

@@ -14,12 +14,12 @@ from typing import Any
 
 from buildtool.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
 from buildtool.gpucode.target import TargetId
+from buildtool.progress import Say
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
 from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import image_manifest
 from probes.shared.units import decimal_bytes
 
-Say = Callable[[str], None]
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
 
 PRUNER = 2  # part of every key: raise it when the same input and targets would give other bytes

@@ -1,20 +1,15 @@
 """Makes a layer of a root file system's tar: compressed as the engine's store keeps it, with its digests."""
 
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from buildtool.audit.tar.unpack import Meter
+from buildtool.compression import zstd
 from buildtool.files import replacing
 from buildtool.model import ZSTD_LEVEL
 from buildtool.prune.flat import LayerFile
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 _CHUNK = 1 << 20
 

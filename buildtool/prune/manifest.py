@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ToolError
-from buildtool.files import sync_directory, write_text
+from buildtool.files import write_text
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.changes import Change, Deleted, Pruned, TreeResult
 from probes.shared.codec import decode, load
+from probes.shared.files import sync_directory
 from probes.shared.locks import is_at, lock_now
 
 SCHEMA_VERSION = 1

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.files import sweep_partials
 from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.scan import targets_in, worth_a_look
 from buildtool.gpucode.links import Links
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from buildtool.progress import Say
 from buildtool.prune.changes import Change, Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.rewrite import open_source, prune_file
+from probes.shared.files import sweep_partials
 from probes.shared.units import decimal_bytes
 
-Say = Callable[[str], None]
 Announce = Callable[[Sequence["Change"]], None]
 
 

@@ -18,7 +18,7 @@ from buildtool import command
 from buildtool.engine.buildx import bake_plan
 from buildtool.engine.client import Engine
 from buildtool.errors import Exit
-from buildtool.files import sweep_partials
+from probes.shared.files import sweep_partials
 
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 SLOW = "FROM scratch AS rootfs\nADD rootfs.tar /\nFROM rootfs\nRUN --network=none sleep 120\n"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.files import replacing, scratch, sweep_partials, write_text
+from buildtool.files import replacing, scratch, write_text
 from probes.shared import files
+from probes.shared.files import sweep_partials
 
 LEFT = ".weir-0123456789abcdef.partial"
 

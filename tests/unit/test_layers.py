@@ -71,7 +71,6 @@ FORWARDING = {
 THOUGHT = {
     "buildtool/errors.py",
     "buildtool/model.py",
-    "buildtool/jsonspans.py",
     "buildtool/jsontext.py",
     "buildtool/audit/count/",
     "buildtool/audit/inspect/",

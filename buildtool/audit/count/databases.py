@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from buildtool.jsonspans import members, strings
+from buildtool.jsontext import members, strings
 
 LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
 _MOST_MEMBERS = 1000  # members of a conda-meta file's object that are read; conda writes about 30

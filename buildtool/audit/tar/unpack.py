@@ -1,19 +1,13 @@
 """Hashes byte streams, recognises them by their first bytes, and decompresses them within limits."""
 
 import hashlib
-import sys
-import zlib
 from collections.abc import Iterator
 from enum import Enum
 
 from buildtool.audit.tar.faults import LimitExceeded, MalformedStream, Truncated
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarfields import has_right_checksum
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from buildtool.compression import FAULTS, Unpacker, Zlib, zstd
 
 _MOST, _AFTER_END = 1 << 16, 1 << 12  # bytes that a decompressor is given at a time
 PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
@@ -42,6 +36,10 @@ _MAGIC = {
     b"\xfd7zXZ\0": Form.XZ,
     b"BZh": Form.BZIP2,
 }
+
+
+_PARTS = {Form.GZIP: "member", Form.ZSTD: "frame"}
+_AFTER_MEMBERS = {Form.GZIP: b"\0", Form.ZSTD: b""}  # writers may pad with zeros after the last gzip member
 
 
 class Meter:
@@ -143,8 +141,7 @@ def decompressed(
     if allowance is None:
         allowance = Allowance(limits)
         chunks = allowance.counted(chunks)
-    pieces = _gunzip(chunks, place) if form is Form.GZIP else _unzstd(chunks, place, limits.window_log)
-    for piece in pieces:
+    for piece in _unpacked(chunks, form, place, limits.window_log):
         allowance.take(len(piece), place)
         yield piece
 
@@ -172,55 +169,38 @@ class _Portions:
         self._size = _AFTER_END
 
 
-def _gunzip(chunks: Iterator[bytes], place: str) -> Iterator[bytes]:
-    decoder: zlib._Decompress | None = zlib.decompressobj(wbits=31)
+def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) -> Iterator[bytes]:
+    """The content of all members or frames, one after the other."""
+    unpacker, begun = _unpacker(form, window_log), form is Form.GZIP  # which has one member at least
     portions = _Portions(chunks)
     for portion in portions:
         rest = portion
-        while rest:
-            if decoder is None:
-                rest = rest.lstrip(b"\0")  # writers may pad with zeros after the last member
+        while rest or (begun and not unpacker.needs_input):
+            if not begun:
+                rest = rest.lstrip(_AFTER_MEMBERS[form])
                 if not rest:
                     break
-                decoder = zlib.decompressobj(wbits=31)
+                unpacker, begun = _unpacker(form, window_log), True
             try:
-                piece = decoder.decompress(rest, PIECE)
-            except zlib.error as error:
-                raise MalformedStream(f"gzip data is damaged ({error})", place=place) from error
-            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-            if decoder.eof:
-                decoder = None
-                portions.ended()
-            if piece:
-                yield piece
-    while decoder is not None and (piece := decoder.decompress(b"", PIECE)):
-        yield piece
-    if decoder is not None and not decoder.eof:
-        raise Truncated("gzip data ends inside a member", place=place)
-
-
-def _unzstd(chunks: Iterator[bytes], place: str, window_log: int) -> Iterator[bytes]:
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window_log}
-    decoder = zstd.ZstdDecompressor(options=options)
-    begun = False
-    portions = _Portions(chunks)
-    for portion in portions:
-        rest = portion
-        while rest or (begun and not decoder.needs_input):
-            if decoder.eof:
-                decoder, begun = zstd.ZstdDecompressor(options=options), False
-            try:
-                piece = decoder.decompress(rest, PIECE)
-            except zstd.ZstdError as error:
-                raise MalformedStream(f"zstd data is damaged or refused ({error})", place=place) from error
-            begun, rest = not decoder.eof, b""
-            if decoder.eof:
-                rest = decoder.unused_data
+                piece = unpacker.decompress(rest, PIECE)
+            except FAULTS as error:
+                raise MalformedStream(
+                    f"{form.value} data is damaged or refused ({error})", place=place
+                ) from error
+            rest = b""
+            if unpacker.eof:
+                rest, begun = unpacker.unused_data, False
                 portions.ended()
             if piece:
                 yield piece
     if begun:
-        raise Truncated("zstd data ends inside a frame", place=place)
+        raise Truncated(f"{form.value} data ends inside a {_PARTS[form]}", place=place)
+
+
+def _unpacker(form: Form, window_log: int) -> Unpacker:
+    if form is Form.GZIP:
+        return Zlib(wbits=31)
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
 
 
 def _is_old_tar(head: bytes) -> bool:

@@ -5,20 +5,15 @@ Format: LLVM's ClangOffloadBundler document. The hash is the low 64 bits of the 
 
 import hashlib
 import struct
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from buildtool.compression import FAULTS, Unpacker, Zlib, zstd
 from buildtool.gpucode.errors import BadBundle
 from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, Source
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 MAGIC = b"CCOB"
 _FIELDS = {1: "<IQ", 2: "<IIQ", 3: "<QQQ"}  # after magic, u16 version, u16 method
@@ -59,40 +54,6 @@ class Header:
 class _Packer(Protocol):
     def compress(self, data: bytes, /) -> bytes: ...
     def flush(self) -> bytes: ...
-
-
-class _Unpacker(Protocol):
-    """What zlib's and zstd's decompressors have in common, once zlib's is wrapped."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-class _Zlib:
-    """zlib's decompressor, keeping what it couldn't take yet as zstd's does."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj()
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inner.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 
 def read_header(source: Source, start: int, end: int) -> Header:
@@ -172,7 +133,7 @@ class Unpacking:
             raise BadBundle("a compressed bundle fails its checksum", place=self._start)
 
     def _pieces(self) -> Iterator[bytes]:
-        unpacker: _Unpacker = _Zlib() if self.header.method is Method.ZLIB else zstd.ZstdDecompressor()
+        unpacker: Unpacker = Zlib() if self.header.method is Method.ZLIB else zstd.ZstdDecompressor()
         position = self._start + self.header.header_bytes
         left = self.header.unpacked_bytes
         most = FIRST_BYTES
@@ -185,7 +146,7 @@ class Unpacking:
                 position, most = position + length, min(2 * most, CHUNK_BYTES)
             try:
                 piece = unpacker.decompress(packed, min(CHUNK_BYTES, left + 1))
-            except (zlib.error, zstd.ZstdError) as error:
+            except FAULTS as error:
                 raise BadBundle(f"a compressed bundle is damaged: {error}", place=self._start) from error
             left -= len(piece)
             if left < 0:

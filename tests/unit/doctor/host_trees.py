@@ -129,7 +129,6 @@ def facts_of(case: Case) -> Facts:
     one = case.engine
     info = EngineInfo(
         one.version,
-        "overlayfs",
         one.containerd_store,
         "here",
         "/var/lib/docker",

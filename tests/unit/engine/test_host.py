@@ -10,7 +10,7 @@ from buildtool.errors import EngineUnavailable
 from probes.shared.unknown import Unknown
 
 WELL = Facts(
-    engine=EngineInfo("26.1", "overlayfs", True, "here", "/var/lib/docker", ()),
+    engine=EngineInfo("26.1", True, "here", "/var/lib/docker", ()),
     buildx="0.13",
     compose="2.26.1",
     mmdebstrap=True,
@@ -48,9 +48,9 @@ def test_no_engine_at_an_address_says_nothing_about_this_hosts_disk(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
     assert isinstance(_free_for(EngineUnavailable("no engine")), Unknown)
-    assert isinstance(_free_for(EngineInfo("26.1", "overlayfs", True, "here", "/", ())), Unknown)
+    assert isinstance(_free_for(EngineInfo("26.1", True, "here", "/", ())), Unknown)
 
 
 def test_the_classic_image_store_is_named() -> None:
-    engine = EngineInfo("24.0", "overlay2", False, "here", "/", ())
+    engine = EngineInfo("24.0", False, "here", "/", ())
     assert states(replace(WELL, engine=engine))["engine"] is State.NOTE
