@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buildtool.audit.read.merge import Merged
+from probes.shared.quoting import terminal
 
 ROCM_TWICE = "ROCm in /opt/rocm and in torch/lib"
 TWO_COPIES = "copied by two COPY steps"
@@ -35,16 +36,12 @@ class Maker:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Visible files of one content, and what made copies of it."""
+    """Visible files of one content, and what made copies of it: each is `unpacked_bytes` large."""
 
-    unpacked_bytes: int  # of each
-    paths: tuple[bytes, ...]
-    cause: str
-
-    @property
-    def wasted_bytes(self) -> int:
-        """Bytes of all copies but one."""
-        return self.unpacked_bytes * (len(self.paths) - 1)
+    unpacked_bytes: int
+    wasted_bytes: int  # of all copies but one
+    paths: tuple[str, ...]
+    cause: str = ""  # in reports that were saved before there was one
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,9 @@ def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
     found, extra = [], []
     for (size, _), rows in groups.items():
         if len(rows) > 1:
-            paths = tuple(sorted(merged.path(row) for row in rows))
-            found.append(Duplicate(size, paths, _cause(merged, makers, rows, paths)))
+            paths = sorted(merged.path(row) for row in rows)
+            cause = _cause(merged, makers, rows, paths)
+            found.append(Duplicate(size, size * (len(rows) - 1), tuple(map(terminal, paths)), cause))
             extra += rows[1:]
     ordered = sorted(found, key=lambda row: (-row.wasted_bytes, row.paths))
     return Copies(tuple(ordered), frozenset(extra))
@@ -81,7 +79,7 @@ def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
     return SECOND_COPY if maker.copies else REWRITTEN
 
 
-def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: tuple[bytes, ...]) -> str:
+def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: list[bytes]) -> str:
     if any(path.startswith(b"opt/rocm") for path in paths) and any(b"/torch/lib/" in path for path in paths):
         return ROCM_TWICE
     layers = {merged.layer_of(row) for row in rows}

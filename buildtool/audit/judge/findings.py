@@ -6,11 +6,19 @@ Pure functions.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from buildtool.audit.count.claims import BUILD_ONLY, DELETED, DUPLICATES, OVERWRITTEN, STRIPPABLE, saved_bytes
+from buildtool.audit.count.claims import (
+    BUILD_ONLY,
+    DELETED,
+    DUPLICATES,
+    OF_KIND,
+    OVERWRITTEN,
+    STRIPPABLE,
+    saved_bytes,
+)
 from buildtool.audit.count.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES
 from buildtool.audit.count.counts import Facts, Tally
-from buildtool.audit.count.kinds import Kind
 from buildtool.audit.count.spot import PackageName, naming, shown
 from buildtool.audit.judge.finding import (
     SHOWN_PATHS,
@@ -27,12 +35,48 @@ from buildtool.audit.judge.mismatches import (
     foreign_files,
     torch_without_gpu_kernels,
 )
-from probes.shared.quoting import terminal
 from probes.shared.units import decimal_bytes
 
 # the smallest documented quota of large public registries; some take 10 GB
 REGISTRY_LAYER_BYTES = 10_000 << 20
 _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
+
+
+class _Needless(NamedTuple):
+    """Files of kinds that nobody needs at run time; `{places}` in the remedy becomes the largest places."""
+
+    title: str
+    remedy: str = _REMOVE
+    severity: Severity = Severity.WARNING
+
+
+_NEEDLESS = {  # by their names in OF_KIND
+    "caches": _Needless(
+        "caches of package managers",
+        "RUN apt-get update && apt-get install -y --no-install-recommends PACKAGES \\\n"
+        " && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old\n"
+        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache\n"
+        "RUN conda install -y PACKAGES && conda clean -afy",
+    ),
+    "headers-and-static": _Needless(
+        "headers, static libraries and build files",
+        f"{_REMOVE}\n# torch.compile on CPUs needs torch/include",
+    ),
+    "tests": _Needless("tests of installed packages"),
+    "debug-info": _Needless("debug information"),
+    "docs-and-locale": _Needless(
+        "documentation and translations",
+        "# before packages are installed:\n"
+        "RUN printf 'path-exclude=%s\\n' '/usr/share/man/*' '/usr/share/locale/*' '/usr/share/doc/*' \\\n"
+        "  > /etc/dpkg/dpkg.cfg.d/slim\n"
+        "RUN echo 'path-include=/usr/share/doc/*/copyright' >> /etc/dpkg/dpkg.cfg.d/slim",
+    ),
+    "bytecode": _Needless(
+        "compiled Python next to its source",
+        "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
+        Severity.INFO,
+    ),
+}
 
 
 def find_waste(facts: Facts) -> tuple[Finding, ...]:
@@ -44,8 +88,7 @@ def find_waste(facts: Facts) -> tuple[Finding, ...]:
         replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
         if finding.id in claiming
         else finding
-        for check in CHECKS
-        for finding in [check(facts)]
+        for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
         if finding
     ]
     return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.unpacked_bytes)))
@@ -55,62 +98,6 @@ def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
     """The size after all remedies except those of severity `info`."""
     saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
     return Prediction(sum(facts.layer_bytes) - saved, saved)
-
-
-def _caches(facts: Facts) -> Finding | None:
-    return _of_kind(
-        facts,
-        (Kind.CACHE,),
-        "caches",
-        "caches of package managers",
-        "RUN apt-get update && apt-get install -y --no-install-recommends PACKAGES \\\n"
-        " && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old\n"
-        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache\n"
-        "RUN conda install -y PACKAGES && conda clean -afy",
-    )
-
-
-def _bytecode(facts: Facts) -> Finding | None:
-    found = _of_kind(
-        facts,
-        (Kind.BYTECODE,),
-        "bytecode",
-        "compiled Python next to its source",
-        "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
-    )
-    return found and replace(found, severity=Severity.INFO)
-
-
-def _headers_and_static(facts: Facts) -> Finding | None:
-    kinds = (Kind.HEADER, Kind.STATIC_LIBRARY, Kind.BUILD_FILE)
-    return _of_kind(
-        facts,
-        kinds,
-        "headers-and-static",
-        "headers, static libraries and build files",
-        f"{_REMOVE}\n# torch.compile on CPUs needs torch/include",
-    )
-
-
-def _tests(facts: Facts) -> Finding | None:
-    return _of_kind(facts, (Kind.TEST,), "tests", "tests of installed packages", _REMOVE)
-
-
-def _docs_and_locale(facts: Facts) -> Finding | None:
-    return _of_kind(
-        facts,
-        (Kind.DOC, Kind.LOCALE),
-        "docs-and-locale",
-        "documentation and translations",
-        "# before packages are installed:\n"
-        "RUN printf 'path-exclude=%s\\n' '/usr/share/man/*' '/usr/share/locale/*' '/usr/share/doc/*' \\\n"
-        "  > /etc/dpkg/dpkg.cfg.d/slim\n"
-        "RUN echo 'path-include=/usr/share/doc/*/copyright' >> /etc/dpkg/dpkg.cfg.d/slim",
-    )
-
-
-def _debug(facts: Facts) -> Finding | None:
-    return _of_kind(facts, (Kind.DEBUG,), "debug-info", "debug information", _REMOVE)
 
 
 def _strippable(facts: Facts) -> Finding | None:
@@ -181,7 +168,7 @@ def _duplicates(facts: Facts) -> Finding | None:
         Severity.WARNING,
         f"the same content at several paths ({reasons})",
         n_bytes,
-        tuple(" = ".join(terminal(path) for path in row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
+        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
         "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
     )
 
@@ -243,13 +230,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     _duplicates,
     _build_only,
     _huge_layer,
-    _caches,
-    _headers_and_static,
-    _tests,
-    _debug,
     _strippable,
-    _docs_and_locale,
-    _bytecode,
 )
 
 
@@ -261,18 +242,19 @@ def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | Non
     return Finding(name, Severity.WARNING, title, tally.unpacked_bytes, paths, remedy)
 
 
-def _of_kind(facts: Facts, kinds: tuple[Kind, ...], name: str, title: str, remedy: str) -> Finding | None:
-    """A finding of all visible files of some kinds; `{places}` in the remedy becomes the largest places."""
-    tallies = [facts.shown[kind] for kind in kinds if kind in facts.shown]
+def _needless(facts: Facts, name: str) -> Finding | None:
+    """A finding of all visible files of the kinds that have this name."""
+    what = _NEEDLESS[name]
+    tallies = [tally for kind, tally in facts.shown.items() if OF_KIND.get(kind) == name]
     n_bytes = sum(tally.unpacked_bytes for tally in tallies)
     if n_bytes < WORTH_BYTES:
         return None
     places = merged_places(tallies)
+    remedy = what.remedy
     if "{places}" in remedy:
-        template = remedy
-        remedy = naming(places[:8], lambda listed: template.replace("{places}", listed))
+        remedy = naming(places[:8], lambda listed: what.remedy.replace("{places}", listed))
     paths = tuple(map(shown, places[:SHOWN_PATHS]))
-    return Finding(name, Severity.WARNING, title, n_bytes, paths, remedy)
+    return Finding(name, what.severity, what.title, n_bytes, paths, remedy)
 
 
 def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from buildtool.audit.count.copies import Duplicate
 from buildtool.audit.count.counts import Facts, Tally
 from buildtool.audit.count.largest import FileRow
 from buildtool.audit.count.packages import PackageRow
@@ -71,16 +72,6 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class DuplicateRow:
-    """Files of one content; `unpacked_bytes` is the size of each."""
-
-    unpacked_bytes: int
-    wasted_bytes: int
-    paths: tuple[str, ...]
-    cause: str = ""
-
-
-@dataclass(frozen=True)
 class AuditReport:
     """Everything that an audit found. Sums of `owners`, `kinds` and `layers` are equal."""
 
@@ -95,7 +86,7 @@ class AuditReport:
     gpu_in_libraries: Mapping[str, int]
     top_files: tuple[FileRow, ...]
     top_directories: tuple[tuple[str, int], ...]
-    duplicates: tuple[DuplicateRow, ...]
+    duplicates: tuple[Duplicate, ...]
     findings: tuple[Finding, ...]
     budget: BudgetResult
     notes: tuple[str, ...]
@@ -139,10 +130,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         gpu_in_libraries=_by_target(facts.gpu_in_libraries),
         top_files=facts.top_files,
         top_directories=tuple((terminal(path), n_bytes) for path, n_bytes in facts.top_directories),
-        duplicates=tuple(
-            DuplicateRow(row.unpacked_bytes, row.wasted_bytes, tuple(map(terminal, row.paths)), row.cause)
-            for row in facts.duplicates[:_KEPT_DUPLICATES]
-        ),
+        duplicates=facts.duplicates[:_KEPT_DUPLICATES],
         findings=findings,
         budget=judged,
         notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
@@ -153,44 +141,25 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
 
 def to_json(report: AuditReport) -> str:
     """Canonical JSON: keys sorted, two spaces, ASCII only, a newline at the end."""
-    budget = report.budget
     document = {
+        **asdict(report),
         "schema_version": SCHEMA_VERSION,
-        "tool_version": report.tool_version,
-        "image": asdict(report.image),
-        "totals": asdict(report.totals),
-        "layers": [asdict(row) for row in report.layers],
-        "owners": report.owners,
-        "kinds": report.kinds,
-        "packages": [asdict(row) for row in report.packages],
         "gpu_code": {"by_target": report.gpu_code, "in_libraries": report.gpu_in_libraries},
-        "top_files": [asdict(row) for row in report.top_files],
         "top_directories": [{"path": path, "visible_bytes": n} for path, n in report.top_directories],
-        "duplicates": [asdict(row) for row in report.duplicates],
         "findings": [_finding(row) for row in report.findings],
         "budget": {
-            "limit_bytes": budget.unpacked.limit_bytes,
-            "verdict": budget.verdict.value,
-            "unpacked": {**vars(budget.unpacked), "verdict": budget.unpacked.verdict.value},
-            "stored": {**vars(budget.stored), "verdict": budget.stored.verdict.value},
+            "limit_bytes": report.budget.unpacked.limit_bytes,
+            "verdict": report.budget.verdict,
+            **asdict(report.budget),
         },
-        "prediction": asdict(report.prediction) if report.prediction else None,
-        "notes": report.notes,
-        "tree": asdict(report.tree),
     }
-    return json.dumps(document, sort_keys=True, indent=2) + "\n"
+    del document["gpu_in_libraries"]
+    return json.dumps(document, sort_keys=True, indent=2, default=lambda word: word.value) + "\n"
 
 
-def _finding(row: Finding) -> Mapping[str, str | int | tuple[str, ...] | None]:
-    return {
-        "id": row.id,
-        "severity": row.severity.value,
-        "title": row.title,
-        "bytes": row.unpacked_bytes,
-        "paths": row.paths,
-        "remedy": row.remedy,
-        "predicted_unpacked_bytes": row.predicted_unpacked_bytes,
-    }
+def _finding(row: Finding) -> Mapping[str, object]:
+    fields = asdict(row)
+    return {"bytes": fields.pop("unpacked_bytes"), **fields}
 
 
 def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:

@@ -52,17 +52,20 @@ def test_copies_are_grouped_by_content_and_ordered_by_what_they_waste() -> None:
     )
     assert find_copies(result, [RUN, COPY, COPY]) == Copies(
         (
-            Duplicate(65 * KIB, (b"b/1", b"b/2", b"b/3"), ONE_LAYER),
-            Duplicate(65 * KIB, (b"a", b"c"), TWO_COPIES),
-            Duplicate(64 * KIB, (b"even-1", b"even-2"), ONE_LAYER),
-            Duplicate(64 * KIB, (b"small-1", b"small-2"), ONE_LAYER),
+            Duplicate(65 * KIB, 130 * KIB, ("b/1", "b/2", "b/3"), ONE_LAYER),
+            Duplicate(65 * KIB, 65 * KIB, ("a", "c"), TWO_COPIES),
+            Duplicate(64 * KIB, 64 * KIB, ("even-1", "even-2"), ONE_LAYER),
+            Duplicate(64 * KIB, 64 * KIB, ("small-1", "small-2"), ONE_LAYER),
         ),
         frozenset({1, 6, 7, 9, 11}),
     )
 
 
-def test_all_copies_but_one_are_waste() -> None:
-    assert Duplicate(7, (b"a", b"b", b"c"), ONE_LAYER).wasted_bytes == 14
+def test_all_copies_but_one_are_waste_and_are_named_for_people() -> None:
+    result = merged((large("a\x1b"), large("b"), large("c")))
+    assert find_copies(result, [RUN]).duplicates == (
+        Duplicate(64 * KIB, 128 * KIB, ("a\\x1b", "b", "c"), ONE_LAYER),
+    )
 
 
 def test_hidden_files_and_hard_links_are_no_copies() -> None:

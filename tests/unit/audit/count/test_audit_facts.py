@@ -183,7 +183,7 @@ def test_copies_of_one_content_are_claimed_but_for_one() -> None:
     found = facts(
         L({"a": A(70, b"same"), "b": A(70, b"same"), "c/tests/d": A(70, b"same"), "e": A(70, b"x")})
     )
-    assert [(row.unpacked_bytes, row.paths) for row in found.duplicates] == [(70, (b"a", b"b", b"c/tests/d"))]
+    assert [(row.unpacked_bytes, row.paths) for row in found.duplicates] == [(70, ("a", "b", "c/tests/d"))]
     assert found.claims == {("duplicates",): 70, ("tests", "duplicates"): 70}
 
 

@@ -111,14 +111,15 @@ def test_content_that_came_back_is_reported_by_cause_the_largest_first() -> None
     assert "same content" not in only(replace(NOTHING, overwritten=tally(9 * MIB))).title
 
 
-def duplicate(n_bytes: int, cause: str = ONE_LAYER, *paths: bytes) -> Duplicate:
-    return Duplicate(n_bytes, paths or (b"a", b"b"), cause)
+def duplicate(n_bytes: int, cause: str = ONE_LAYER, *paths: str) -> Duplicate:
+    named = paths or ("a", "b")
+    return Duplicate(n_bytes, n_bytes * (len(named) - 1), named, cause)
 
 
 def test_copies_are_a_finding_from_a_mebibyte_of_waste_on() -> None:
     assert find_waste(replace(NOTHING, duplicates=(duplicate(MIB - 1),))) == ()
     assert only(replace(NOTHING, duplicates=(duplicate(MIB),))).unpacked_bytes == MIB
-    rows = [duplicate(MIB, ONE_LAYER, b"a\n", b"b", b"c", b"d"), *[duplicate(1)] * 30]
+    rows = [duplicate(MIB, ONE_LAYER, "a\\x0a", "b", "c", "d"), *[duplicate(1)] * 30]
     finding = only(replace(NOTHING, duplicates=tuple(rows)))
     assert (finding.id, finding.severity, finding.unpacked_bytes) == (
         "duplicates",

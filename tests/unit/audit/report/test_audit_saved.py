@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from report_maker import HOSTILE, a_finding, audited, small_report
 
+from buildtool.audit.count.copies import Duplicate
 from buildtool.audit.judge.budget import Verdict
 from buildtool.audit.judge.finding import Prediction
 from buildtool.audit.report.saved import parse_report, read_report
-from buildtool.audit.report.schema import DuplicateRow, to_json
+from buildtool.audit.report.schema import to_json
 from buildtool.cli import main
 from buildtool.errors import DataError, Exit
 from buildtool.model import Budget
@@ -134,7 +135,7 @@ def test_every_value_of_a_report_reads_back(tmp_path: Path) -> None:
     report = replace(
         small_report(Budget(1, None)),
         findings=(a_finding(paths=("a\nb", "c\td"), predicted_unpacked_bytes=5), a_finding("other")),
-        duplicates=(DuplicateRow(5, 10, ("a", "b"), "why"),),
+        duplicates=(Duplicate(5, 10, ("a", "b"), "why"),),
         gpu_code={"gfx906": 7},
         gpu_in_libraries={"gfx906": 3},
         notes=("note é",),
