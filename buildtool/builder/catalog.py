@@ -6,7 +6,10 @@ agree.
 
 import difflib
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import jsonschema
 
@@ -17,17 +20,18 @@ from buildtool.model import (
     Budget,
     Catalog,
     Registry,
-    TorchBuild,
     TorchSource,
     Variant,
     parse_size,
 )
 from buildtool.shipped import IMAGES
-from buildtool.yamltext import Document, Json, KeyPath, Limits, parse
+from buildtool.yamltext import Document, KeyPath, Limits, parse
+from probes.shared.codec import decode
 from probes.shared.files import read_text
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
+Fields = dict[str, Any]  # an object of the file, of the types that the schema has checked
 
 
 def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
@@ -92,49 +96,39 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
 
 
 def _catalog(document: Document) -> Catalog:
-    data = document.data
-    assert isinstance(data, dict)  # the schema reported it
+    data = cast(Fields, document.data)
     raw = data["variants"]
-    assert isinstance(raw, dict)
-    variants = tuple(_variant(name, value, document) for name, value in raw.items())
-    default = _texts(data.get("default")) or tuple(raw)
+    variants = tuple(_variant(name, fields, document) for name, fields in raw.items())
+    default = tuple(data.get("default") or raw)
     for index, name in enumerate(default):
         if name not in raw:
             raise document.complain(
                 ("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}"
             )
-    epoch = data["source_date_epoch"]
-    assert isinstance(epoch, int | float)  # 1.0 is an integer to JSON Schema
-    return Catalog(source_date_epoch=int(epoch), default=default, variants=variants)
+    # 1.0 is an integer to JSON Schema
+    return Catalog(source_date_epoch=int(data["source_date_epoch"]), default=default, variants=variants)
 
 
-def _variant(name: str, raw: Json, document: Document) -> Variant:
-    assert isinstance(raw, dict)
+def _variant(name: str, raw: Fields, document: Document) -> Variant:
     where: KeyPath = ("variants", name)
-    labels = raw.get("labels") or {}
-    budget = raw.get("budget") or {}
-    assert isinstance(labels, dict)
-    assert isinstance(budget, dict)
-    torch = raw["torch"]
-    assert isinstance(torch, list)
-    sources = tuple(_torch(item, (*where, "torch", index), document) for index, item in enumerate(torch))
+    sources = tuple(
+        _torch(item, (*where, "torch", index), document) for index, item in enumerate(raw["torch"])
+    )
     _check_sources(sources, (*where, "torch"), document)
+    budget = {key: parse_size(text) for key, text in raw.get("budget", {}).items()}
     return Variant(
         name=name,
-        summary=str(raw["summary"]),
-        dockerfile=_dockerfile(str(raw["dockerfile"]), where, document),
-        python=str(raw["python"]),
+        summary=raw["summary"],
+        dockerfile=_dockerfile(raw["dockerfile"], where, document),
+        python=raw["python"],
         base=_bases(raw["base"], (*where, "base"), document),
         torch=sources,
-        wheels=_texts(raw.get("wheels")),
-        system_packages=_texts(raw.get("system_packages")),
-        gpu_targets=_texts(raw.get("gpu_targets")),
-        prune=bool(raw.get("prune", False)),
-        labels=tuple((key, str(value)) for key, value in labels.items()),
-        budget=Budget(
-            unpacked_bytes=parse_size(str(budget["unpacked"])) if "unpacked" in budget else None,
-            stored_bytes=parse_size(str(budget["stored"])) if "stored" in budget else None,
-        ),
+        wheels=tuple(raw.get("wheels", ())),
+        system_packages=tuple(raw.get("system_packages", ())),
+        gpu_targets=tuple(raw.get("gpu_targets", ())),
+        prune=raw.get("prune", False),
+        labels=tuple(raw.get("labels", {}).items()),
+        budget=Budget(unpacked_bytes=budget.get("unpacked"), stored_bytes=budget.get("stored")),
     )
 
 
@@ -164,41 +158,22 @@ def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
     )
 
 
-def _bases(raw: Json, where: KeyPath, document: Document) -> tuple[Base, ...]:
+def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[Base, ...]:
     """A list of bases. The lock file names a base only by its kind and its reference or suite."""
-    assert isinstance(raw, list)
     found: list[Base] = []
     for index, item in enumerate(raw):
-        assert isinstance(item, dict)
-        if "registry" in item:
-            found.append(Registry(str(item["registry"])))
-            continue
-        inner = item["bootstrap"]
-        assert isinstance(inner, dict)
-        suite = str(inner["suite"])
-        if any(isinstance(base, Bootstrap) and base.suite == suite for base in found):
+        base = Registry(item["registry"]) if "registry" in item else decode(Bootstrap, item["bootstrap"])
+        suites = [earlier.suite for earlier in found if isinstance(earlier, Bootstrap)]
+        if isinstance(base, Bootstrap) and base.suite in suites:
             raise document.complain(
                 (*where, index, "bootstrap", "suite"),
-                f"two bases in this list are made from {suite!r}",
+                f"two bases in this list are made from {base.suite!r}",
                 "put the packages of both into one of them, or take another suite",
             )
-        lists = (_texts(inner.get(key)) for key in ("packages", "remove", "cut"))
-        found.append(Bootstrap(suite, *lists))
+        found.append(base)
     return tuple(found)
 
 
-def _torch(raw: Json, where: KeyPath, document: Document) -> TorchSource:
-    assert isinstance(raw, dict)
-    return TorchSource(
-        name=str(raw["name"]),
-        build=TorchBuild(raw["build"]),
-        require=_texts(raw.get("require")),
-        index=str(raw["index"]) if raw.get("index") else None,
-        fallback=bool(raw.get("fallback", False)),
-        python=str(raw["python"]) if raw.get("python") else None,
-        base=_bases(raw["base"], (*where, "base"), document) if raw.get("base") else (),
-    )
-
-
-def _texts(raw: Json) -> tuple[str, ...]:
-    return tuple(str(item) for item in raw) if isinstance(raw, list) else ()
+def _torch(raw: Fields, where: KeyPath, document: Document) -> TorchSource:
+    source = decode(TorchSource, {**raw, "base": []})
+    return replace(source, base=_bases(raw.get("base", ()), (*where, "base"), document))

@@ -28,6 +28,7 @@ from buildtool.model import BuiltImage, Resolved, Variant
 from buildtool.parallel import at_once
 from buildtool.progress import Say
 from buildtool.prune.inputs import PrunedInputs
+from probes.shared.codec import encode
 from probes.shared.units import decimal_bytes
 
 
@@ -195,9 +196,8 @@ def audited(
 
 def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
     """Record what the image was made from and what was observed: `<variant>.build.json`."""
-    resolved = asdict(planned.resolved) | {"torch_build": planned.resolved.torch_build.value}
-    seen = asdict(proved) | {"torch_build": proved.torch_build.value}
-    data = {"schema_version": 1, "image": asdict(image), "inputs": resolved, "proof": seen}
+    parts = {"image": image, "inputs": planned.resolved, "proof": proved}
+    data = {"schema_version": 1, **{name: encode(part) for name, part in parts.items()}}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
 
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
-from buildtool.audit.report.render import SummaryRow
+from buildtool.audit.report.render import SummaryRow, text_table
 from buildtool.builder.plan import ImagePlan
 from buildtool.engine.proof import Proof
 from buildtool.model import BuiltImage
@@ -28,7 +26,7 @@ def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Se
     notes = [
         f"  {target.variant.name}: skipped {note}" for target in targets for note in target.resolved.notes
     ]
-    return "\n".join([_drawn(rows, headers), *map(terminal, notes)])
+    return "\n".join([text_table(headers, rows), *map(terminal, notes)])
 
 
 def audited(rows: Sequence[SummaryRow]) -> str:
@@ -38,9 +36,4 @@ def audited(rows: Sequence[SummaryRow]) -> str:
         for row in rows
     ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
-    return _drawn(cells, headers)
-
-
-def _drawn(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
-    cells = [[terminal(cell) for cell in row] for row in rows]
-    return tabulate(cells, headers, disable_numparse=True)
+    return text_table(headers, cells)

@@ -17,12 +17,7 @@ GATES = {
     "yaml": {"buildtool/yamltext.py"},
     "jsonschema": {"buildtool/builder/catalog.py"},
     "subprocess": {"buildtool/command.py", "probes/run/supervisor.py"},
-    "tabulate": {
-        "buildtool/audit/report/diff_text.py",
-        "buildtool/audit/report/render.py",
-        "buildtool/builder/summary.py",
-        "probes/report/render.py",
-    },
+    "tabulate": {"buildtool/audit/report/render.py", "probes/report/render.py"},
     "torch": {
         "probes/fit/measured/faketrace.py",
         "probes/fit/measured/onestep.py",

@@ -1,32 +1,18 @@
 """The difference of two images as text: terminal table and Markdown."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from tabulate import tabulate
+from collections.abc import Callable
 
 from buildtool.audit.report.diff import Change, ImageDiff
-from buildtool.audit.report.render import capped, shown_bytes
+from buildtool.audit.report.render import Section, capped, shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import markdown, terminal
 from probes.shared.units import decimal_bytes
 
 
-@dataclass(frozen=True)
-class _Block:
-    title: str
-    headers: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    left_out: int = 0
-
-
 def render_diff_table(found: ImageDiff, top: int = 15) -> str:
     """The difference for a terminal."""
     lines = [f"A: {terminal(found.before.image.ref)}", f"B: {terminal(found.after.image.ref)}"]
-    for block in _blocks(found, top):
-        rows = [[terminal(cell) for cell in row] for row in [*block.rows, *_more(block)]]
-        table = tabulate(rows, block.headers, tablefmt="simple", disable_numparse=True)
-        lines.append(f"\n{block.title}\n{table}")
+    lines += [section.text() for section in _sections(found, top)]
     return "\n".join([*lines, *_notes(found)]) + "\n"
 
 
@@ -34,14 +20,11 @@ def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
     """The difference for a CI summary or an issue."""
     refs = markdown(found.before.image.ref), markdown(found.after.image.ref)
     lines = [f"# {refs[0]} against {refs[1]}", "", f"A is {refs[0]}, B is {refs[1]}."]
-    for block in _blocks(found, top):
-        rows = [[markdown(cell) for cell in row] for row in [*block.rows, *_more(block)]]
-        table = tabulate(rows, block.headers, "github", disable_numparse=True)
-        lines += ["", f"## {block.title}", "", table]
+    lines += [section.markdown() for section in _sections(found, top)]
     return capped("\n".join([*lines, *_notes(found)]) + "\n")
 
 
-def _blocks(found: ImageDiff, top: int) -> list[_Block]:
+def _sections(found: ImageDiff, top: int) -> list[Section]:
     parts = (
         ("Owners", "owner", found.owners),
         ("Kinds", "kind", found.kinds),
@@ -50,17 +33,19 @@ def _blocks(found: ImageDiff, top: int) -> list[_Block]:
         ("Places", "place", tuple(_rooted(row) for row in found.places)),
         ("Findings", "finding", found.findings),
     )
-    blocks = []
+    sections = [_summary(found.before, found.after)]
     for title, noun, changes in parts:
         extra = ("version",) if any(change.note for change in changes) else ()
-        rows = [_row(change)[: 4 + len(extra)] for change in changes[:top]]
         headers = (noun, "A", "B", "B - A", *extra)
+        rows = [_row(change) for change in changes[:top]]
+        if len(changes) > top:
+            rows.append((f"... and {len(changes) - top} more", "", "", "", ""))
         if changes:
-            blocks.append(_Block(f"{title}, what differs", headers, rows, max(0, len(changes) - top)))
-    return [_summary(found.before, found.after), *blocks]
+            sections.append(Section(f"{title}, what differs", headers, [row[: len(headers)] for row in rows]))
+    return sections
 
 
-def _summary(before: AuditReport, after: AuditReport) -> _Block:
+def _summary(before: AuditReport, after: AuditReport) -> Section:
     figures: tuple[tuple[str, Callable[[AuditReport], int | None]], ...] = (
         ("unpacked", lambda report: report.totals.unpacked_bytes),
         ("visible", lambda report: report.totals.visible_bytes),
@@ -80,7 +65,7 @@ def _summary(before: AuditReport, after: AuditReport) -> _Block:
         ("budget", before.budget.verdict.value, after.budget.verdict.value),
     ):
         rows.append((name, a_text, b_text, ""))
-    return _Block("Side by side", ("", "A", "B", "B - A"), rows)
+    return Section("Side by side", ("", "A", "B", "B - A"), rows)
 
 
 def _row(change: Change) -> tuple[str, ...]:
@@ -93,12 +78,6 @@ def _row(change: Change) -> tuple[str, ...]:
 
 def _rooted(change: Change) -> Change:
     return Change(f"/{change.name}", change.before_bytes, change.after_bytes)
-
-
-def _more(block: _Block) -> list[tuple[str, ...]]:
-    return (
-        [(f"... and {block.left_out} more", "", "", "", "")[: len(block.headers)]] if block.left_out else []
-    )
 
 
 def _notes(found: ImageDiff) -> list[str]:

@@ -36,10 +36,28 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """A table under its title, of texts that aren't quoted yet."""
+
     title: str
     headers: tuple[str, ...]
     rows: Rows
+
+    def text(self) -> str:
+        """For a terminal."""
+        return f"\n{self.title}\n{text_table(self.headers, self.rows)}"
+
+    def markdown(self) -> str:
+        """For Markdown."""
+        rows = [[markdown(cell) for cell in row] for row in self.rows]
+        table = tabulate(rows, self.headers, tablefmt="github", disable_numparse=True)
+        return f"\n## {self.title}\n\n{table}"
+
+
+def text_table(headers: Sequence[str], rows: Rows) -> str:
+    """A table for a terminal; figures keep the form they were given."""
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
 
 
 def summary_row(report: AuditReport) -> SummaryRow:
@@ -61,11 +79,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
 
 def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
     """The report for a terminal, with what got worse since a baseline."""
-    blocks = [*map(terminal, _headline(report))]
-    for section in _sections(report, top):
-        cells = [[terminal(cell) for cell in row] for row in section.rows]
-        table = tabulate(cells, section.headers, tablefmt="simple", disable_numparse=True)
-        blocks.append(f"\n{section.title}\n{table}")
+    blocks = [*map(terminal, _headline(report)), *(section.text() for section in _sections(report, top))]
     for finding in report.findings:
         paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
@@ -101,14 +115,7 @@ def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison |
     if comparison:
         lines += ["", f"## Baseline {markdown(comparison_line(comparison))}", ""]
         lines += [f"- {markdown(line)}" for line in change_lines(comparison)]
-    for section in _sections(report, top):
-        rows = [[markdown(cell) for cell in row] for row in section.rows]
-        lines += [
-            "",
-            f"## {section.title}",
-            "",
-            tabulate(rows, section.headers, "github", disable_numparse=True),
-        ]
+    lines += [section.markdown() for section in _sections(report, top)]
     for finding in report.findings:
         title = markdown(f"{finding.title}{_size_of(finding)}")
         lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
@@ -143,13 +150,13 @@ def _headline(report: AuditReport) -> list[str]:
     return lines
 
 
-def _sections(report: AuditReport, top: int) -> list[_Section]:
+def _sections(report: AuditReport, top: int) -> list[Section]:
     total = report.totals.unpacked_bytes
     owners = sorted(report.owners.items(), key=lambda row: -row[1])
     kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
     gpu = sorted(report.gpu_code.items(), key=lambda row: -row[1])
     sections = [
-        _Section(
+        Section(
             "Layers (bottom first)",
             ("#", "unpacked", "stored", "entries", "made by"),
             [
@@ -163,9 +170,9 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                 for n, row in enumerate(report.layers)
             ],
         ),
-        _Section("Owners", ("owner", "unpacked", "share"), [_share(*row, total) for row in owners]),
-        _Section("Kinds", ("kind", "unpacked", "share"), [_share(*row, total) for row in kinds]),
-        _Section(
+        Section("Owners", ("owner", "unpacked", "share"), [_share(*row, total) for row in owners]),
+        Section("Kinds", ("kind", "unpacked", "share"), [_share(*row, total) for row in kinds]),
+        Section(
             f"Largest packages (of {len(report.packages)})",
             ("package", "version", "by", "unpacked"),
             [
@@ -173,12 +180,12 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                 for row in report.packages[:top]
             ],
         ),
-        _Section(
+        Section(
             "Largest directories",
             ("directory", "visible"),
             [(f"/{path}", decimal_bytes(n)) for path, n in report.top_directories[:top]],
         ),
-        _Section(
+        Section(
             "Largest files",
             ("file", "unpacked", "layer", "owner"),
             [
@@ -186,7 +193,7 @@ def _sections(report: AuditReport, top: int) -> list[_Section]:
                 for row in report.top_files[:top]
             ],
         ),
-        _Section(
+        Section(
             "GPU code by target",
             ("target", "visible", "of it inside libraries"),
             [

@@ -24,7 +24,7 @@ def test_a_remote_engines_build_is_not_refused_for_this_hosts_disk(
     full = tmp_path / "engine"
     full.mkdir()
     monkeypatch.setattr(room, "free_bytes", lambda path: 0 if path == full else 10**12)
-    info = EngineInfo("26.1", "overlayfs", True, socket.gethostname(), str(full), ())
+    info = EngineInfo("26.1", True, socket.gethostname(), str(full), ())
     engine: Any = SimpleNamespace(info=lambda: info)
     said: list[str] = []
     place = Workplace(tmp_path / "state", tmp_path / "lock.json", said.append)

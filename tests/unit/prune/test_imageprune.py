@@ -84,7 +84,7 @@ def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
     (scratch / "rootfs.tar").write_bytes(bytes(10_240))
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     monkeypatch.setattr(room, "free_bytes", lambda path: free if path == root else 10**12)
-    info = EngineInfo("26.1", "overlay2", False, socket.gethostname(), str(root), ())
+    info = EngineInfo("26.1", False, socket.gethostname(), str(root), ())
     given: list[bytes] = []
 
     def load(chunks: Iterator[bytes]) -> None:
