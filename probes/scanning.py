@@ -64,7 +64,8 @@ def add_verbs(verbs: "Verbs") -> None:
         type=_aim,
         default=0.02,
         metavar="SHARE",
-        help="up to four times as many until throughput's error is below this; 0: never (%(default)s)",
+        help="more trials, up to 4 to 20 times as many, until throughput's error is below this; 0: none "
+        "(%(default)s)",
     )
     scan.add_argument(
         "--longest",
@@ -186,7 +187,7 @@ def _progress() -> "directscan.Listener":
 
         def row(self, row: BatchRow) -> None:
             """A batch size."""
-            tell(f"  batch {row.batch}: {rate(row)} inputs/s")
+            tell(f"  batch {row.batch}: {rate(row)} inputs/s, {len(row.wall_s)} trials so far")
 
         def ended(self, series: Series) -> None:
             """How it ended."""

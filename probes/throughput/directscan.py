@@ -1,4 +1,4 @@
-"""Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each."""
+"""Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each row."""
 
 import os
 import re
@@ -21,13 +21,14 @@ from probes.throughput.ceilings.ceiling import Ceilings, Device
 from probes.throughput.direct import worker
 from probes.throughput.direct.combinations import devices, ways
 from probes.throughput.direct.repeating import SeriesEnd
-from probes.throughput.direct.scanned import BatchRow, DirectScan, End, ModelFacts, Series, Way
+from probes.throughput.direct.scanned import BatchRow, DirectScan, End, ModelFacts, Series, Way, latest
 from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport, write_scan
 
 ROOT = Path("/")
 CEILINGS_LIMIT_S = 300.0
 START_LIMIT_S = 180.0  # to import torch from a slow disk, build a model, export it
 SLOWER = 4.0  # by how much a batch size may exceed its longest: warm-ups, draws of inputs, power
+CUT_OFF = "the scan was killed while it measured this way"
 NOTHING = Settings(quick=True, seed=0, vram_cap_bytes=None)
 
 
@@ -88,7 +89,7 @@ def direct(
     listener: Listener,
     oversee: Oversee = supervisor.oversee,
 ) -> ThroughputReport:
-    """The report with its direct half. It is written after the ceilings and after each way.
+    """The report with its direct half. It is written after the ceilings, each row and each way.
 
     Raises DeviceBusy when another run holds the GPU, KeyboardInterrupt when interrupted: the report then has
     what was measured.
@@ -117,8 +118,8 @@ class _Scan:
             self.on, backends=settings.backends, precisions=settings.precisions, inputs=settings.inputs
         ):
             self._listener.started(way)
-            series, facts = self._way(way)
-            self._add(series, facts)
+            series, messages = self._way(way)
+            self._save(self._with(series, messages))
             self._listener.ended(series)
             if series.end == "interrupted":
                 raise KeyboardInterrupt
@@ -128,10 +129,11 @@ class _Scan:
         self._report = report
         write_scan(report, self._path)
 
-    def _add(self, series: Series, facts: Sequence[ModelFacts]) -> None:
+    def _with(self, series: Series, messages: Sequence[worker.Heard]) -> ThroughputReport:
         before = self._report.direct or DirectScan(Unknown("no way has loaded it"), ())
+        facts = [one for one in messages if isinstance(one, ModelFacts)]
         model = facts[0] if facts and isinstance(before.model, Unknown) else before.model
-        self._save(replace(self._report, direct=DirectScan(model, (*before.series, series))))
+        return replace(self._report, direct=DirectScan(model, (*before.series, series)))
 
     def _ceilings(self, here: tuple[Device, ...]) -> Ceilings | Unknown:
         ended = self._work(None, here, CEILINGS_LIMIT_S)
@@ -143,17 +145,31 @@ class _Scan:
         reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "the worker reported none"
         return Unknown(reason)
 
-    def _way(self, way: Way) -> tuple[Series, tuple[ModelFacts, ...]]:
+    def _way(self, way: Way) -> tuple[Series, Sequence[worker.Heard]]:
         obstacle = lacking(self._report.machine, way.device)
         if obstacle:
             return Series(way, (), "absent", obstacle), ()
         each_s = SLOWER * self._asked.longest_s
         limit_s = START_LIMIT_S + each_s * len(self._asked.settings.batches)
-        ended = self._work(way, (way.device,), limit_s)
-        return series_of(way, ended), tuple(one for one in ended.records if isinstance(one, ModelFacts))
+        so_far: list[worker.Heard] = []
+
+        def heard(message: worker.Heard) -> None:
+            so_far.append(message)
+            if isinstance(message, BatchRow):
+                # the worker waits meanwhile: what is shown is kept, whatever kills this process later
+                partly = Series(_named(way, so_far), _rows(so_far), "interrupted", CUT_OFF)
+                write_scan(self._with(partly, so_far), self._path)
+                self._listener.row(message)
+
+        ended = self._work(way, (way.device,), limit_s, heard)
+        return series_of(way, ended), ended.records
 
     def _work(
-        self, way: Way | None, on: tuple[Device, ...], limit_s: float
+        self,
+        way: Way | None,
+        on: tuple[Device, ...],
+        limit_s: float,
+        heard: Callable[[worker.Heard], None] = lambda _message: None,
     ) -> supervisor.Ended[worker.Heard]:
         machine, settings = self._report.machine, self._asked.settings
         assert isinstance(machine.torch, TorchFacts)
@@ -172,17 +188,12 @@ class _Scan:
             amd=machine.torch.api == "hip",
             cpu_name=cpu_name(ROOT),
         )
-        return self._oversee(job, worker.parse, limit_s=limit_s, heard=self._heard, command=worker.command)
-
-    def _heard(self, message: worker.Heard) -> None:
-        if isinstance(message, BatchRow):
-            self._listener.row(message)
+        return self._oversee(job, worker.parse, limit_s=limit_s, heard=heard, command=worker.command)
 
 
 def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
     """A way's rows and how it ended, by its worker's messages and end. Pure."""
-    rows = tuple(one for one in ended.records if isinstance(one, BatchRow))
-    named = next((one for one in ended.records if isinstance(one, Way)), way)  # with its provider
+    rows, named = _rows(ended.records), _named(way, ended.records)
     last = next((one for one in ended.records if isinstance(one, SeriesEnd)), None)
     if isinstance(ended.outcome, Failed):
         end: End = "interrupted" if ended.outcome.exit_code == Exit.INTERRUPTED else "failed"
@@ -190,6 +201,15 @@ def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
     if last is None:
         return Series(named, rows, "failed", "the worker did not say how it ended")
     return Series(named, rows, last.end, last.reason, last.hint)
+
+
+def _rows(messages: Sequence[worker.Heard]) -> tuple[BatchRow, ...]:
+    return latest(one for one in messages if isinstance(one, BatchRow))
+
+
+def _named(way: Way, messages: Sequence[worker.Heard]) -> Way:
+    """The way with its provider, once the worker has said it."""
+    return next((one for one in messages if isinstance(one, Way)), way)
 
 
 def lacking(machine: Machine, device: Device) -> str:

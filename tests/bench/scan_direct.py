@@ -3,7 +3,7 @@
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from probes.throughput.direct.figures import throughput
 from probes.throughput.direct.knee import Growing, Knee, Point, find
 from probes.throughput.direct.repeating import Repeats, rows
 from probes.throughput.direct.saturation import saturation
-from probes.throughput.direct.scanned import BatchRow, Way
+from probes.throughput.direct.scanned import BatchRow, Way, latest
 from probes.throughput.direct.testmodels import SPECS, made
 from probes.throughput.direct.torchrunner import TorchRunner
 
@@ -96,8 +96,7 @@ def against_a_bare_loop(board: Board) -> None:
         spec = SPECS[name]
         runner = TorchRunner(spec, CPU, seed=1, bench=bench)
         bare = BareLoop(made(spec, seed=1, dtype=torch.float32, device="cpu"), spec.inputs, batch)
-        row, _end = rows(Between(runner, bare), [batch], Repeats(TURNS, 1e9), FakeDevice())
-        assert isinstance(row, BatchRow)
+        (row,) = measured(rows(Between(runner, bare), [batch], Repeats(TURNS, 1e9), FakeDevice()))
         ours, theirs = row.wall_s, bare.times[-TURNS:]
         ratio = median(ours) / median(theirs)
         parts = [error_of_median(times) or 0.0 for times in (ours, theirs)]
@@ -120,7 +119,7 @@ def errors(board: Board) -> None:
             heard=lambda _: None,
             command=worker.command,
         )
-        found += [throughput(row) for row in ended.records if isinstance(row, BatchRow)]
+        found += [throughput(row) for row in measured(ended.records)]
     shares = sorted(one.share for one in found if one.share is not None)
     good = sum(share <= 0.02 for share in shares)
     name = "rows with a standard error of at most 2 %"
@@ -153,8 +152,9 @@ def knees(board: Board) -> None:
     for seed in range(PLANTED):
         true = 2 ** random.Random(seed).uniform(1.0, 9.5)
         device = FakeDevice(knee=true, pass_s=1e-3, noise=0.03, correlated=0.4, seed=seed)
-        measured = [row for row in rows(device, powers(2048), Repeats(TRIALS, 1e9), device) if is_row(row)]
-        found = find([point(row) for row in measured])
+        found = find(
+            [point(row) for row in measured(rows(device, powers(2048), Repeats(TRIALS, 1e9), device))]
+        )
         away = abs(math.log2(found.batch / true)) if isinstance(found, Knee) else math.inf
         steps.append(away)
         if away > 1:
@@ -169,13 +169,13 @@ def knees(board: Board) -> None:
 def still_grows(seed: int) -> bool:
     """Whether a device that never saturates is called so."""
     device = FakeDevice(knee=1e9, pass_s=1e-3, noise=0.03, correlated=0.4, seed=seed)
-    measured = [row for row in rows(device, powers(2048), Repeats(TRIALS, 1e9), device) if is_row(row)]
-    return isinstance(find([point(row) for row in measured]), Growing)
+    found = measured(rows(device, powers(2048), Repeats(TRIALS, 1e9), device))
+    return isinstance(find([point(row) for row in found]), Growing)
 
 
-def is_row(found: object) -> bool:
-    """Rows, without the way's end."""
-    return isinstance(found, BatchRow)
+def measured(found: Iterable[object]) -> tuple[BatchRow, ...]:
+    """The rows with all of their trials, without the way's end."""
+    return latest(one for one in found if isinstance(one, BatchRow))
 
 
 def point(row: BatchRow) -> Point:
@@ -190,10 +190,8 @@ def saturated(board: Board) -> None:
         board.waive(name, WHY)
     bench = TorchWorkbench(has_gpu=False)
     ceilings: Ceilings = topspeed.measure(bench, ["cpu"])
-    row, _end = rows(
-        TorchRunner(SPECS["mlp"], CPU, seed=1, bench=bench), [256], Repeats(20, 1e9), FakeDevice()
-    )
-    assert isinstance(row, BatchRow)
+    runner = TorchRunner(SPECS["mlp"], CPU, seed=1, bench=bench)
+    (row,) = measured(rows(runner, [256], Repeats(20, 1e9), FakeDevice()))
     found = saturation(row, CPU, ceilings)
     if not isinstance(found.compute, Unknown):
         board.figure("products of 256 x 2048 x 2048 on this CPU: share of compute", found.compute, "")

@@ -7,7 +7,7 @@ from a normal distribution outside the timed part; the timed part ends when the 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from probes.errors import OutOfMemory
@@ -18,7 +18,9 @@ from probes.throughput.direct.figures import error_share
 from probes.throughput.direct.scanned import BatchRow, End, Work
 
 HOPELESS = 2.0  # times the longest: what the batch size before predicts isn't even begun
-MOST_TRIALS = 4  # times as many as asked for, to come to the aim
+PATIENT = 4  # times as many trials as asked for, to come to the aim,
+PATIENCE_S = 6.0  # or as many as fit in this, where trials are short: a slow spell lasts for seconds,
+MOST_TRIALS = 20  # times as many as asked for at most
 POWERED_S = 0.6  # driver counters of energy and utilisation move every 0.1 s or less
 
 
@@ -85,25 +87,75 @@ def rows(
     *,
     now: Callable[[], float] = time.perf_counter,
 ) -> Iterator[BatchRow | SeriesEnd]:
-    """Every batch size that fits in memory and in time, then how it ended."""
-    last: BatchRow | None = None
+    """Every batch size that fits in memory and in time, then how it ended.
+
+    Half of the trials are taken on the way up through the batch sizes and half on the way down, so that a
+    drift of the machine hits all alike. Rows whose error is above the aim then get more trials, in turns. A
+    row is sent again after each visit: the last one of a batch size counts (`scanned.latest`).
+    """
+    end, found = SeriesEnd("finished"), list[BatchRow]()
     for batch in batches:
-        if last:
-            ahead_s = median(last.wall_s) * batch / last.batch * repeats.trials
-            if ahead_s > HOPELESS * repeats.longest_s:
-                yield _too_long(batch, ahead_s, repeats)
+        one = _first(runner, batch, repeats, gauges, last=found[-1] if found else None, now=now)
+        if isinstance(one, SeriesEnd):
+            end = one
+            break
+        yield one
+        found.append(one)
+    while any(more(row.wall_s, row.batch, repeats) for row in found):
+        found.reverse()
+        for place, row in enumerate(found):
+            again = _again(runner, row, repeats)
+            if isinstance(again, SeriesEnd):
+                yield again
                 return
-        try:
-            with runner.at(batch) as prepared, no_collection():
-                found = _row(prepared, batch, repeats, gauges, now=now)
-        except OutOfMemory as error:
-            yield SeriesEnd("out of memory", f"batch {batch}: {error.message}", error.hint)
-            return
-        yield found
-        if isinstance(found, SeriesEnd):
-            return
-        last = found
-    yield SeriesEnd("finished")
+            if again is not row:
+                yield again
+            found[place] = again
+    yield end
+
+
+def more(wall_s: Sequence[float], batch: int, repeats: Repeats) -> int:
+    """How many trials a batch size's next visit takes; 0 when there are enough, or patience is at its end."""
+    n, spent_s = len(wall_s), sum(wall_s)
+    if n < repeats.trials:
+        return repeats.trials - n
+    most = (MOST_TRIALS if spent_s < PATIENCE_S else PATIENT) * repeats.trials
+    if not repeats.aim or n >= most or spent_s >= repeats.longest_s:
+        return 0
+    return 0 if error_share(batch, wall_s) <= repeats.aim else min(max(n // 2, 1), most - n)
+
+
+def _first(
+    runner: Runner,
+    batch: int,
+    repeats: Repeats,
+    gauges: Gauges,
+    *,
+    last: BatchRow | None,
+    now: Callable[[], float],
+) -> BatchRow | SeriesEnd:
+    """A batch size's first visit, unless the one before predicts that its trials take too long."""
+    ahead_s = median(last.wall_s) * batch / last.batch * repeats.trials if last else 0.0
+    if ahead_s > HOPELESS * repeats.longest_s:
+        return _too_long(batch, ahead_s, repeats)
+    try:
+        with runner.at(batch) as prepared, no_collection():
+            return _row(prepared, batch, repeats, gauges, now=now)
+    except OutOfMemory as error:
+        return SeriesEnd("out of memory", f"batch {batch}: {error.message}", error.hint)
+
+
+def _again(runner: Runner, row: BatchRow, repeats: Repeats) -> BatchRow | SeriesEnd:
+    """The row with the trials that it still wants."""
+    wanted = more(row.wall_s, row.batch, repeats)
+    if not wanted:
+        return row
+    try:
+        with runner.at(row.batch) as prepared, no_collection():
+            _warm_up(prepared, repeats)
+            return replace(row, wall_s=(*row.wall_s, *_trials(prepared, wanted)))
+    except OutOfMemory as error:
+        return SeriesEnd("out of memory", f"batch {row.batch}, measured again: {error.message}", error.hint)
 
 
 def _too_long(batch: int, seconds: float, repeats: Repeats) -> SeriesEnd:
@@ -121,7 +173,7 @@ def _row(
     warm_s = _warm_up(prepared, repeats)
     if warm_s * repeats.trials > repeats.longest_s:
         return _too_long(batch, warm_s * repeats.trials, repeats)
-    walls = _trials(prepared, batch, repeats)
+    walls = _trials(prepared, (repeats.trials + 1) // 2)
     peak_bytes = prepared.peak_bytes()  # of the trials alone
     joules, powered, busy = _power(prepared, gauges, now=now)
     return BatchRow(
@@ -136,16 +188,11 @@ def _row(
     )
 
 
-def _trials(prepared: Prepared, batch: int, repeats: Repeats) -> tuple[float, ...]:
-    """The trials, and more of them while their error is above the aim: a slow spell spoils some."""
-    walls: list[float] = []
-    wanted = repeats.trials
-    while len(walls) < wanted:
+def _trials(prepared: Prepared, count: int) -> tuple[float, ...]:
+    walls = []
+    for _ in range(count):
         prepared.fresh()
         walls.append(prepared.trial_s())
-        more = len(walls) == wanted and wanted < MOST_TRIALS * repeats.trials
-        if more and sum(walls) < repeats.longest_s and error_share(batch, walls) > repeats.aim > 0:
-            wanted += max(repeats.trials // 2, 1)
     return tuple(walls)
 
 

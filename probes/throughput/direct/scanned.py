@@ -3,6 +3,7 @@
 Derived figures aren't stored: throughput with its error, the knee and saturation are functions of these.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -76,6 +77,11 @@ class BatchRow:
     joules: float | Unknown  # of the device over `powered` passes
     powered: int  # passes
     busy_percent: float | Unknown  # what nvidia-smi calls utilisation, its mean over the trials
+
+
+def latest(rows: Iterable[BatchRow]) -> tuple[BatchRow, ...]:
+    """The last row of each batch size, which has all of its trials; in the order of the first ones."""
+    return tuple({row.batch: row for row in rows}.values())
 
 
 @dataclass(frozen=True)

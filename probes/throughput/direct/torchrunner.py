@@ -81,7 +81,7 @@ class HostMemory:
     """The host memory that batches on the CPU take, so that none takes all of it."""
 
     root: Path
-    _before: tuple[int, int] | None = field(default=None)  # the batch before, and what it took
+    _before: tuple[int, int] | None = field(default=None)  # the largest batch before, and what it took
     _began: int | None = None
 
     def peak_bytes(self) -> int | Unknown:
@@ -108,7 +108,8 @@ class HostMemory:
                     )
         yield
         peak = self.peak_bytes()
-        if isinstance(peak, int):
+        # the peak is the process's: a smaller batch that is measured again says nothing about a larger one
+        if isinstance(peak, int) and batch > (self._before or (0,))[0]:
             self._before = batch, max(peak - self._began, 0)
 
 

@@ -1,12 +1,11 @@
-"""The direct half as tables and sentences: ceilings, a table for each way, all ways side by side. Pure."""
+"""The direct half as tables: ceilings, a table for each way, all ways side by side. Pure."""
 
 from probes.report.tables import Table
 from probes.shared.units import binary_bytes, decimal_bytes, duration
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.figures import joules_per_input, latency_s, throughput
-from probes.throughput.direct.knee import Flat, Found, Growing, Knee, of_series
-from probes.throughput.direct.saturation import Resource, saturation
+from probes.throughput.direct.saturation import saturation
 from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
 
 HEADERS = (
@@ -33,44 +32,6 @@ NOTE = (
     "ceilings; memory counts every operation's tensors once, so that above 100% caches served them. "
     "busy: what nvidia-smi and rocm-smi call utilisation: time in which any kernel ran, not saturation."
 )
-LIMITS: dict[Resource, str] = {
-    "compute": "compute binds",
-    "memory": "memory bandwidth binds",
-    "link": "the link binds",
-    "host": "the host binds: it launches operations slower than the device runs them",
-    "none": "no resource is near its ceiling: operations are too small, or their kernels reach little",
-}
-
-
-def direct_answer(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
-    """One sentence for each way: where it saturates and what limits it there, or why it wasn't measured."""
-    return tuple(f"{one.way.label}: {_answer(one, ceilings)}" for one in scan.series)
-
-
-def _answer(series: Series, ceilings: Ceilings | Unknown) -> str:
-    if not series.rows:
-        hint = f" ({series.hint})" if series.hint else ""
-        return f"not measured: {series.reason}{hint}"
-    best = max(series.rows, key=lambda row: throughput(row).mean)
-    limit = LIMITS[saturation(best, series.way, ceilings).binds]
-    ended = "" if series.end == "finished" else f"; ended early ({series.reason})"
-    return f"{_knee(of_series(series))}; {rate(best)} inputs/s at batch {best.batch}: {limit}{ended}"
-
-
-def _knee(found: Found) -> str:
-    if isinstance(found, Knee):
-        return (
-            f"saturated from batch {found.saturated_from} "
-            f"(knee at {found.batch:.3g}, {found.least:.3g} to {found.most:.3g})"
-        )
-    if isinstance(found, Flat):
-        which = "the smallest measured" if found.first else "before which it doesn't rise as one line"
-        return f"saturated from batch {found.batch}, {which}"
-    if isinstance(found, Growing):
-        return (
-            f"not saturated: it still grows by {found.per_doubling:.0%} per doubling at batch {found.batch}"
-        )
-    return f"saturation {found}"
 
 
 def rate(row: BatchRow) -> str:

@@ -1,16 +1,21 @@
 """A throughput report as text or Markdown. Pure."""
 
+from probes.machine.describe import machine_lines
 from probes.report.render import bullets, drawn_table, heading
 from probes.report.tables import Table
 from probes.throughput.document import ThroughputReport
-from probes.throughput.showing.directtables import direct_answer, direct_tables
+from probes.throughput.showing.directtables import direct_tables
 from probes.throughput.showing.servedtables import served_answer, served_tables
 from probes.throughput.showing.sidebyside import side_by_side
+from probes.throughput.showing.verdict import direct_answer
 
 
 def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
-    """The whole report: what follows, then the tables of each half and of both."""
-    parts = [heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown)]
+    """The whole report: what follows, the machine, then the tables of each half and of both."""
+    parts = [
+        heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown),
+        heading("Machine", markdown=markdown) + bullets(machine_lines(report.machine), markdown=markdown),
+    ]
     parts += [drawn_table(table, markdown=markdown) for table in scan_tables(report)]
     return "\n\n".join(parts)
 

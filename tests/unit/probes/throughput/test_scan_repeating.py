@@ -1,12 +1,15 @@
 """The trials of a batch size, on a device with a simulated clock."""
 
+from itertools import groupby
+
 import pytest
 from scan_fakes import FakeDevice
 
+from probes.records.stats import median
 from probes.shared.unknown import Unknown
 from probes.throughput.direct.figures import joules_per_input, throughput
 from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow
+from probes.throughput.direct.scanned import BatchRow, latest
 
 BATCHES = tuple(2**power for power in range(8))
 
@@ -16,8 +19,9 @@ def scan(
 ) -> tuple[list[BatchRow], SeriesEnd]:
     found = list(rows(device, BATCHES, Repeats(trials, longest_s, aim), device, now=device.clock))
     assert isinstance(found[-1], SeriesEnd)
-    assert all(isinstance(one, BatchRow) for one in found[:-1])
-    return found[:-1], found[-1]  # type: ignore[return-value]
+    visits = [one for one in found if isinstance(one, BatchRow)]
+    assert len(visits) == len(found) - 1
+    return list(latest(visits)), found[-1]
 
 
 def test_every_batch_size_has_its_trials_and_every_trial_fresh_inputs() -> None:
@@ -70,7 +74,7 @@ def test_without_a_gauge_no_pass_is_run_for_it() -> None:
     device = FakeDevice()
     found, _ = scan(device)
     assert found[0].joules == Unknown("no gauge")
-    assert device.trials.count(1) == 20 + 3
+    assert device.trials.count(1) == 20 + 2 * 3  # two visits, each with its warm-ups
 
 
 def test_a_counter_that_begins_again_is_unknown_and_not_negative() -> None:
@@ -99,18 +103,62 @@ def test_noisy_trials_are_repeated_until_their_error_is_small_and_quiet_ones_are
     for row in noisy:
         share = throughput(row).share
         assert share is not None
-        assert share <= 0.02 or len(row.wall_s) == 80
+        assert share <= 0.02
     quiet, _ = scan(FakeDevice(noise=0.01), aim=0.02)
     assert {len(row.wall_s) for row in quiet} == {20}
 
 
 def test_more_trials_end_where_time_or_patience_does() -> None:
-    hopeless, _ = scan(FakeDevice(noise=0.3, seed=1), aim=0.0001)
-    assert {len(row.wall_s) for row in hopeless} == {80}
+    hopeless, _ = scan(FakeDevice(pass_s=0.001, noise=0.3, seed=1), aim=0.0001)
+    assert {len(row.wall_s) for row in hopeless} == {20 * 20}
+    slow, _ = scan(FakeDevice(pass_s=1.0, knee=1e9, noise=0.3, seed=1), aim=0.0001)
+    assert {len(row.wall_s) for row in slow} == {20 * 4}
     hurried, _ = scan(FakeDevice(knee=1e9, pass_s=0.1, noise=0.3, seed=1), aim=0.0001, longest_s=3.0)
     assert all(20 <= len(row.wall_s) <= 50 for row in hurried)
     never, _ = scan(FakeDevice(noise=0.3, seed=1))
     assert {len(row.wall_s) for row in never} == {20}
+
+
+def test_a_drift_of_the_machine_hits_all_batch_sizes_alike() -> None:
+    class Tiring(FakeDevice):
+        def next_s(self, batch: int) -> float:
+            return super().next_s(batch) * (1 + 2e-3 * len(self.trials))
+
+    found, _ = scan(Tiring(knee=1e9, pass_s=0.01))
+    times = [median(row.wall_s) for row in found]
+    assert max(times) / min(times) < 1.02  # 16 % slower at the end of the way up, were there no way down
+    middle = [sum(row.wall_s) / len(row.wall_s) for row in found]
+    assert max(middle) / min(middle) < 1.02
+
+
+def test_a_noisy_row_is_measured_again_at_other_times_and_not_only_longer() -> None:
+    class Spell(FakeDevice):
+        """Twice as slow for a while, as next to another program."""
+
+        def next_s(self, batch: int) -> float:
+            return super().next_s(batch) * (2.0 if 30 <= len(self.trials) < 60 else 1.0)
+
+    device = Spell(noise=0.01, seed=2)
+    found, _ = scan(device, aim=0.02)
+    visits = [batch for batch, _ in groupby(device.trials)]
+    assert visits[:15] == [1, 2, 4, 8, 16, 32, 64, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert set(visits[15:]) == {4, 8, 16}  # whose trials fell into the spell
+    for row in found:
+        share = throughput(row).share
+        assert share is not None
+        assert share <= 0.02
+        assert throughput(row).mean <= row.batch / 0.0098  # the slow trials stay in
+
+
+def test_memory_that_is_refused_later_keeps_every_row() -> None:
+    class Shrinking(FakeDevice):
+        def at(self, batch: int):
+            self.room = 64 if 128 in self.trials else self.room
+            return super().at(batch)
+
+    found, end = scan(Shrinking())
+    assert [(row.batch, len(row.wall_s)) for row in found] == [(batch, 10) for batch in BATCHES]
+    assert (end.end, end.reason) == ("out of memory", "batch 128, measured again: 128 inputs were refused")
 
 
 def test_a_first_pass_that_loads_kernels_does_not_count_as_too_long() -> None:

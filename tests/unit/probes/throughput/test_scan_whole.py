@@ -70,7 +70,8 @@ def test_a_scan_prints_its_answer_and_keeps_every_trial(played, tmp_path, capsys
     played(good)
     assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
     said = capsys.readouterr().out
-    assert "saturated from batch 4" in said
+    assert "The answer\n- Is the CPU saturated? " in said
+    assert "hardly more than from batch 4 on" in said
     assert "compute binds" in said
     report = only(tmp_path)
     assert report.direct is not None
@@ -116,6 +117,21 @@ def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, c
     assert "interrupted" in capsys.readouterr().err
     (series,) = only(tmp_path).direct.series
     assert (series.end, series.rows) == ("interrupted", ROWS[:2])
+
+
+def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) -> None:
+    kept = []
+
+    def tell(line: str) -> None:
+        if line.startswith("  batch"):
+            kept.append(only(tmp_path).direct.series[-1])
+
+    played(good)
+    monkeypatch.setattr(scanning, "tell", tell)
+    assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
+    assert [len(series.rows) for series in kept] == list(range(1, len(ROWS) + 1))
+    assert {(series.end, series.reason) for series in kept} == {("interrupted", scan.CUT_OFF)}
+    assert only(tmp_path).direct.series[-1].end == "finished"
 
 
 def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:

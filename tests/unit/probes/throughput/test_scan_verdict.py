@@ -1,0 +1,107 @@
+"""The first sentence of a direct scan: whether the device is saturated, on rows whose truth is known."""
+
+from dataclasses import replace
+
+import made_scans as make
+import pytest
+
+from probes.shared.unknown import Unknown
+from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
+from probes.throughput.showing.verdict import direct_answer
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+LAUNCHED = Unknown("no device clock")
+
+
+def flat(flop_share: float, *, operations: int = 20, memory_share: float = 0.0) -> Series:
+    """A CPU whose throughput ends growing at batch 4, at these shares of its ceilings."""
+    rows = []
+    for batch in BATCHES:
+        took = 0.01 * max(batch, 4)
+        made = make.row(batch, took)
+        assert not isinstance(made.work, Unknown)
+        work = replace(
+            made.work,
+            flop=1e11 * flop_share * took,
+            op_bytes=1e10 * memory_share * took,
+            operations=operations,
+        )
+        rows.append(replace(made, work=work))
+    return make.series(*rows)
+
+
+def said(*series: Series, ceilings=None) -> str:
+    scan = DirectScan(make.direct().model, series)
+    return direct_answer(scan, make.ceilings() if ceilings is None else ceilings)[0]
+
+
+def test_a_device_near_a_ceiling_is_saturated_and_the_ceiling_is_named() -> None:
+    found = said(flat(0.93))
+    assert found.startswith(
+        "Is the CPU saturated? Yes: compute is at 93% of its ceiling. From batch 4 on it does "
+    )
+    assert said(flat(0.1, memory_share=0.85)).startswith(
+        "Is the CPU saturated? Yes: memory bandwidth is at 85%"
+    )
+
+
+def test_half_of_a_ceiling_is_called_a_part() -> None:
+    assert "saturated? In part: compute limits it, at 60% of its ceiling" in said(flat(0.6))
+
+
+def test_throughput_that_is_flat_far_below_every_ceiling_is_not_called_saturation() -> None:
+    found = said(flat(0.2, memory_share=0.1))
+    assert "saturated? No, the model's operations are too small" in found
+    assert "compute is at 20% of its ceiling, memory bandwidth is at 10%" in found
+
+
+def test_a_device_that_waits_for_the_host_is_not_called_saturated() -> None:
+    assert "saturated? No, it waits for the host" in said(flat(0.1, operations=1_000_000))
+
+
+def test_throughput_that_still_grows_is_not_called_saturated_and_says_how_to_go_on() -> None:
+    growing = make.series(*(make.row(batch, 0.01) for batch in BATCHES))
+    assert "saturated? Not yet: at batch 32, the largest measured, throughput still grows by 100%" in said(
+        growing
+    )
+    assert "(for larger batches: --max-batch)" in said(growing)
+    assert "(close other programs)" in said(
+        replace(growing, end="out of memory", hint="close other programs")
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_too_few_batch_sizes_answer_nothing(count: int) -> None:
+    found = said(replace(flat(0.9), rows=flat(0.9).rows[:count]))
+    assert "saturated? Unknown: " in found
+    assert "are too few for a knee" in found
+
+
+def test_without_ceilings_the_answer_is_unknown_with_the_reason() -> None:
+    found = said(flat(0.9), ceilings=Unknown("the worker was stopped"))
+    assert "saturated? Unknown: no share of a ceiling is known: the worker was stopped." in found
+
+
+def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_right() -> None:
+    def busy(row: BatchRow) -> BatchRow:
+        return replace(row, busy_percent=97.0)
+
+    slow = flat(0.2)
+    fast = make.series(
+        *(replace(busy(row), wall_s=tuple(s / 3 for s in row.wall_s)) for row in slow.rows),
+        way=Way("gpu", "pytorch", "fp16", "copied"),
+    )
+    scan = DirectScan(make.direct().model, (slow, fast, flat(0.9)))
+    first, second, *ways = direct_answer(scan, make.ceilings())
+    assert first.startswith("Is the CPU saturated?")
+    assert second.startswith("Is the GPU saturated?")
+    assert "Fastest way: pytorch, fp16, inputs copied. Its driver calls it 97% busy" in second
+    assert len(ways) == 3
+
+
+def test_a_way_without_rows_is_not_judged() -> None:
+    absent = Series(make.WAY, (), "absent", "no onnxruntime", "pip install onnxruntime")
+    scan = DirectScan(make.direct().model, (absent,))
+    assert direct_answer(scan, make.ceilings()) == (
+        "cpu pytorch fp32 resident: not measured: no onnxruntime (pip install onnxruntime)",
+    )
