@@ -126,8 +126,7 @@ def _throughput(args: argparse.Namespace) -> Exit:
     asked = _asked(args)
     listener = _progress()
     report = directscan.begin(asked.settings, listener)
-    path = directscan.free_path(args.out, report)
-    report = directscan.direct(report, asked, path, listener)
+    report, path = directscan.direct(report, asked, args.out, listener)
     tell(f"\n{render_scan(report)}")
     tell(f"\nreport: {path}")
     tell(f"again: {probe_command()} show {shlex.quote(str(path))}")
@@ -175,6 +174,10 @@ def _progress() -> "directscan.Listener":
         def machine(self, found: Machine) -> None:
             """The machine, one line per fact."""
             tell("\n".join(machine_lines(found)))
+
+        def kept(self, path: Path) -> None:
+            """Where the report is: a scan may be interrupted."""
+            tell(f"report: {path}, written after every row")
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
             """The ceilings."""

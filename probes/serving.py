@@ -133,7 +133,7 @@ def _settings(args: argparse.Namespace) -> "ServedSettings":
 
 def served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
-    from probes.throughput.document import named_scan, write_scan
+    from probes.throughput.document import named_scan, write_new_scan, write_scan
     from probes.throughput.served.client.address import parse_url
     from probes.throughput.served.serverscan import Asking, scan
     from probes.throughput.showing.servedtables import level_line, served_answer
@@ -141,7 +141,7 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
     target = parse_url(args.url, model=args.served_model or "")
     asking = Asking(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
     report = named_scan(args.into)[0] if args.into else _new(args.seed)
-    path = args.into or _free_path(folder, report)
+    path = args.into or write_new_scan(report, folder, "served")
     seen = 0
 
     def keep(found: "ServedScan") -> None:
@@ -183,9 +183,3 @@ def _new(seed: int) -> "ThroughputReport":
         machine=session.look(Settings(quick=True, seed=0, vram_cap_bytes=None)),
         ceilings=Unknown("only a server was asked"),
     )
-
-
-def _free_path(folder: Path, report: "ThroughputReport") -> Path:
-    stamp = report.started.replace("-", "").replace(":", "")
-    names = (folder / f"{stamp}-served{more}.json" for more in ("", *(f"-{n}" for n in range(2, 1000))))
-    return next(name for name in names if not name.exists())

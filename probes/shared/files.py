@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -69,6 +69,26 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole UTF-8 file or nothing. Raises OSError."""
     with replacing(path) as partial:
         partial.write_bytes(text.encode(errors="backslashreplace"))
+
+
+def write_new(paths: Iterable[Path], text: str) -> Path:
+    """Write a whole UTF-8 file under the first of these names that is free, and keep it from other processes.
+
+    Returns the name. Raises OSError, FileExistsError where all are taken.
+    """
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(path, _NEW_FILE, 0o666))
+        except FileExistsError:
+            continue
+        try:
+            write_text(path, text)
+        except BaseException:
+            path.unlink()
+            raise
+        return path
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from pathlib import Path
 
 from probes.errors import DeviceUnusable, Exit
@@ -22,7 +21,14 @@ from probes.throughput.direct import worker
 from probes.throughput.direct.combinations import devices, ways
 from probes.throughput.direct.repeating import SeriesEnd
 from probes.throughput.direct.scanned import BatchRow, DirectScan, End, ModelFacts, Series, Way, latest
-from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport, write_scan
+from probes.throughput.document import (
+    KIND,
+    VERSION,
+    ScanSettings,
+    ThroughputReport,
+    write_new_scan,
+    write_scan,
+)
 
 ROOT = Path("/")
 CEILINGS_LIMIT_S = 300.0
@@ -37,6 +43,9 @@ class Listener:
 
     def machine(self, found: Machine) -> None:
         """The machine was looked at."""
+
+    def kept(self, path: Path) -> None:
+        """The report's file is there, without figures yet."""
 
     def ceilings(self, found: Ceilings | Unknown) -> None:
         """Its ceilings were measured."""
@@ -85,37 +94,45 @@ def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
 def direct(
     report: ThroughputReport,
     asked: Asked,
-    path: Path,
+    folder: Path,
     listener: Listener,
     oversee: Oversee = supervisor.oversee,
-) -> ThroughputReport:
-    """The report with its direct half. It is written after the ceilings, each row and each way.
+) -> tuple[ThroughputReport, Path]:
+    """The report with its direct half, and its file in `folder`: written at once, then after each row.
 
-    Raises DeviceBusy when another run holds the GPU, KeyboardInterrupt when interrupted: the report then has
-    what was measured.
+    Raises DeviceBusy when another run holds the GPU, ReportError where the folder can't be written, and
+    KeyboardInterrupt when interrupted: the report then has what was measured.
     """
-    scan = _Scan(report, asked, path, listener, oversee)
-    with _exclusive(path.parent, report.machine, scan.on):
-        return scan.run()
+    on = devices(report.machine, asked.settings.devices)
+    with _exclusive(folder, report.machine, on):
+        path = write_new_scan(report, folder, report_name(report))
+        listener.kept(path)
+        return _Scan(report, asked, path, listener, on=on, oversee=oversee).run(), path
 
 
 class _Scan:
     """A scan in progress."""
 
     def __init__(
-        self, report: ThroughputReport, asked: Asked, path: Path, listener: Listener, oversee: Oversee
+        self,
+        report: ThroughputReport,
+        asked: Asked,
+        path: Path,
+        listener: Listener,
+        *,
+        on: tuple[Device, ...],
+        oversee: Oversee,
     ) -> None:
         self._report, self._asked, self._path = report, asked, path
-        self._listener, self._oversee = listener, oversee
-        self.on = devices(report.machine, asked.settings.devices)
+        self._listener, self._on, self._oversee = listener, on, oversee
 
     def run(self) -> ThroughputReport:
-        here = tuple(device for device in self.on if not lacking(self._report.machine, device))
+        here = tuple(device for device in self._on if not lacking(self._report.machine, device))
         self._save(replace(self._report, ceilings=self._ceilings(here)))
         self._listener.ceilings(self._report.ceilings)
         settings = self._asked.settings
         for way in ways(
-            self.on, backends=settings.backends, precisions=settings.precisions, inputs=settings.inputs
+            self._on, backends=settings.backends, precisions=settings.precisions, inputs=settings.inputs
         ):
             self._listener.started(way)
             series, messages = self._way(way)
@@ -227,13 +244,10 @@ def cpu_name(root: Path) -> str:
     return found.group(1).strip() if found else "CPU"
 
 
-def free_path(folder: Path, report: ThroughputReport) -> Path:
-    """`<timestamp>-<variant or host>-throughput.json` in a folder, with a number where that is taken."""
-    stamp = re.sub(r"[-:]", "", report.started)
+def report_name(report: ThroughputReport) -> str:
+    """`<variant or host>-throughput`, for the report's file."""
     host = os.environ.get("WEIR_VARIANT") or report.machine.host
-    name = f"{stamp}-{re.sub(r'[^A-Za-z0-9._]+', '-', host)}-throughput"
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
+    return f"{re.sub(r'[^A-Za-z0-9._]+', '-', host)}-throughput"
 
 
 def exit_code(report: ThroughputReport) -> Exit:
@@ -248,7 +262,6 @@ def exit_code(report: ThroughputReport) -> Exit:
 def _exclusive(folder: Path, machine: Machine, on: Sequence[Device]) -> Iterator[None]:
     facts = machine.torch
     if "gpu" not in on or isinstance(facts, Unknown) or not facts.gpus:
-        folder.mkdir(parents=True, exist_ok=True)
         yield
         return
     pci_id = snapshot.pci_id_of_first_gpu(facts, machine.cards, ROOT)

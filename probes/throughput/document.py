@@ -4,6 +4,7 @@ Derived figures are not stored. New keys with a default don't change the version
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ KIND: Kind = "throughput"
 READABLE = (1,)
 VERSION = 1
 MOST_BYTES = 128 << 20
+MOST_ALIKE = 1000  # reports of one second in one folder
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,20 @@ def write_scan(report: ThroughputReport, path: Path) -> None:
     try:
         files.write_text(path, to_json(report))
     except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror}", "choose a writable path: --out FILE"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def write_new_scan(report: ThroughputReport, folder: Path, name: str) -> Path:
+    """Write it into `folder` as `TIME-NAME.json`, with a number where that is taken. Raises ReportError."""
+    stem = f"{re.sub(r'[-:]', '', report.started)}-{name}"
+    numbers = ("", *(f"-{number}" for number in range(2, MOST_ALIKE)))
+    try:
+        return files.write_new((folder / f"{stem}{number}.json" for number in numbers), to_json(report))
+    except OSError as error:
+        raise _unwritable(folder / f"{stem}.json", error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ReportError:
+    return ReportError(
+        f"can't write {path}: {error.strerror}", "choose a folder that can be written: --out DIR"
+    )

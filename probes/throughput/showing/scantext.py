@@ -23,7 +23,8 @@ def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
 def answer(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
     direct = direct_answer(report.direct, report.ceilings) if report.direct else ()
-    return (*direct, *(served_answer(report.served) if report.served else ()))
+    served = served_answer(report.served) if report.served else ()
+    return (*direct, *served) or ("Nothing was measured: the scan ended before its first row.",)
 
 
 def scan_tables(report: ThroughputReport) -> tuple[Table, ...]:

@@ -1,6 +1,5 @@
 """A scan from command line to report, with workers that are played; its text, ends and exit codes."""
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,6 +118,15 @@ def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, c
     assert (series.end, series.rows) == ("interrupted", ROWS[:2])
 
 
+def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys) -> None:
+    played(lambda _job: Ended(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), (), 0.1))
+    assert run("", tmp_path) == Exit.INTERRUPTED
+    (file,) = tmp_path.glob("*.json")
+    assert f"report: {file}, written after every row" in capsys.readouterr().out
+    assert cli.main(["show", str(file)]) == Exit.OK
+    assert "Nothing was measured: the scan ended before its first row." in capsys.readouterr().out
+
+
 def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) -> None:
     kept = []
 
@@ -233,7 +241,22 @@ def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
     assert "? J/input: made without it" in text
 
 
-def test_reports_of_one_second_do_not_replace_each_other(tmp_path: Path) -> None:
-    first = scan.free_path(tmp_path, make.report())
-    first.write_text(json.dumps({}))
-    assert scan.free_path(tmp_path, make.report()) != first
+def test_two_scans_of_one_second_do_not_share_a_file(played, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(scan.time, "strftime", lambda *_: "2026-11-22T02:00:00Z")
+    played(good)
+    assert run("--precision fp32", tmp_path) == run("--precision fp32", tmp_path) == Exit.OK
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "20261122T020000Z-made-throughput-2.json",
+        "20261122T020000Z-made-throughput.json",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    played, tmp_path, capsys
+) -> None:
+    jobs = []
+    played(lambda job: jobs.append(job) or good(job))
+    (tmp_path / "file").touch()
+    assert run("--precision fp32", tmp_path / "file") == Exit.DATA
+    assert "can't write" in capsys.readouterr().err
+    assert jobs == []
