@@ -283,6 +283,7 @@ FIGURES: dict[str, Figure] = {
     "prune.libraries": bench("prune", prune_libraries),
     "prune.gfx906": value("prune", "rocm gfx906: unpacked", "{:.2f} GB", 1e9),
     "prune.whole": value("prune", "rocm: unpruned root file system", "{:.2f} GB", 1e9),
+    "scan.bars": bench("scan", bars),
     "trust.bars": bench("probes", bars),
     "probes.quick-s": Figure("h200-quick.json", lambda report: f"{seconds_of(report):.0f} s"),
     "probes.full-min": Figure("h200-full.json", lambda report: f"{seconds_of(report) / 60:.0f} minutes"),
