@@ -13,12 +13,13 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias, TypeVar
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
+Reader: TypeAlias = Callable[[object, str], object]  # of a value and its place; raises Misfit
 
 TAG = "is"
 DEPTH = 64  # levels of JSON; no document that is read here needs more than eight
@@ -26,7 +27,8 @@ MOST_VALUES = 5_000_000  # of a text from outside: 400 MB in memory; a full run 
 LARGEST = 1e30  # of a measured figure: none comes near, and squares, products and sums stay finite
 DERIVED = types.MappingProxyType({"derived": True})  # metadata of a field that a file doesn't hold
 
-
+_NUMBER = (int, float)
+_SCALAR = (float, str, int)  # a bool is an int
 _NUMBER_CHARS = 400  # longer numbers are beyond 64 bits and, except for their last digits, beyond a double
 _SHOWN_CHARS = 60  # of a value or a key in a message
 
@@ -92,10 +94,10 @@ def _check_depth(value: object) -> None:
     for _ in range(DEPTH):
         below: list[object] = []
         for item in level:
-            if isinstance(item, Mapping):
-                below += item.values()
-            elif isinstance(item, list):
+            if isinstance(item, list):
                 below += item
+            elif not isinstance(item, _SCALAR) and isinstance(item, Mapping):
+                below += item.values()
         if not below:
             return
         level = below
@@ -104,24 +106,22 @@ def _check_depth(value: object) -> None:
 
 def check_figures(value: Json) -> None:
     """No figure of a measurement is beyond LARGEST. Raises Misfit for one that is."""
-    if isinstance(value, dict):
-        for item in value.values():
+    if isinstance(value, _NUMBER):
+        if not abs(value) <= LARGEST:
+            raise Misfit(f"a figure is beyond {LARGEST:g}")
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
             check_figures(item)
-    elif isinstance(value, list):
-        for item in value:
-            check_figures(item)
-    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise Misfit(f"a figure is beyond {LARGEST:g}")
 
 
 def encode(value: object) -> Json:
     """The JSON form of a dataclass, enum, tuple or plain value. Raises TypeError for anything else."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Enum):
-        return encode(value.value)
+    if value is None or isinstance(value, _SCALAR):
+        return typing.cast(Json, value)
     if isinstance(value, tuple):
         return [encode(item) for item in value]
+    if isinstance(value, Enum):
+        return encode(value.value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     tag = getattr(type(value), "tag", None)
@@ -129,6 +129,7 @@ def encode(value: object) -> Json:
     return {TAG: tag, **fields} if tag else fields
 
 
+@cache
 def kept_fields(shape: type) -> tuple[dataclasses.Field[typing.Any], ...]:
     """The fields of a dataclass that a file holds."""
     return tuple(f for f in dataclasses.fields(shape) if f.metadata != DERIVED)
@@ -140,35 +141,57 @@ def decode(shape: type[T], value: object, where: str = "report") -> T:
 
     Raises Misfit naming the place (`report.runs[2].records[0].wall_s`), what was expected and found.
     """
-    return typing.cast(T, _decode(shape, value, where))
+    return typing.cast(T, _reader(shape)(value, where))
 
 
-def _decode(hint: object, value: object, where: str) -> object:
-    origin = typing.get_origin(hint)
+def _reader(hint: object) -> Reader:
+    """What reads a value of this type, given the value and its place."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return _one_of(typing.get_args(hint), value, where)
+        return partial(_one_of, inner)
     if origin in (typing.Union, types.UnionType):
-        return _union(typing.get_args(hint), value, where)
+        return partial(_union, tuple(map(_member, inner)))
     if origin is tuple:
-        return _tuple(typing.get_args(hint), value, where)
+        if Ellipsis in inner:
+            return partial(_list, _reader(inner[0]))
+        return partial(_row, tuple(map(_reader, inner)))
     if origin in (Mapping, dict):
-        if not isinstance(value, dict):
-            raise _mismatch("an object", value, where)
-        item = typing.get_args(hint)[1]
-        return {key: _decode(item, each, f"{where}.{key[:_SHOWN_CHARS]}") for key, each in value.items()}
+        return partial(_mapping, _reader(inner[1]))
+    return _named(hint)
+
+
+def _named(hint: object) -> Reader:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _dataclass(hint, value, where)
-    return _plain(hint, value, where)
+        return partial(_dataclass, hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return partial(_enum, hint)
+    return _PLAIN.get(hint) or partial(_nothing, hint)
 
 
-def _tuple(items: tuple[object, ...], value: object, where: str) -> tuple[object, ...]:
-    """Of any length for a hint with an ellipsis, else of the hint's own."""
+def _mapping(item: Reader, value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _mismatch("an object", value, where)
+    return {key: item(each, f"{where}.{key[:_SHOWN_CHARS]}") for key, each in value.items()}
+
+
+def _list(item: Reader, value: object, where: str) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise _mismatch("a list", value, where)
-    hints = items[:1] * len(value) if Ellipsis in items else items
-    if len(hints) != len(value):
-        raise _mismatch(f"{len(hints)} items", value, where)
-    return tuple(_decode(hint, value[i], f"{where}[{i}]") for i, hint in enumerate(hints))
+    if item is _figure and _only_figures(value):  # nearly all of a report; it needs no place for each
+        return tuple(value)
+    return tuple(item(each, f"{where}[{i}]") for i, each in enumerate(value))
+
+
+def _only_figures(value: list[typing.Any]) -> bool:
+    return {float}.issuperset(map(type, value)) and all(map(math.isfinite, value))
+
+
+def _row(items: tuple[Reader, ...], value: object, where: str) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise _mismatch("a list", value, where)
+    if len(items) != len(value):
+        raise _mismatch(f"{len(items)} items", value, where)
+    return tuple(item(value[i], f"{where}[{i}]") for i, item in enumerate(items))
 
 
 def _one_of(allowed: tuple[object, ...], value: object, where: str) -> object:
@@ -177,58 +200,93 @@ def _one_of(allowed: tuple[object, ...], value: object, where: str) -> object:
     return value
 
 
-def _union(members: tuple[object, ...], value: object, where: str) -> object:
+def _enum(kind: type[Enum], value: object, where: str) -> Enum:
+    return kind(_one_of(tuple(member.value for member in kind), value, where))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """One type of a union."""
+
+    name: str
+    tag: object  # None without one
+    is_object: bool
+    read: Reader
+
+
+def _member(hint: object) -> _Member:
+    name = getattr(hint, "__name__", str(hint))
+    return _Member(
+        name, getattr(hint, "tag", None), is_object=dataclasses.is_dataclass(hint), read=_reader(hint)
+    )
+
+
+def _union(members: tuple[_Member, ...], value: object, where: str) -> object:
     if isinstance(value, dict):
         for member in members:
-            if dataclasses.is_dataclass(member) and getattr(member, "tag", None) == value.get(TAG):
-                return _decode(member, value, where)
-        tags = [str(member.tag) for member in members if hasattr(member, "tag")]
+            if member.is_object and member.tag == value.get(TAG):
+                return member.read(value, where)
+        tags = [str(member.tag) for member in members if member.tag is not None]
         raise _mismatch(f'an object whose "{TAG}" is one of {", ".join(tags)}', value.get(TAG), where)
     for member in members:
-        if not hasattr(member, "tag"):
+        if member.tag is None:
             try:
-                return _decode(member, value, where)
+                return member.read(value, where)
             except Misfit:
                 continue
-    raise _mismatch(" or ".join(getattr(m, "__name__", str(m)) for m in members), value, where)
+    raise _mismatch(" or ".join(member.name for member in members), value, where)
 
 
 def _dataclass(shape: type, value: object, where: str) -> object:
     if not isinstance(value, dict):
         raise _mismatch("an object", value, where)
-    hints = _hints(shape)
-    fields = kept_fields(shape)
-    missing = [
-        f.name
-        for f in fields
-        if f.name not in value and f.default is f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise Misfit(f"{where}: the key `{missing[0]}` is missing")
-    return shape(
-        **{
-            f.name: _decode(hints[f.name], value[f.name], f"{where}.{f.name}")
-            for f in fields
-            if f.name in value
-        }
+    parts = _parts(shape)
+    for name, _, needed in parts:
+        if needed and name not in value:
+            raise Misfit(f"{where}: the key `{name}` is missing")
+    return shape(**{name: read(value[name], f"{where}.{name}") for name, read, _ in parts if name in value})
+
+
+@cache
+def _parts(shape: type) -> tuple[tuple[str, Reader, bool], ...]:
+    """Name, reader and need of each field: made once, a report holds thousands of some classes.
+
+    Hints themselves are no keys of a cache: `int | float` equals `float | int`, which reads 1 as 1.0.
+    """
+    hints = typing.get_type_hints(shape)
+    return tuple(
+        (f.name, _reader(hints[f.name]), f.default is f.default_factory is dataclasses.MISSING)
+        for f in kept_fields(shape)
     )
 
 
-_hints = cache(typing.get_type_hints)
+def _figure(value: object, where: str) -> float:
+    if type(value) not in (int, float):
+        raise _mismatch("float", value, where)
+    return float(_finite(typing.cast(float, value), where))
 
 
-def _plain(hint: object, value: object, where: str) -> object:
-    if hint is float and type(value) in (int, float):
-        return float(_finite(typing.cast(float, value), where))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(_one_of(tuple(member.value for member in hint), value, where))
-    if hint is types.NoneType and value is None:
-        return None
-    if hint is int and type(value) is int:
-        return _finite(value, where)
-    if hint in (str, bool) and type(value) is hint:
-        return value
+def _whole(value: object, where: str) -> int:
+    if type(value) is not int:
+        raise _mismatch("int", value, where)
+    return _finite(value, where)
+
+
+def _same(kind: type, value: object, where: str) -> object:
+    if type(value) is not kind:
+        raise _mismatch(kind.__name__, value, where)
+    return value
+
+
+def _nothing(hint: object, value: object, where: str) -> typing.NoReturn:
     raise _mismatch(getattr(hint, "__name__", str(hint)), value, where)
+
+
+_PLAIN: Mapping[object, Reader] = {
+    float: _figure,
+    int: _whole,
+    **{kind: partial(_same, kind) for kind in (str, bool, types.NoneType)},
+}
 
 
 def _finite(value: Number, where: str) -> Number:

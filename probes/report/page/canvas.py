@@ -33,6 +33,9 @@ class Sheet:
 DESK = Sheet("desk", 10.4, 2)
 PHONE = Sheet("phone", 4.5, 1)
 
+_SVG_DPI = 72  # an SVG's unit is the point
+_GAP_IN = 0.13  # between a legend and the next panel's title
+
 _STYLE = {
     "text.parse_math": False,  # a dollar sign in a name is one
     "svg.fonttype": "none",  # text stays text, so it can be searched, copied and read aloud
@@ -73,12 +76,12 @@ _STYLE = {
 def svg_of(paint: Callable[[Figure], None], sheet: Sheet, height_in: float) -> str:
     """The SVG text of what `paint` puts on an empty figure."""
     with mpl.rc_context(_STYLE):
-        room = ConstrainedLayoutEngine(h_pad=0.13)  # inches; between a legend and the next panel's title
-        figure = Figure(figsize=(sheet.width_in, height_in), layout=room)
-        FigureCanvasSVG(figure)
+        figure = Figure(figsize=(sheet.width_in, height_in), dpi=_SVG_DPI)
+        canvas = FigureCanvasSVG(figure)
         paint(figure)
+        ConstrainedLayoutEngine(h_pad=_GAP_IN).execute(figure)  # `savefig` would draw everything twice for it
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        canvas.print_svg(text, metadata={"Date": None})
         return text.getvalue()
 
 
