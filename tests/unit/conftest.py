@@ -8,8 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 
+# a test leaves little behind: to look through it after every 700 objects takes longer than many a test
+gc.set_threshold(100_000, 20, 100)
+
+
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: the garbage collector need not look through it again and again."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Looks once through what all tests left; pytest does it five times more, but not through what is frozen."""
     gc.collect()
     gc.freeze()
 
