@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -170,9 +171,7 @@ def check_make(words: Sequence[str], settings: Sequence[str]) -> None:
 
 def check_compose(words: Sequence[str], settings: Sequence[str]) -> None:
     """Are these services of ours and verbs of compose, and do we have what runs in one? Raises Refused."""
-    services: set[str] = set()
-    for path in (ROOT / "compose.yaml", *(ROOT / "compose").glob("*.yaml")):
-        services |= set(yaml.safe_load(path.read_text())["services"])
+    services = compose_services()
     verb = next((word for word in words if word in COMPOSE_VERBS), None)
     if verb is None:
         raise Refused(f"no verb of compose in {list(words)}")
@@ -184,6 +183,13 @@ def check_compose(words: Sequence[str], settings: Sequence[str]) -> None:
     if inside:
         check(Command("compose", shlex.join(inside)))
     check_settings(settings)
+
+
+@cache
+def compose_services() -> frozenset[str]:
+    """The services of all compose files."""
+    files = (ROOT / "compose.yaml", *(ROOT / "compose").glob("*.yaml"))
+    return frozenset(name for file in files for name in yaml.safe_load(file.read_text())["services"])
 
 
 def check_settings(names: Sequence[str]) -> None:
@@ -209,13 +215,14 @@ def check_mention(text: str) -> None:
         return
     program, rest = ("weir", words[1:]) if words[0] == "weir" else (" ".join(words[:3]), words[3:])
     verb = [word for word in rest[:2] if re.fullmatch(r"[a-z]+", word)]
-    known = usage(program, verb)
+    known = usage(program, tuple(verb))
     for option in (word.split("=")[0] for word in rest if word.startswith("--")):
         if option not in known:
             raise Refused(f"`{text}`: {program} {' '.join(verb)} has no option {option}")
 
 
-def usage(program: str, verb: Sequence[str]) -> set[str]:
+@cache
+def usage(program: str, verb: tuple[str, ...]) -> frozenset[str]:
     """The options of a verb. Raises Refused where there is no such verb."""
     from parsers import parser_of, subparsers
 
@@ -227,4 +234,4 @@ def usage(program: str, verb: Sequence[str]) -> set[str]:
             parser = below[word]
         elif below:
             raise Refused(f"{program} has no verb {word}")
-    return {name for action in parser._actions for name in action.option_strings}
+    return frozenset(name for action in parser._actions for name in action.option_strings)

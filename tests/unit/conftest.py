@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-
 # a test leaves little behind: to look through it after every 700 objects takes longer than many a test
 gc.set_threshold(100_000, 20, 100)
 
@@ -18,7 +17,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Looks once through what all tests left; pytest does it five times more, but not through what is frozen."""
+    """All that tests left is looked through once; pytest does it five times, but not with what is frozen."""
     gc.collect()
     gc.freeze()
 
@@ -31,4 +30,6 @@ def sandbox() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(subprocess, "Popen", refuse)
         patched.setattr(socket.socket, "connect", refuse)
+        for name, value in {"COLUMNS": "80", "LINES": "24", "LANGUAGE": "C"}.items():
+            patched.setenv(name, value)  # help reads alike everywhere, and argparse need not search for it
         yield
