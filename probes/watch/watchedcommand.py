@@ -17,6 +17,7 @@ from probes.records.watched import Ended
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
+AWAITING_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 _SIGNALLED = 128
 
 
@@ -33,8 +34,10 @@ class Command:
         self._old_wake = signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         self._terminal = _terminal()
         self.ended: Ended | None = None
+        self.pid = 0
         try:
             self.pid = self._start(words, environment, inherit)
+            self._hand_terminal_to(self.pid)
         except BaseException:
             self._restore()
             raise
@@ -52,7 +55,7 @@ class Command:
         for descriptor in inherit:
             os.set_inheritable(descriptor, True)
         try:
-            pid = os.posix_spawn(
+            return os.posix_spawn(
                 found,
                 list(words),
                 environment,
@@ -61,8 +64,6 @@ class Command:
             )
         except OSError as error:
             raise CommandMissing(words[0], Exit.NOT_EXECUTABLE, error.strerror or "") from error
-        self._hand_terminal_to(pid)
-        return pid
 
     def _hand_terminal_to(self, group: int) -> None:
         """Put a process group in the terminal's foreground, and wake it where it had to wait for that."""
@@ -75,10 +76,9 @@ class Command:
         self._tell(signal.SIGCONT)
 
     def _tell(self, number: int) -> None:
-        pid = getattr(self, "pid", 0)
-        if pid and self.ended is None:
+        if self.pid and self.ended is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, number)
+                os.killpg(self.pid, number)
 
     def _pass_on(self, number: int) -> None:
         """A signal, and for one that asks to end SIGCONT: a stopped process receives nothing else."""
@@ -95,16 +95,19 @@ class Command:
         if self.ended is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG | os.WUNTRACED)
             if pid and os.WIFSTOPPED(status):
-                self._stop_too()
+                self._stop_too(os.WSTOPSIG(status))
             elif pid:
                 code = os.waitstatus_to_exitcode(status)
                 exit_code = code if code >= 0 else _SIGNALLED - code
                 self.ended = Ended(exit_code, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
         return self.ended
 
-    def _stop_too(self) -> None:
+    def _stop_too(self, reason: int) -> None:
         """The command was stopped from the terminal: stop with it, and go on with it."""
         if self._terminal is None:
+            return
+        if reason in AWAITING_TERMINAL and os.tcgetpgrp(self._terminal) == self.pid:
+            self._tell(signal.SIGCONT)  # it asked just before it was given the terminal
             return
         self._hand_back()
         os.kill(os.getpid(), signal.SIGSTOP)  # goes on here when the shell continues this process

@@ -145,6 +145,28 @@ def test_the_command_has_the_terminals_keys_and_ctrl_c() -> None:
     os.close(terminal)
 
 
+def test_a_command_that_reads_before_the_terminal_is_its_own_goes_on_once_it_is() -> None:
+    slow = (
+        "import os, sys, time; from probes.cli import main; hand_over = os.tcsetpgrp; "
+        "os.tcsetpgrp = lambda *words: (time.sleep(0.5), hand_over(*words)); sys.exit(main(sys.argv[1:]))"
+    )
+    process, terminal = in_terminal(
+        [sys.executable, "-c", slow, *WATCH[3:], "--", "sh", "-c", "read answer; echo heard $answer"]
+    )
+    os.write(terminal, b"hello\n")
+    read_until(terminal, b"heard hello")
+    read_until(terminal, b"exit code 0")
+    assert process.wait(PATIENCE_S) == 0
+    os.close(terminal)
+
+
+def test_a_command_in_the_foreground_does_not_stay_stopped_for_want_of_the_terminal() -> None:
+    process, terminal = in_terminal([*WATCH, "--", "sh", "-c", "kill -TTIN $$; echo went on"])
+    read_until(terminal, b"went on")
+    assert process.wait(PATIENCE_S) == 0
+    os.close(terminal)
+
+
 def test_ctrl_z_stops_both_and_a_shell_can_continue_them() -> None:
     shell = f"set -m; {' '.join(WATCH)} -- sh -c 'echo begun; sleep 2; echo ended'; echo back; fg; echo done"
     process, terminal = in_terminal(["bash", "-c", shell])
