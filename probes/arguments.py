@@ -53,3 +53,14 @@ def write(path: Path, text: str) -> None:
             f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
         ) from error
     say(f"wrote {path}")
+
+
+def add_compute(verb: argparse.ArgumentParser) -> None:
+    """Add the argument that says what a GPU without bfloat16 units does with bfloat16 weights."""
+    verb.add_argument(
+        "--compute",
+        choices=("auto", "float16", "float32"),
+        default="auto",
+        help="what bfloat16 weights become on a GPU without units for them (auto: float32 if exact, which "
+        "holds every number; float16 if fast, where no number is too large for it)",
+    )

@@ -6,11 +6,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import refuse_overwriting, size, whole, write
+from probes.arguments import add_compute, refuse_overwriting, size, whole, write
 from probes.errors import Exit
 from probes.shared.output import hand_over, tell
 
 if TYPE_CHECKING:
+    from probes.placement.models.description import ModelDescription
+    from probes.placement.planner.constants import Constants
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 PLAN_EXITS = (
@@ -68,6 +71,7 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="N",
         help="equal cards, each with --vram and part of the blocks",
     )
+    add_compute(plan)
     plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
     plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
@@ -96,7 +100,8 @@ def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
     from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import lines
 
-    made = make(described(args.model), constants(args.machine), **_asked(args))
+    model, machine = described(args.model), constants(args.machine)
+    made = make(model, machine, **_asked(args, model, machine))
     return lines(made.plan), to_json(made.plan), draw(made.plan, made.found.timeline)
 
 
@@ -108,11 +113,13 @@ def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
     from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import cards_lines
 
-    made = make_cards(described(args.model), constants(args.machine), cards=args.cards, **_asked(args))
+    model, machine = described(args.model), constants(args.machine)
+    made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
     return cards_lines(made.plan), to_json(made.plan), draw(made.joined, made.timeline)
 
 
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
+def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:
+    from probes.placement.planner.asking import ranges
     from probes.placement.values import Workload
 
     return {
@@ -121,6 +128,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "workload": Workload(args.batch, args.tokens, args.context),
         "objective": args.objective,
         "captured": args.captured,
+        "compute": args.compute,
+        "ranges": ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.arguments import size, whole
+from probes.arguments import add_compute, size, whole
 from probes.errors import Exit, LibraryMissing, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.split import DTYPES, MODELS
@@ -67,6 +67,7 @@ def add_verbs(verbs: "Verbs") -> None:
         default="exact",
         help="fast: also products from packed weights, with sums rounded in another order (%(default)s)",
     )
+    add_compute(place)
     place.add_argument(
         "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
     )
@@ -114,6 +115,7 @@ def _place(args: argparse.Namespace) -> Exit:
         seed=args.seed,
         checkpoint=checkpoint,
         host=args.host,
+        compute=args.compute,
     )
     found = peers.run(asked, tuple(args.compare))
     tell(f"{args.model}, {dtype}, batch {args.batch}, {binary_bytes(args.vram)} of VRAM")

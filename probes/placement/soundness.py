@@ -66,6 +66,8 @@ def _over_budget(plan: Plan) -> Iterator[str]:
         counted = binary_bytes(use.weights)
         yield f"its blocks take {binary_bytes(blocks)} of VRAM, and it counts {counted} for them"
     for block in plan.blocks:
+        if block.kept and (not plan.bfloat16_becomes or block.tier in ("in_place", "cpu")):
+            yield f"{block.name!r} is {block.tier} and kept as bfloat16, and nothing converts it"
         if block.tier == "resident" and block.vram_bytes < block.weight_bytes:
             yield (
                 f"{block.name!r} is resident with {block.weight_bytes:,} bytes of weights in "

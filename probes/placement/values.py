@@ -7,6 +7,7 @@ from typing import Final, Literal
 Tier = Literal["resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk"]
 Bound = Literal["vram", "link", "compute", "launch", "host"]
 Objective = Literal["exact", "fast"]
+Becomes = Literal["", "float16", "float32"]
 
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
@@ -29,6 +30,7 @@ class BlockPlan:
     wire_bytes: int  # that cross the link in each pass
     predicted_s: float  # the longest of its copy, unpacking and computing, a pass
     dense: bool = False  # packed with 3-bit codes: 7 % fewer bytes, which take longer to unpack
+    kept: bool = False  # as bfloat16, and converted for each call to what the plan's bfloat16 becomes
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class Plan:
     host: HostUse
     time: PassTime  # in generation, of one generated token
     captured: bool = False  # the time is of a pass replayed as a graph
-    compute_dtype: str = ""  # of most products, where it isn't the weights' own; empty: not planned
+    compute_dtype: str = ""  # of most products; empty: not planned
+    bfloat16_becomes: Becomes = ""  # what such weights compute in, where the GPU has no units for them
     notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
     schema: str = PLAN_SCHEMA
 

@@ -15,6 +15,7 @@ from probes.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
 from probes.placement.planner.cards.severalcards import make_cards
+from probes.placement.planner.computing import ready
 from probes.placement.planner.costs import Option, Pass, options
 from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import make
@@ -82,7 +83,14 @@ def one_case(rng: random.Random) -> float:
     host = int(total * rng.uniform(0.3, 3.0)) if rng.random() < 0.3 else 8 * total
     workload = Workload(batch=batch)
     work = Pass(batch, batch, 1, objective)
-    every = every_placement(model, machine, work, vram=vram, host=host, workload=workload)
+    every = every_placement(
+        ready(model, profile(machine), objective=objective),
+        machine,
+        work,
+        vram=vram,
+        host=host,
+        workload=workload,
+    )
     best = min((seconds for seconds, _ in every), default=None)
     try:
         made = make(

@@ -11,16 +11,21 @@ from probes.placement.values import BlockPlan, HostUse, PassTime, Plan, Rings, V
 TIERS = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu")
 
 
-def plan_of(model, tiers=None, rings=None, *, objective="exact", names=None):
+def plan_of(model, tiers=None, rings=None, *, objective="exact", names=None, becomes="", kept=()):
     """A plan with these tiers, resident where none is named."""
     tiers = tiers or {}
     blocks = tuple(
-        BlockPlan(b.name, tiers.get(b.name, "resident"), b.n_bytes, 0, 0, 0, 0.0)
+        BlockPlan(
+            *(b.name, tiers.get(b.name, "resident"), b.n_bytes, 0, 0, 2 * b.n_bytes + 4096, 0.0),
+            kept=b.name in kept,
+        )
         for b in find_blocks(model, names)
     )
     vram, host, time = VramUse(0, 0, 0, 0, 0, 0, 0, 0), HostUse(0, 0, 0), PassTime(0.0, 0.0, 0.0, "link")
+    rings = rings or Rings()
     return Plan(
-        "random", "test", "none", objective, Workload(), 0, 0, blocks, rings or Rings(), vram, host, time
+        *("random", "test", "none", objective, Workload(), 0, 0, blocks, rings, vram, host, time),
+        bfloat16_becomes=becomes,
     )
 
 

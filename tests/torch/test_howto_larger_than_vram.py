@@ -40,12 +40,13 @@ def example(tmp_path, monkeypatch):
 
 def test_the_examples_run_and_compute_the_same(example, capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     known: dict[str, object] = {}
     for block in blocks:
         exec(block, known)
     assert "VRAM" in capsys.readouterr().out
     with torch.inference_mode():
+        assert torch.equal(known["wide"], known["half"].float()(known["prompt"]))
         want = known["module"](known["prompt"])
         loaded = known["model"](known["prompt"])
     assert torch.equal(known["same"], want)

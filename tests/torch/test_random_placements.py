@@ -1,6 +1,7 @@
 """Random modules with random plans, on lanes with adversarial timing: same outputs, no stale read."""
 
 import random
+from copy import deepcopy
 
 import pytest
 import torch
@@ -30,6 +31,15 @@ def exact_linear(x, packed, bias):
     return torch.nn.functional.linear(x, unpack(packed), bias) if x.shape[0] < 3 else None
 
 
+def conversion(model, seed, tiers):
+    """What bfloat16 becomes, and the blocks that are converted for each call."""
+    if model.head.weight.dtype is not torch.bfloat16:
+        return "", ()
+    r = random.Random(seed)
+    kept = [name for name, tier in tiers.items() if tier not in ("in_place", "cpu") and r.random() < 0.5]
+    return r.choice(["", "float16", "float32"]), kept
+
+
 def run(seed, passes=3):
     r = random.Random(seed * 7 + 1)
     torch.manual_seed(seed)
@@ -37,14 +47,17 @@ def run(seed, passes=3):
     for parameter in model.parameters():
         parameter.requires_grad_(r.random() < 0.5)
     inputs = list(inputs_of(model, r, passes))
-    with torch.no_grad():
-        want = [model(*one) for one in inputs]
     before = {name: (p, p.clone(), p.requires_grad) for name, p in model.named_parameters()}
     among = TIERS if r.random() < 0.5 else MOVING
     tiers = {block.name: r.choice(among) for block in find_blocks(model) if block.called}
     rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
     lanes = LateLanes(seed)
-    plan = plan_of(model, tiers, rings, objective=r.choice(["exact", "exact", "fast"]))
+    becomes, kept = conversion(model, seed, tiers)
+    converted = deepcopy(model).to(getattr(torch, becomes)) if becomes else model
+    with torch.no_grad():
+        own, want = [model(*one) for one in inputs], [converted(*one) for one in inputs]
+    objective = r.choice(["exact", "exact", "fast"])
+    plan = plan_of(model, tiers, rings, objective=objective, becomes=becomes, kept=kept if becomes else ())
     work = Arithmetic(linear=exact_linear, reads=lanes.reads)
     with torch.no_grad():
         handle = settle(model, plan, ModuleSource(), lanes, capture=r.random() < 0.3, work=work)
@@ -52,7 +65,7 @@ def run(seed, passes=3):
     with torch.inference_mode() if r.random() < 0.5 else torch.no_grad():
         for _ in range(r.choice([1, 1, 5])):  # captured passes come with the third
             if r.random() < 0.4:  # a block on its own, between passes
-                x = torch.ones(2, model.d, dtype=model.head.weight.dtype)
+                x = torch.ones(2, model.d, dtype=converted.head.weight.dtype)
                 model.layers[r.randrange(len(model.layers))](x)
             got = [model(*one).clone() for one in inputs]
             for a, b in zip(want, got, strict=True):
@@ -65,7 +78,7 @@ def run(seed, passes=3):
         assert torch.equal(p, values)
         assert p.requires_grad == trains
     with torch.no_grad():
-        assert all(torch.equal(a, model(*one)) for a, one in zip(want, inputs, strict=True))
+        assert all(torch.equal(a, model(*one)) for a, one in zip(own, inputs, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not any("forward" in module.__dict__ for module in model.modules())
     return lanes.checked, lanes.replayed

@@ -13,6 +13,7 @@ from probes.placement.loading.fitting import Filling, fit, targets
 from probes.placement.loading.tensorbytes import Staging, bytes_of
 from probes.placement.models.headers import DTYPES
 from probes.placement.packing.cache import Origin
+from probes.placement.runtime.converting import refusal
 
 COMPARED_BYTES = 16 << 20
 
@@ -40,17 +41,20 @@ class CheckpointValues:
         Raises CheckpointUnreadable, and PlacementError for a number that is too large for that dtype.
         """
         name = self._fillings[id(parameter)].sources[0]
-        stored = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
+        stored = self.dtype(parameter)
         read = partial(self._read, name)
         with self._lock:
             self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
             try:
                 self._staging.bring(read, stored, target)
             except OverflowError as error:
-                raise PlacementError(
-                    f"{name} can't be converted: {error}",
-                    "build the model in float32, which holds all of them, or in the checkpoint's own dtype",
-                ) from error
+                raise refusal(name, error) from error
+
+    def dtype(self, parameter: torch.Tensor) -> torch.dtype:
+        """The dtype that the parameter is stored in."""
+        name = self._fillings[id(parameter)].sources[0]
+        found: torch.dtype = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
+        return found
 
     def origin(self, parameter: torch.Tensor) -> Origin | None:
         """Where the parameter's bytes are in a file; None where they aren't stored as they are in memory."""

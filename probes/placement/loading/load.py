@@ -1,7 +1,7 @@
 """`load`: a model from its checkpoint to the tiers of a plan, without ever being whole in memory."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,11 @@ from probes.placement.packing.packed import Packed
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.wires import Wire
+from probes.placement.runtime.converting import require_entry
 from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.preparing import lanes_of
-from probes.placement.runtime.settling import packed_on
+from probes.placement.runtime.settling import own_values, packed_on
 from probes.placement.values import CardsPlan, Plan
 
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
@@ -97,8 +98,15 @@ class FromCheckpoint:
         self.files = ExitStack()
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
-        """Read into its place."""
-        self._values.bring(entry.parameter, target)
+        """Read into its place, by way of the model's own dtype."""
+        if not entry.converts or self._values.dtype(entry.parameter) is entry.given:
+            self._values.bring(entry.parameter, target)
+            return
+        own = torch.empty(entry.shape, dtype=entry.given)
+        self._values.bring(entry.parameter, own)
+        if target.dtype is not entry.given:
+            require_entry(entry, own)
+        target.copy_(own)
 
     def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
         """Packed, or read as it was packed before."""
@@ -111,9 +119,13 @@ class FromCheckpoint:
     def _stored(self, entry: Entry) -> torch.Tensor:
         """The values with the dimensions in the order of memory."""
         order = memory_order(entry)
-        found = torch.empty([entry.shape[d] for d in order], dtype=entry.dtype)
+        found = torch.empty([entry.shape[d] for d in order], dtype=entry.given)
         self.fill(entry, found.permute([order.index(d) for d in range(len(order))]))
         return found
+
+    def way_back(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """They are read again."""
+        return partial(own_values, self, entry)
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """What reads a block ahead in each pass."""
@@ -127,7 +139,7 @@ class FromCheckpoint:
 
     def _fill(self, stored: Stored, memory: torch.Tensor) -> None:
         for item in stored.items:
-            self.fill(item.entry, item.raw(memory))
+            self.fill(item.entry, item.given(memory) if item.form else item.raw(memory))
 
     def close(self) -> None:
         """Close the files."""

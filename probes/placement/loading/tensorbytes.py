@@ -12,6 +12,8 @@ from typing import Final
 
 import torch
 
+from probes.placement.runtime.converting import require_range
+
 STAGING_BYTES: Final = 32 << 20
 
 Read = Callable[[memoryview, int], None]  # fills the memory from that byte of the stored tensor on
@@ -60,15 +62,5 @@ class Staging:
             staged = self._memory[: count * stored.itemsize]
             read(bytes_of(staged), start * stored.itemsize)
             values = staged.view(stored)
-            _require_range(values, flat.dtype)
+            require_range(values, flat.dtype)
             flat[start : start + count].copy_(values)  # waits: the staging buffer is used again
-
-
-def _require_range(values: torch.Tensor, wanted: torch.dtype) -> None:
-    """Raise OverflowError where a finite number would become infinite, as 70,000 does in float16."""
-    if not wanted.is_floating_point or torch.finfo(wanted).max >= torch.finfo(values.dtype).max:
-        return
-    lost = values.isfinite() & values.to(wanted).isinf()
-    if lost.any():
-        worst = float(values[lost].abs().max())
-        raise OverflowError(f"{int(lost.sum()):,} of its numbers don't fit into {wanted}, up to {worst:.4g}")

@@ -54,6 +54,7 @@ class TensorDescription:
     dtype: str  # torch's name: a key of DTYPE_BITS
     use: Use = "product"
     active: float = 1.0
+    given: str = ""  # the dtype that the model has it in, where it computes in another
 
     @property
     def numbers(self) -> int:
@@ -62,8 +63,18 @@ class TensorDescription:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its numbers, unpacked."""
+        """Bytes of its numbers in the dtype that it computes in, unpacked."""
         return -(-self.numbers * DTYPE_BITS[self.dtype] // 8)
+
+    @property
+    def given_dtype(self) -> str:
+        """The dtype that the model has it in."""
+        return self.given or self.dtype
+
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of its numbers as the model has them, unpacked."""
+        return -(-self.numbers * DTYPE_BITS[self.given_dtype] // 8)
 
     @property
     def products(self) -> float:
@@ -114,8 +125,8 @@ class BlockDescription:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors, unpacked."""
-        return sum(tensor.n_bytes for tensor in self.tensors)
+        """Bytes of its tensors as the model has them, unpacked."""
+        return sum(tensor.given_bytes for tensor in self.tensors)
 
     @property
     def fetches(self) -> int:
@@ -125,7 +136,7 @@ class BlockDescription:
     @property
     def kind(self) -> object:
         """Equal for blocks that cost the same: everything except names."""
-        shapes = tuple((t.shape, t.dtype, t.use, t.active) for t in self.tensors)
+        shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         return shapes, facts
 
@@ -165,17 +176,31 @@ class ModelDescription:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, unpacked."""
+        """Bytes of all weights as the model has them, unpacked."""
         return sum(block.weight_bytes for block in self.blocks)
 
     def divided(self) -> "ModelDescription":
         """The same model in smaller blocks, as far as they can be divided."""
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
+    def computed(self, dtype: str) -> "ModelDescription":
+        """The same model with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
+        if not dtype:
+            return self
+        return replace(self, blocks=tuple(_computed(block, dtype) for block in self.blocks))
+
     @property
     def numbers(self) -> int:
         """How many numbers the weights are."""
         return sum(tensor.numbers for block in self.blocks for tensor in block.tensors)
+
+
+def _computed(block: BlockDescription, dtype: str) -> BlockDescription:
+    tensors = tuple(
+        replace(tensor, dtype=dtype, given="bfloat16") if tensor.dtype == "bfloat16" else tensor
+        for tensor in block.tensors
+    )
+    return replace(block, tensors=tensors)
 
 
 def block_name(parameter: str) -> str:

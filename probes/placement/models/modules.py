@@ -27,13 +27,24 @@ class Entry:
     owners: tuple[tuple[nn.Module, str], ...]
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # that calls compute with
     trains: bool  # it wanted gradients
+    given: torch.dtype  # the model's own
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its values, unpacked."""
+        """Bytes of the values that calls compute with, unpacked."""
         return prod(self.shape) * int(self.dtype.itemsize)
+
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of the model's own values, unpacked."""
+        return prod(self.shape) * int(self.given.itemsize)
+
+    @property
+    def converts(self) -> bool:
+        """Whether calls compute in another dtype than the model's."""
+        return self.dtype is not self.given
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,21 +58,29 @@ class Block:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all values, unpacked."""
+        """Bytes of all values that calls compute with, unpacked."""
         return sum(entry.n_bytes for entry in self.entries)
 
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of all values as the model has them, unpacked."""
+        return sum(entry.given_bytes for entry in self.entries)
 
-def find_blocks(model: nn.Module, names: Collection[str] | None = None) -> tuple[Block, ...]:
+
+def find_blocks(
+    model: nn.Module, names: Collection[str] | None = None, *, becomes: torch.dtype | None = None
+) -> tuple[Block, ...]:
     """The blocks of a model in the order of their definition.
 
     A module is a block when it is called as a whole: it is neither a container, nor the model itself, nor
     above a list of layers that holds most of its bytes. With `names`, those of a plan, the modules that they
-    name are the blocks instead; parameters outside them are blocks of their own.
+    name are the blocks instead; parameters outside them are blocks of their own. `becomes`: what bfloat16
+    parameters are converted to.
 
     Raises PlacementError for parameters that can't be placed: tensor subclasses, sparse tensors and
     parameters without a shape yet; and for names of which one holds the other.
     """
-    entries = _entries(model)
+    entries = _entries(model, becomes)
     units = _units(model) if names is None else _named(model, names)
     by_owner: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -174,7 +193,7 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
     return units
 
 
-def _entries(model: nn.Module) -> tuple[Entry, ...]:
+def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]:
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     found: dict[int, tuple[str, nn.Parameter]] = {}
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
@@ -191,7 +210,16 @@ def _entries(model: nn.Module) -> tuple[Entry, ...]:
                 found.setdefault(id(parameter), (full, parameter))
                 owners[id(parameter)].append((module, name))
     return tuple(
-        Entry(name, p, tuple(owners[key]), tuple(p.shape), tuple(p.stride()), p.dtype, p.requires_grad)
+        Entry(
+            name,
+            p,
+            tuple(owners[key]),
+            tuple(p.shape),
+            tuple(p.stride()),
+            becomes if becomes and p.dtype is torch.bfloat16 else p.dtype,
+            p.requires_grad,
+            p.dtype,
+        )
         for key, (name, p) in found.items()
     )
 

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from probes.errors import CheckpointUnreadable, ModelUnknown
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
 from probes.placement.models.modules import Block, Entry, find_blocks, is_divisible
+from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
 Module: TypeAlias = nn.Module  # for modules that don't import torch
@@ -25,6 +27,28 @@ def described(model: Module) -> ModelDescription:
         blocks = _informed(blocks, known)
     notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
     return ModelDescription(name, blocks, "module tree", notes=notes)
+
+
+def ranges(model: Module) -> Ranges | None:
+    """What float16 does to the bfloat16 parameters; None where one of them has no values yet."""
+    found = Ranges()
+    for name, parameter in model.named_parameters():
+        if parameter.dtype is torch.bfloat16:
+            if parameter.is_meta:
+                return None
+            found = found.plus(_ranges(parameter.detach(), name))
+    return found
+
+
+def _ranges(values: torch.Tensor, name: str) -> Ranges:
+    exponents = (values.contiguous().view(torch.int16) >> 7) & 255
+    beyond = (exponents >= FIRST_BEYOND) & (exponents < 255)
+    return Ranges(
+        values.numel(),
+        int(((exponents >= FIRST_KEPT) & (exponents < FIRST_EXACT)).sum()),
+        int(((exponents > 1) & (exponents < FIRST_KEPT)).sum()),
+        name if bool(beyond.any()) else "",
+    )
 
 
 def _block(block: Block) -> BlockDescription:

@@ -12,6 +12,7 @@ layout      dtype               bits  exponent
 ``h14``     float16             14    the same, with 11 bits of sign and mantissa
 ``b12f32``  float32             12    `b12`, for weights whose low 16 bits are all zero
 ``h14f32``  float32             14    `h14`, for weights that were float16 once
+``bf16``    bfloat16            16    as it is, for weights that are converted before each call
 ==========  ==================  ====  =======================================================================
 """
 
@@ -28,7 +29,7 @@ class Layout:
     name: str
     dtype: torch.dtype
     via: torch.dtype
-    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 3 with a table
+    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 3 with a table, 8 as it is
 
     @property
     def word(self) -> torch.dtype:
@@ -57,4 +58,5 @@ B11: Final = Layout("b11", torch.bfloat16, torch.bfloat16, 3)
 H14: Final = Layout("h14", torch.float16, torch.float16, 3)
 B12F32: Final = Layout("b12f32", torch.float32, torch.bfloat16, 4)
 H14F32: Final = Layout("h14f32", torch.float32, torch.float16, 3)
-LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B11, H14, B12F32, H14F32)}
+BF16: Final = Layout("bf16", torch.bfloat16, torch.bfloat16, 8)
+LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B11, H14, B12F32, H14F32, BF16)}

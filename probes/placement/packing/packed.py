@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from probes.placement.packing.forms import PackedForm, PartForm
 from probes.placement.packing.grid import Grid, grid
-from probes.placement.packing.layouts import LAYOUTS, Layout
+from probes.placement.packing.layouts import BF16, LAYOUTS, Layout
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ def form(packed: Packed) -> PackedForm:
         for name, part in packed.parts.items()
     )
     return PackedForm(packed.layout.name, packed.shape, packed.base, packed.table, parts)
+
+
+def as_it_is(shape: tuple[int, ...]) -> PackedForm:
+    """The form of bfloat16 weights that aren't packed, but converted when they are unpacked."""
+    return PackedForm(BF16.name, shape, 0, (), (PartForm("words", "int16", prod(shape)),))
 
 
 def packed_in(of: PackedForm, flat: torch.Tensor) -> Packed:

@@ -13,7 +13,7 @@ from probes.placement.packing import ranked, window
 from probes.placement.packing.estimate import WORTH_IT
 from probes.placement.packing.grid import grid
 from probes.placement.packing.kernels import launching
-from probes.placement.packing.layouts import B11, B12, B12F32, F28, H14, H14F32, Layout
+from probes.placement.packing.layouts import B11, B12, B12F32, BF16, F28, H14, H14F32, Layout
 from probes.placement.packing.packed import Packed, form
 
 _USUAL: Final[Mapping[torch.dtype, Layout]] = MappingProxyType(
@@ -63,6 +63,11 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
     """Unpack by torch operations alone, in pieces whose temporaries take less than 100 MB."""
     flat = out.view(-1) if out.is_contiguous() else torch.empty_like(out).contiguous().view(-1)
     parts, cut = dict(packed.parts), packed.grid
+    if packed.layout is BF16:
+        flat.copy_(parts["words"].view(torch.bfloat16))
+        if not out.is_contiguous():
+            out.copy_(flat.view(packed.shape))
+        return
     pieces: Iterator[tuple[int, torch.Tensor]]
     if packed.table:
         pieces = ranked.decoded(packed.layout, parts, packed.table)
@@ -82,7 +87,7 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
     """False where no kernel does it."""
     layout, cut = packed.layout, packed.grid
     fits = out.is_contiguous() and out.dtype is layout.dtype is layout.via
-    if not fits or not launching.usable(packed.device):
+    if not fits or layout is BF16 or not launching.usable(packed.device):
         return False
     if packed.table:
         return launching.unpack_ranked(

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from probes.errors import UsageError
 from probes.placement.models.description import ModelDescription
+from probes.placement.models.ranges import Ranges, stored_ranges
 from probes.placement.models.reading import describe
 from probes.placement.planner import planning, reported
+from probes.placement.planner.computing import Compute, reads_weights
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import names, profile
 from probes.placement.values import Objective, Plan, Workload
@@ -29,6 +31,8 @@ def plan(
     context: int = 0,
     objective: Objective = "exact",
     captured: bool = False,
+    compute: Compute = "auto",
+    weights: str | Path | None = None,
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
 
@@ -39,18 +43,24 @@ def plan(
     driver's context; without `host`, what the machine has. With `context` tokens of room in the KV cache, the
     time is that of one generated token after `tokens` of prompt, else of a pass of `batch` x `tokens` rows.
     `captured`: the pass is replayed as a graph.
+    `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
+    hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
 
     Raises PlanImpossible naming the smallest budget that works; CheckpointUnreadable, ModelUnknown,
-    ReportError and UsageError for what can't be read or makes no sense.
+    ReportError and UsageError for what can't be read or makes no sense; PlacementError for a number that
+    float16 can't hold where that is asked for.
     """
+    found, known = described(model), constants(machine)
     return planning.make(
-        described(model),
-        constants(machine),
+        found,
+        known,
         vram=vram,
         host=host,
         workload=Workload(batch, tokens, context),
         objective=objective,
         captured=captured,
+        compute=compute,
+        ranges=ranges(weights or model, found, known, objective=objective, compute=compute),
     ).plan
 
 
@@ -63,6 +73,23 @@ def described(model: Model) -> ModelDescription:
     from probes.placement.models import moduletree  # needs torch
 
     return moduletree.described(model)
+
+
+def ranges(
+    model: Model, found: ModelDescription, machine: Constants, *, objective: Objective, compute: Compute
+) -> Ranges | None:
+    """What float16 does to the model's numbers, where the plan depends on that and they can be read."""
+    if not reads_weights(found, machine, objective=objective, compute=compute):
+        return None
+    if isinstance(model, ModelDescription):
+        return None
+    if not isinstance(model, str | Path):
+        from probes.placement.models import moduletree  # needs torch
+
+        return moduletree.ranges(model)
+    path = Path(model)
+    stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
+    return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
 
 
 def constants(machine: Constants | str | Path) -> Constants:

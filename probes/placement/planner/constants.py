@@ -21,6 +21,7 @@ class Constants:
     vram_rate: float  # kernels reading VRAM
     unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
     ranked_rate: float  # the same with 3-bit codes, whose escapes are counted
+    operations_rate: float  # the same by torch operations, where no kernel writes the wanted dtype
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
     link_rate: float  # copies of pinned memory to VRAM
     link_alpha_s: float  # and what each copy takes beyond its bytes
@@ -48,8 +49,11 @@ class Constants:
         """Whether there is a GPU at all: else everything is on the CPU."""
         return self.vram_bytes > 0
 
+    @property
+    def converts(self) -> bool:
+        """Whether bfloat16 weights have to be converted: the GPU has no units for them."""
+        return self.has_gpu and not self.bfloat16
+
     def rate_of_products(self, dtype: str) -> float:
-        """Operations a second in a dtype; those that no unit computes in are computed as float32."""
-        if dtype == "bfloat16" and not self.bfloat16:
-            return self.flops["float32"]
+        """Operations a second in a dtype; in one that isn't listed, those of float32."""
         return self.flops.get(dtype, self.flops["float32"])

@@ -6,7 +6,7 @@ as they did when measured (docs/decisions/0025-packed-weights.md).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
@@ -71,6 +71,7 @@ class Option:
     slot_bytes: int = 0  # that a buffer for moving blocks must have
     scratch_bytes: int = 0  # likewise for unpacked blocks
     dense: bool = False  # packed with 3-bit codes
+    kept: bool = False  # with the bits that the model has, and converted for each call
 
     @property
     def lanes(self) -> tuple[float, ...]:
@@ -94,12 +95,18 @@ class Option:
 
 def packed_bytes(tensor: TensorDescription, *, dense: bool = False) -> int:
     """Bytes of a tensor in a packed block, as it is where packing saves nothing. `dense`: 3-bit codes."""
-    return aligned(estimate(tensor.dtype, tensor.numbers, dense=dense and tensor.numbers >= DENSE_FROM))
+    dense = dense and tensor.numbers >= DENSE_FROM
+    return aligned(estimate(tensor.given_dtype, tensor.numbers, dense=dense))
 
 
 def unpacked_bytes(block: BlockDescription) -> int:
-    """Bytes of a block's tensors in an arena."""
+    """Bytes of a block's tensors in an arena, in the dtype that they compute in."""
     return sum(aligned(tensor.n_bytes) for tensor in block.tensors)
+
+
+def given_bytes(block: BlockDescription) -> int:
+    """Bytes of a block's tensors in an arena, in the dtype that the model has."""
+    return sum(aligned(tensor.given_bytes) for tensor in block.tensors)
 
 
 def cache_bytes(block: BlockDescription, work: Pass) -> int:
@@ -115,13 +122,6 @@ def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Op
     return tuple(_Block(block, machine, work).options())
 
 
-def decoded_dtype(dtype: str, machine: Constants, objective: Objective) -> str:
-    """The dtype in which a machine computes with weights of a dtype."""
-    if dtype == "bfloat16" and not machine.bfloat16:
-        return "float32" if objective == "exact" else "float16"
-    return dtype
-
-
 def _main_dtype(block: BlockDescription) -> str:
     return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype
 
@@ -131,7 +131,8 @@ class _Block:
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._block, self._machine, self._work = block, machine, work
-        self._bytes = unpacked_bytes(block)
+        self._bytes, self._given = unpacked_bytes(block), given_bytes(block)
+        self._converts = any(tensor.given for tensor in block.tensors)
         self._packed = sum(map(packed_bytes, block.tensors))
         self._cache = cache_bytes(block, work)
         self._lookup_only = all(tensor.use == "lookup" for tensor in block.tensors)
@@ -140,10 +141,7 @@ class _Block:
         if work.generating and not work.captured:
             self._launch *= GENERATING
         self._fixed = operations * machine.kernel_s + self._attention()
-        self._widening = 1.0
-        self._dtype = dtype = _main_dtype(block) if block.tensors else "float32"
-        if decoded_dtype(dtype, machine, work.objective) == "float32" != dtype and dtype == "bfloat16":
-            self._widening = 2.0
+        self._dtype = _main_dtype(block) if block.tensors else "float32"
 
     def options(self) -> Iterator[Option]:
         """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
@@ -160,20 +158,17 @@ class _Block:
             yield self._on_cpu()
 
     def _on_gpu(self) -> Iterator[Option]:
-        machine, fetches = self._machine, self._block.fetches
-        widened = self._widened()
-        plain = self._compute(machine.vram_rate) + widened
-        scratch = int(self._bytes * self._widening) if widened else 0
-        moving = self._launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        machine = self._machine
         yield Option(
             "resident",
-            compute_s=plain,
+            compute_s=self._compute(machine.vram_rate),
             launch_s=self._launch,
             vram_bytes=self._bytes + self._cache,
-            scratch_bytes=scratch,
         )
         if self._block.anytime:
             return
+        if self._given < self._bytes:
+            yield replace(self._converted("resident"), vram_bytes=self._given + self._cache)
         yield Option(
             "in_place",
             compute_s=self._in_place(),
@@ -183,34 +178,48 @@ class _Block:
             pinned_bytes=self._bytes,
             wire_bytes=self._read() * self._rereads(),
         )
-        copied = fetches * (machine.link_alpha_s + self._bytes / machine.link_rate)
-        yield Option(
-            "streamed",
-            compute_s=plain,
-            copy_s=copied,
-            launch_s=moving,
-            vram_bytes=self._cache,
-            pinned_bytes=self._bytes,
-            wire_bytes=fetches * self._bytes,
-            slot_bytes=self._bytes,
-            scratch_bytes=scratch,
+        yield self._moving("streamed", kept=self._given < self._bytes)
+        read = self._moving("disk", kept=self._converts)
+        yield replace(
+            read,
+            disk_s=read.wire_bytes / machine.disk_rate,
+            disk_bytes=read.slot_bytes,
+            pinned_bytes=0,
         )
-        yield Option(
-            "disk",
-            compute_s=plain,
-            copy_s=copied,
-            disk_s=fetches * self._bytes / machine.disk_rate,
-            launch_s=moving,
-            vram_bytes=self._cache,
-            disk_bytes=self._bytes,
-            wire_bytes=fetches * self._bytes,
-            slot_bytes=self._bytes,
-            scratch_bytes=scratch,
-        )
-        if self._packed < 0.97 * self._bytes:
+        if self._packed < 0.97 * self._given:
             yield from self._when_packed(dense=False)
             if self._dtype == "bfloat16" and machine.triton and self._work.captured:
                 yield from self._when_packed(dense=True)
+
+    def _converted(self, tier: Tier) -> Option:
+        """Kept with the bits that the model has: one operation a tensor converts them before each call."""
+        machine, fetches = self._machine, self._block.fetches
+        captured = self._work.captured
+        items = UNPACK_ITEM_S * len(self._block.tensors) + (0.0 if captured else UNPACK_GAP_S)
+        operations = 0.0 if captured else machine.operation_s * len(self._block.tensors)
+        return Option(
+            tier,
+            compute_s=self._compute(machine.vram_rate),
+            unpack_s=fetches * ((self._given + self._bytes) / machine.vram_rate + items),
+            launch_s=self._launch + fetches * operations,
+            scratch_bytes=self._bytes,
+            kept=True,
+        )
+
+    def _moving(self, tier: Tier, *, kept: bool) -> Option:
+        """Copied from pinned memory to a slot."""
+        machine, fetches = self._machine, self._block.fetches
+        plain = Option(tier, compute_s=self._compute(machine.vram_rate), launch_s=self._launch)
+        how, n_bytes = (self._converted(tier), self._given) if kept else (plain, self._bytes)
+        return replace(
+            how,
+            copy_s=fetches * (machine.link_alpha_s + n_bytes / machine.link_rate),
+            launch_s=how.launch_s + (0.0 if self._work.captured else machine.moving_s * fetches),
+            vram_bytes=self._cache,
+            pinned_bytes=n_bytes,
+            wire_bytes=fetches * n_bytes,
+            slot_bytes=n_bytes,
+        )
 
     def _when_packed(self, *, dense: bool) -> Iterator[Option]:
         machine, fetches = self._machine, self._block.fetches
@@ -219,18 +228,15 @@ class _Block:
         more = PACKED_LAUNCH_S * self._packed_tensors() if fused else UNPACK_LAUNCH_S * fetches
         launch = self._launch + (0.0 if self._work.captured else more)
         moving = launch + (0.0 if self._work.captured else machine.moving_s * fetches)
-        scratch = int(self._bytes * self._widening)  # also of fused blocks, for passes of many rows
+        scratch = self._bytes  # also of fused blocks, for passes of many rows
         if fused:
             rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
             compute = self._compute(rate, share=packed / self._bytes)
             unpack = 0.0
         else:
-            compute = self._compute(
-                machine.vram_rate * (1.0 if self._widening == 1.0 else 1.0 / self._widening)
-            )
+            compute = self._compute(machine.vram_rate)
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
-            ranked = dense or self._dtype == "float16"
-            rate = machine.ranked_rate if ranked else machine.unpack_rate
+            rate = self._unpack_rate(dense=dense)
             items = UNPACK_ITEM_S * len(self._block.tensors)
             unpack = fetches * ((packed + scratch) / rate + items + gap)
         yield Option(
@@ -241,6 +247,7 @@ class _Block:
             vram_bytes=packed + self._cache,
             scratch_bytes=scratch,
             dense=dense,
+            kept=self._converts,
         )
         yield Option(
             "streamed_packed",
@@ -254,7 +261,15 @@ class _Block:
             slot_bytes=packed,
             scratch_bytes=scratch,
             dense=dense,
+            kept=self._converts,
         )
+
+    def _unpack_rate(self, *, dense: bool) -> float:
+        """Bytes a second, read and written. Kernels write the dtype that was packed; operations convert."""
+        if self._converts:
+            return self._machine.operations_rate
+        ranked = dense or self._dtype == "float16"
+        return self._machine.ranked_rate if ranked else self._machine.unpack_rate
 
     def _on_cpu(self) -> Option:
         machine, work, block = self._machine, self._work, self._block
@@ -273,6 +288,7 @@ class _Block:
         dtypes = {tensor.dtype for tensor in self._block.tensors if tensor.use == "product"}
         return (
             self._work.objective == "fast"
+            and not self._converts
             and self._machine.fused_rate > 0
             and self._work.rows <= MOST_ROWS
             and dtypes <= set(FUSED_DTYPES)
@@ -280,7 +296,7 @@ class _Block:
 
     def _packed_tensors(self) -> int:
         """How many tensors are unpacked, or multiplied while packed, in a pass."""
-        mine = sum(packed_bytes(tensor) < tensor.n_bytes for tensor in self._block.tensors)
+        mine = sum(packed_bytes(tensor) < tensor.given_bytes for tensor in self._block.tensors)
         return mine * self._block.fetches
 
     def _products(self) -> float:
@@ -296,8 +312,7 @@ class _Block:
         machine, work = self._machine, self._work
         total = self._fixed
         for tensor in self._block.tensors:
-            dtype = decoded_dtype(tensor.dtype, machine, work.objective)
-            products = 2 * tensor.products * work.rows / machine.rate_of_products(dtype)
+            products = 2 * tensor.products * work.rows / machine.rate_of_products(tensor.dtype)
             total += self._block.calls * max(tensor.bytes_read(work.rows) * share / rate, products)
         return total + self._block.calls * self._passed_on() / machine.vram_rate
 
@@ -309,17 +324,10 @@ class _Block:
             if tensor.use == "product"
         )
 
-    def _widened(self) -> float:
-        """Time to convert weights into a wider dtype, each pass, where the GPU has no units for theirs."""
-        if self._widening == 1.0 or self._lookup_only:
-            return 0.0
-        moved = self._bytes * (1.0 + 2 * self._widening) - self._bytes  # read, written, read wide
-        return self._block.fetches * moved / self._machine.vram_rate
-
     def _in_place(self) -> float:
         reads = self._read() * self._rereads()
         computed = self._compute(self._machine.vram_rate)
-        return max(reads / self._machine.zero_copy_rate, computed) + self._widened()
+        return max(reads / self._machine.zero_copy_rate, computed)
 
     def _rereads(self) -> int:
         """How often a kernel reads the weights: once for a few rows, else for each tile and once more."""
@@ -337,7 +345,7 @@ class _Block:
         kept = attention.kept(work.context)
         moved = work.batch * kept * attention.numbers_per_token * DTYPE_BITS[dtype] / 8
         products = 2 * work.rows * attention.heads * attention.head_width * kept
-        rate = machine.rate_of_products(decoded_dtype(dtype, machine, work.objective))
+        rate = machine.rate_of_products(dtype)
         return max(moved / machine.vram_rate, 2 * products / rate)
 
 

@@ -6,8 +6,10 @@ from typing import Final
 
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
+from probes.placement.models.ranges import Ranges
+from probes.placement.planner.computing import Compute, becomes, ready
 from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, cache_bytes, decoded_dtype
+from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.search import Found, Kind, anything, kinds, search
@@ -45,14 +47,18 @@ def make(
     workload: Workload,
     objective: Objective,
     captured: bool = False,
+    compute: Compute = "auto",
+    ranges: Ranges | None = None,
 ) -> Made:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
     A captured pass costs Python nothing, so its blocks are divided where that saves time: smaller blocks need
     smaller buffers. `host` None: as much as the machine has, or as the model needs. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
+    `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `computing.ready`.
     """
     _check(model, workload)
+    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
     models = [model]
     if captured and len(model.divided().blocks) > len(model.blocks):
         models.append(model.divided())
@@ -177,6 +183,7 @@ class _Task:
             time=self._time(found),
             captured=self.work.captured,
             compute_dtype=self._compute_dtype(),
+            bfloat16_becomes=becomes(model),
             notes=self._notes(found),
         )
 
@@ -222,22 +229,15 @@ class _Task:
         for block in self.model.blocks:
             for tensor in block.tensors:
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes
-        return decoded_dtype(
-            max(sizes, key=sizes.__getitem__, default="float32"), self.machine, self.objective
-        )
+        return max(sizes, key=sizes.__getitem__, default="float32")
 
     def _notes(self, found: Found) -> tuple[str, ...]:
         machine, notes = self.machine, [*self.model.notes, *self.machine.notes]
-        halves = any(t.dtype == "bfloat16" for block in self.model.blocks for t in block.tensors)
-        if halves and machine.has_gpu and not machine.bfloat16:
-            how = (
-                "converted to float32 in each pass"
-                if self.objective == "exact"
-                else "loaded as float16, which keeps values from 6e-8 to 65504"
-            )
-            notes.append(f"{machine.name} has no bfloat16 units: this is planned for weights {how}")
-        if not machine.triton and any(o.unpack_s for o in found.chosen):
+        packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in found.chosen)
+        if packed and not machine.triton:
             notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
+        elif packed and becomes(self.model):
+            notes.append("torch operations unpack and convert: there is no kernel for that yet")
         if any(o.tier == "disk" for o in found.chosen):
             notes.append("the host memory is too small for all weights: some are read from disk in each pass")
         if found.gap >= 1.0:
@@ -266,6 +266,7 @@ def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPla
         host_bytes=option.pinned_bytes + option.pageable_bytes,
         wire_bytes=option.wire_bytes,
         dense=option.dense,
+        kept=option.kept,
         predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
     )
 

@@ -82,6 +82,7 @@ class _Profile:
             vram_rate=peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read"),
             unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
             ranked_rate=peak * self._reached("ranked" if triton else "torch_unpack"),
+            operations_rate=peak * self._reached("torch_unpack"),
             fused_rate=peak * self._reached("fused") if triton else 0.0,
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,

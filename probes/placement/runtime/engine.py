@@ -298,12 +298,12 @@ class Engine:
 
         VRAM may be full, so nothing is allocated there. Nothing for a block without a scratch buffer.
         """
-        if one.scratch is None:
-            return
+        if one.scratch is None or all(item.entry.converts for item in one.stored.items):
+            return  # converting back may lose bits: the host unpacks them
         one.fused = False
         self._fetch(one)
         self.lanes.finish()
-        for place in one.unpacked.places:
+        for place in (place for place in one.unpacked.places if not place.entry.converts):
             yield place.entry, place.present.data
 
     def clear(self) -> None:

@@ -11,9 +11,10 @@ from torch import nn
 
 from probes.placement.models.modules import Block
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard, OnHost, is_compiled, uncompiled
+from probes.placement.runtime.blocks.hostside import Guard, Inputs, OnHost, is_compiled, uncompiled
 from probes.placement.runtime.blocks.moving import Moving
 from probes.placement.runtime.capture import Captured, Recorder
+from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.engine import Engine, refuse_training
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.settling import Settling
@@ -102,6 +103,18 @@ class Handle:
                     self._homes.guard(module, partial(Called, engine=self._engine, one=moving[id(block)]))
                 elif tier == "cpu":
                     self._homes.guard(module, partial(OnHost, device=self.device))
+
+    def convert_buffers(self) -> None:
+        """Convert buffers to what the plan says that bfloat16 becomes."""
+        dtype = becomes(self.plan)
+        if dtype is not None:
+            self._homes.convert_buffers(self.model, dtype)
+
+    def convert_inputs(self) -> None:
+        """From now on inputs of whole passes are converted likewise."""
+        dtype = becomes(self.plan)
+        if dtype is not None:
+            self._homes.guard(self.model, partial(Inputs, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device."""

@@ -15,13 +15,15 @@ from probes.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.runtime.blocks.cardside import Across, Cards, Move, OnCard, on_card
 from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.hostside import Inputs
 from probes.placement.runtime.blocks.lanes import HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.handle import Handle, WholePass
 from probes.placement.runtime.measuring import PlacementReport, wall_times
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, require_computed, staged
+from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
 from probes.placement.runtime.settling import Source
-from probes.placement.values import CardsPlan, Tier
+from probes.placement.values import CardsPlan, Plan, Tier
 from probes.shared.units import duration
 
 Devices: TypeAlias = Sequence[torch.device | str] | torch.device | str | None
@@ -53,6 +55,18 @@ class CardsHandle:
             partial(WholePass, lock=lock, model=self.model, trainable=trainable, recorder=None),
         )
         self._outer.refuse_changes(self.model)
+
+    def convert_buffers(self) -> None:
+        """Convert buffers to what the plan says that bfloat16 becomes."""
+        dtype = becomes(_joined(self.plan))
+        if dtype is not None:
+            self._outer.convert_buffers(self.model, dtype)
+
+    def convert_inputs(self) -> None:
+        """From now on inputs of whole passes are converted likewise."""
+        dtype = becomes(_joined(self.plan))
+        if dtype is not None:
+            self._outer.guard(self.model, partial(Inputs, dtype=dtype))
 
     def join(self) -> None:
         """Let each card's current stream wait until all that has been begun for the next blocks is done."""
@@ -131,11 +145,10 @@ def settle_cards(
 ) -> CardsHandle:
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
     parts = parts_of(model, plan)
-    for card, part, lane in zip(plan.cards, parts, lanes, strict=True):
-        require_computed(card, part, lane.device)
     handle = CardsHandle(model, plan, Cards(tuple(one.device for one in lanes), move))
     lock = threading.RLock()
     try:
+        handle.convert_buffers()
         for card, part, source, lane in zip(plan.cards, parts, sources, lanes, strict=True):
             made = staged(model, card, source, lane, pinned=pinned, work=work, lock=lock)
             handle.cards.append(made)
@@ -143,6 +156,7 @@ def settle_cards(
                 made.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, lock)
+        handle.convert_inputs()
         for made in handle.cards:
             with on_card(made.device):
                 made.begin()
@@ -156,13 +170,12 @@ def parts_of(model: nn.Module, plan: CardsPlan) -> list[Placed]:
     """Each card's blocks. What is used between blocks is on the first card, wherever it was planned."""
     if not plan.cards:
         raise PlacementError("the plan is for no card", "make it again: --cards N")
-    first = plan.cards[0]
-    for card in plan.cards:
-        if card.objective != first.objective:
-            raise PlacementError("the cards' plans have different objectives", "make the plan again")
-    joined = tuple(block for card in plan.cards for block in card.blocks)
-    whole = replace(first, blocks=joined, vram_budget=0, host_budget=0)
-    found = planned_blocks(model, whole, plan.cards)
+    for facts in ({card.objective for card in plan.cards}, _conversions(plan)):
+        if len(facts) > 1:
+            raise PlacementError(
+                f"the cards' plans differ: {', '.join(sorted(facts))}", "make the plan again"
+            )
+    found = planned_blocks(model, _joined(plan), plan.cards)
     parts: list[Placed] = []
     begin = 0
     for card in plan.cards:
@@ -173,6 +186,18 @@ def parts_of(model: nn.Module, plan: CardsPlan) -> list[Placed]:
         parts[0] += between
         part[:] = [one for one in part if one[0].called]
     return parts
+
+
+def _conversions(plan: CardsPlan) -> set[str]:
+    """What bfloat16 becomes on those cards that have such weights."""
+    return {card.bfloat16_becomes for card in plan.cards if card.bfloat16_becomes}
+
+
+def _joined(plan: CardsPlan) -> Plan:
+    """One plan with all blocks, without budgets."""
+    becoming = next((card for card in plan.cards if card.bfloat16_becomes), plan.cards[0]).bfloat16_becomes
+    blocks = tuple(block for card in plan.cards for block in card.blocks)
+    return replace(plan.cards[0], blocks=blocks, vram_budget=0, host_budget=0, bfloat16_becomes=becoming)
 
 
 def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[Placed]) -> None:

@@ -10,7 +10,7 @@ from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.overcards import CardsHandle, Devices, lanes_of_cards, settle_cards
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, require_computed, staged
+from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
 from probes.placement.runtime.settling import ModuleSource, Source
 from probes.placement.values import CardsPlan, Plan
 
@@ -47,6 +47,8 @@ def place(
     it is a list of GPUs, by default the first ones. Without `pinned` host memory
     stays pageable, and copies are slower. With `capture` calls of the model become CUDA graphs when they come
     for the third time with the same shapes; what such a call returns is overwritten by the next one.
+    Where the plan says that bfloat16 becomes another dtype, because the GPU has no units for it, parameters,
+    buffers and inputs of the model are converted, and outputs have that dtype.
     Weights are only read: what a forward writes to its own weights is lost where they move.
 
     Raises PlacementError where the model isn't the planned one, can't be placed, or memory is refused. The
@@ -84,14 +86,15 @@ def settle(
 ) -> Handle:
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
     blocks = planned_blocks(model, plan)
-    require_computed(plan, blocks, lanes.device)
     handle = staged(model, plan, source, lanes, pinned=pinned, work=work)
     try:
+        handle.convert_buffers()
         handle.take_over(blocks)
         handle.move_buffers(model, on_host(blocks))
         if capture:
             handle.record_passes()
         handle.guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))
+        handle.convert_inputs()
         handle.begin()
     except BaseException:
         handle.remove()

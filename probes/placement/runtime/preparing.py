@@ -13,6 +13,7 @@ from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Guard
 from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.settling import Settling, Source
@@ -61,7 +62,8 @@ def staged(
     )
     homes = Homes()
     dense = {block.name for block in plan.blocks if block.dense}
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense)
+    kept = {block.name for block in plan.blocks if block.kept}
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense, kept)
     return Handle(model, plan, engine, homes, settling)
 
 
@@ -80,39 +82,22 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
     for one in (plan, *parts):
         _require_sound(one)
     tiers = {block.name: block for block in plan.blocks}
-    found = {block.name: block for block in find_blocks(model, tiers)}
+    found = {block.name: block for block in find_blocks(model, tiers, becomes=becomes(plan))}
     strange = sorted(tiers.keys() - found.keys()) or sorted(found.keys() - tiers.keys())
     if strange:
         whose = "plan" if strange[0] in tiers else "model"
         raise _another(f"only the {whose} has {', '.join(strange[:4])}")
     for name, block in found.items():
         kept = sum(b.numel() * b.element_size() for module in block.modules for b in module.buffers())
-        if not block.n_bytes <= tiers[name].weight_bytes <= block.n_bytes + kept:
-            raise _another(f"{name} has {block.n_bytes:,} bytes, {tiers[name].weight_bytes:,} were planned")
+        own = block.given_bytes
+        if not own <= tiers[name].weight_bytes <= own + kept:
+            raise _another(f"{name} has {own:,} bytes, {tiers[name].weight_bytes:,} were planned")
         if not block.called and tiers[name].tier != "resident":
             raise PlacementError(
                 f"{name} is used while other blocks are called: it can only be resident",
                 "plan again",
             )
     return [(found[name], block.tier) for name, block in tiers.items()]
-
-
-def require_computed(plan: Plan, blocks: Sequence[tuple[Block, Tier]], device: torch.device) -> None:
-    """Raise PlacementError where a GPU without bfloat16 units would compute in bfloat16 after all.
-
-    The plan's time is for weights converted to `compute_dtype`; blocks compute in the weights' own.
-    """
-    wanted = plan.compute_dtype
-    if device.type != "cuda" or wanted not in ("float16", "float32"):
-        return
-    entries = [entry for block, _ in blocks for entry in block.entries]
-    kept = [entry for entry in entries if entry.dtype is torch.bfloat16]
-    if 2 * sum(entry.n_bytes for entry in kept) > sum(entry.n_bytes for entry in entries):  # most of them
-        raise PlacementError(
-            f"{kept[0].name} is bfloat16, and {plan.machine} has no units for it: the plan is for {wanted}",
-            f"build the model in {wanted} and plan again; load() converts a checkpoint, and refuses numbers "
-            "that don't fit",
-        )
 
 
 def _require_sound(plan: Plan) -> None:

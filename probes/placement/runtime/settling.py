@@ -15,14 +15,24 @@ from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.forms import PackedForm, aligned
-from probes.placement.packing.packed import Packed, form, write_into
+from probes.placement.packing.layouts import BF16
+from probes.placement.packing.packed import Packed, as_it_is, form, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
-from probes.placement.runtime.blocks.blockstore import Item, Stored, as_stored, lay_out, raw_bytes, raw_view
+from probes.placement.runtime.blocks.blockstore import (
+    Item,
+    Stored,
+    as_stored,
+    lay_out,
+    memory_order,
+    raw_bytes,
+    raw_view,
+)
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Buffer, ring
 from probes.placement.runtime.blocks.wires import Held, Wire
+from probes.placement.runtime.converting import Correction, require_entry, require_packed
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.hostview import zero_copy
 from probes.placement.runtime.measuring import TierUse, tier_use
@@ -43,13 +53,20 @@ class Source(Protocol):
     again: bool
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
-        """Write the values into `target`, of the entry's shape and dtype, on the host or in VRAM."""
+        """Write the values into `target`, of the entry's shape, on the host or in VRAM.
+
+        They are converted where its dtype isn't the model's. Raises PlacementError for a number that it can't
+        hold.
+        """
 
     def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
         """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing.
 
         `dense`: with 3-bit codes.
         """
+
+    def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """How the model's own values are found again once `view` has them converted."""
 
     def wire(self, stored: Stored, lanes: Lanes) -> Wire:
         """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
@@ -71,7 +88,10 @@ class ModuleSource:
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """The parameter's own."""
-        target.copy_(self._values(entry))
+        values = self._values(entry)
+        if target.dtype is not entry.given:
+            require_entry(entry, values)
+        target.copy_(values)
 
     def _values(self, entry: Entry) -> torch.Tensor:
         if entry.parameter.is_meta:
@@ -83,6 +103,10 @@ class ModuleSource:
     def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
         """Packed now."""
         return packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
+
+    def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Converted back; what the conversion changed is noted now."""
+        return partial(Correction.of(self._values(entry), entry.dtype).undo, entry, view)
 
     def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
         """A module that is built has no file."""
@@ -128,7 +152,9 @@ class Settling:
     pinned: bool
     fast: bool  # few rows are multiplied with packed weights
     dense: Collection[str] = ()  # names of blocks that are packed with 3-bit codes
+    kept: Collection[str] = ()  # and of those that are converted for each call
     settled: list[_Settled] = field(default_factory=list)
+    _ways_back: dict[int, Callable[[], torch.Tensor]] = field(default_factory=dict)
     host: HostArena | None = None
     vram: DeviceArena | None = None
 
@@ -144,12 +170,15 @@ class Settling:
         room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST)
         self.host = HostArena(room, node_of_gpu(self.lanes.device))
         for block, tier in blocks:
-            one = self._packed(block, tier) if tier in PACKED else _Settled(block, tier, lay_out(block))
+            as_given = block.name in self.kept
+            one = self._packed(block, tier) if tier in PACKED or as_given else _plain(block, tier)
             self.settled.append(one)
             if tier == "disk":
                 one.wire = self.source.wire(one.stored, self.lanes)
                 for entry in block.entries:
-                    self.homes.later(entry, partial(_own, self.source, entry))
+                    if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
+                        require_entry(entry, own_values(self.source, entry))
+                    self.homes.later(entry, partial(own_values, self.source, entry))
             elif tier == "cpu":
                 self._keep_on_host(block)
             elif tier in IN_HOST:
@@ -174,45 +203,67 @@ class Settling:
             assert one.memory is not None
             seen = zero_copy(one.memory)
             for item in one.stored.items:
-                self.homes.adopt(item.entry, item.raw(seen), partial(item.raw, one.memory))
+                fetch = self._ways_back.get(id(item.entry)) or partial(item.raw, one.memory)
+                self.homes.adopt(item.entry, item.raw(seen), fetch)
 
     def _keep_on_host(self, block: Block) -> None:
         """A model that is built has its values there already; one on meta gets memory for them."""
         for entry in block.entries:
-            if entry.parameter.is_meta:
-                self.homes.adopt(entry, _own(self.source, entry))
+            if entry.parameter.is_meta or entry.converts:
+                made = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
+                self.source.fill(entry, made)
+                self.homes.adopt(entry, made, self._way_back(entry, made))
 
     def _packed(self, block: Block, tier: Tier) -> _Settled:
-        """A block's packed tensors; only their forms where the source gives them again for VRAM."""
+        """A block's packed tensors; only their forms where the source gives them again for VRAM.
+
+        Tensors that are converted for each call have a form as well, where they aren't packed.
+        """
         again = self.source.again and tier in IN_VRAM
         forms: list[PackedForm | None] = []
         packs: list[Callable[[], Packed | None]] = []
         for entry in block.entries:
             dense = block.name in self.dense and prod(entry.shape) >= DENSE_FROM
-            pack_it = partial(self.source.packed, entry, dense=dense)
+            pack_it = partial(self._pack, entry, dense=dense) if tier in PACKED else partial(_same, None)
             packed = pack_it()
-            forms.append(form(packed) if packed else None)
+            forms.append(form(packed) if packed else _as_given(block, entry, self.kept))
             packs.append(pack_it if again else partial(_same, packed))
             if again:
-                self.homes.later(entry, partial(_own, self.source, entry))
+                self.homes.later(entry, partial(own_values, self.source, entry))
             elif packed is not None:  # the values are kept twice no longer than necessary
                 self.homes.later(entry, partial(_unpacked, entry, packed))
         return _Settled(block, tier, lay_out(block, forms), tuple(packs))
 
+    def _pack(self, entry: Entry, *, dense: bool) -> Packed | None:
+        packed = self.source.packed(entry, dense=dense)
+        if packed is not None:
+            require_packed(entry, packed)
+        return packed
+
+    def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """How the values come to the host again; None where `view` has them there."""
+        if entry.converts:
+            self._ways_back[id(entry)] = self.source.way_back(entry, view)
+            return self._ways_back[id(entry)]
+        return None if view.device.type == "cpu" else partial(_itself, view)
+
     def _fill(self, one: _Settled, memory: torch.Tensor) -> None:
         """Write the block's bytes, and let its parameters have theirs there."""
-        on_host = memory.device.type == "cpu"
         for index, item in enumerate(one.stored.items):
-            packed = one.packs[index]() if item.form else None
-            if packed is not None:
-                if form(packed) != item.form:
-                    raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
-                write_into(packed, item.bytes(memory))
-                self.homes.later(item.entry, partial(_unpacked_from, item, memory))
-            else:
+            if item.form is None:
                 view = item.raw(memory)
                 self.source.fill(item.entry, view)
-                self.homes.adopt(item.entry, view, None if on_host else partial(_itself, view))
+                self.homes.adopt(item.entry, view, self._way_back(item.entry, view))
+                continue
+            packed = one.packs[index]()
+            if packed is None and item.form.layout == BF16.name:
+                self.source.fill(item.entry, item.given(memory))
+                require_entry(item.entry, item.given(memory))
+            elif packed is None or form(packed) != item.form:
+                raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
+            else:
+                write_into(packed, item.bytes(memory))
+            self.homes.later(item.entry, partial(_unpacked_from, item, memory))
         one.packs = ()
 
     def _into_vram(self) -> None:
@@ -257,10 +308,10 @@ class Settling:
         scratches = self._ring(self.scratches, self.scratch_bytes)
         in_slots = unpacked = 0
         for one in self.settled:
-            if one.tier in ("resident", "cpu", "in_place"):
+            if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_packed):
                 continue
             slot = scratch = None
-            if one.tier != "packed":
+            if one.tier not in IN_VRAM:
                 slot, in_slots = slots[in_slots % len(slots)], in_slots + 1
             if one.stored.is_packed and scratches:
                 scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
@@ -298,7 +349,8 @@ class Settling:
         """What each tier takes, in the order of `TIERS`."""
         return tuple(
             tier_use(
-                tier, [(one.block.n_bytes, one.stored.n_bytes) for one in self.settled if one.tier == tier]
+                tier,
+                [(one.block.given_bytes, one.stored.n_bytes) for one in self.settled if one.tier == tier],
             )
             for tier in TIERS
             if any(one.tier == tier for one in self.settled)
@@ -310,6 +362,7 @@ class Settling:
         if self.host is not None:
             self.host.release()
         self.settled.clear()
+        self._ways_back.clear()
         self.host = self.vram = None
 
 
@@ -317,17 +370,29 @@ def _same(packed: Packed | None) -> Packed | None:
     return packed
 
 
-def _own(source: Source, entry: Entry) -> torch.Tensor:
-    """The values in host memory of their own."""
-    view = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
+def _plain(block: Block, tier: Tier) -> _Settled:
+    return _Settled(block, tier, lay_out(block))
+
+
+def _as_given(block: Block, entry: Entry, kept: Collection[str]) -> PackedForm | None:
+    return (
+        as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
+        if (entry.converts and block.name in kept)
+        else None
+    )
+
+
+def own_values(source: Source, entry: Entry) -> torch.Tensor:
+    """The model's own values in host memory of their own."""
+    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
     source.fill(entry, view)
     return view
 
 
 def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
-    flat = torch.empty(entry.n_bytes, dtype=torch.uint8, device=packed.device)
-    unpack(packed, flat.view(entry.dtype).view(packed.shape))
-    return raw_view(entry, flat)
+    flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
+    unpack(packed, flat.view(entry.given).view(packed.shape))
+    return raw_view(entry, flat, entry.given)
 
 
 def _itself(view: torch.Tensor) -> torch.Tensor:

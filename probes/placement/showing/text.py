@@ -79,7 +79,12 @@ def _batch(batch: int) -> str:
 
 
 def _by_tier(plan: Plan) -> str:
-    rows = [_tier_row(tier, plan.blocks) for tier in TIERS if any(b.tier == tier for b in plan.blocks)]
+    ways = [(tier, kept) for tier in TIERS for kept in (False, True)]
+    rows = [
+        _tier_row(tier, plan, kept=kept)
+        for tier, kept in ways
+        if any((b.tier, b.kept) == (tier, kept) for b in plan.blocks)
+    ]
     headers = ["tier", "blocks", "asked", "VRAM", "host", "per pass over the link", "which"]
     return (
         table(headers, rows, markdown=False)
@@ -90,24 +95,27 @@ def _by_tier(plan: Plan) -> str:
     )
 
 
-def _tier_row(tier: Tier, blocks: Sequence[BlockPlan]) -> list[str]:
-    mine = [block for block in blocks if block.tier == tier]
+def _tier_row(tier: Tier, plan: Plan, *, kept: bool) -> list[str]:
+    mine = [block for block in plan.blocks if (block.tier, block.kept) == (tier, kept)]
     sums = (
         sum(b.weight_bytes for b in mine),
         sum(b.vram_bytes for b in mine),
         sum(b.host_bytes for b in mine),
         sum(b.wire_bytes for b in mine),
     )
-    return [tier, str(len(mine)), *map(binary_bytes, sums), _ranges(blocks, tier)]
+    as_ = "bfloat16" if kept else plan.bfloat16_becomes
+    name = f"{tier}, as {as_}" if as_ else str(tier)
+    return [name, str(len(mine)), *map(binary_bytes, sums), _ranges(plan.blocks, mine)]
 
 
-def _ranges(blocks: Sequence[BlockPlan], tier: Tier) -> str:
-    """The blocks of a tier, runs of them as first..last."""
+def _ranges(blocks: Sequence[BlockPlan], mine: Sequence[BlockPlan]) -> str:
+    """The blocks of a row, runs of them as first..last."""
+    names = {block.name for block in mine}
     runs = []
-    for is_mine, run in groupby(blocks, key=lambda block: block.tier == tier):
+    for is_mine, run in groupby(blocks, key=lambda block: block.name in names):
         if is_mine:
-            names = [block.name for block in run]
-            runs.append(names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}")
+            found = [block.name for block in run]
+            runs.append(found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}")
     shown = ", ".join(runs[:MOST_RANGES])
     return shown if len(runs) <= MOST_RANGES else f"{shown} and {len(runs) - MOST_RANGES} more"
 

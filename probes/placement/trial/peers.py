@@ -20,6 +20,7 @@ from probes.placement.architectures import Built, build, shape
 from probes.placement.loading.load import load
 from probes.placement.models.checkpointfolder import CheckpointFolder
 from probes.placement.planner.asking import plan
+from probes.placement.planner.computing import Compute
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import matching, profile
 from probes.placement.runtime.handle import Handle
@@ -54,6 +55,7 @@ class Asked:
     objective: Objective
     seed: int
     checkpoint: CheckpointFolder | None = None  # None: `model` is a name, with random weights
+    compute: Compute = "auto"  # of bfloat16 weights on a GPU without units for them
     host: int | None = None  # bytes of host memory for a checkpoint; None: what is available above a floor
 
 
@@ -94,6 +96,8 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
         batch=asked.batch,
         tokens=tokens,
         objective=asked.objective,
+        compute=asked.compute,
+        weights=asked.checkpoint.path if asked.checkpoint else None,
     )
     if compare and host is not None:
         _require_whole(built.module, host)

@@ -12,7 +12,7 @@ from probes.placement.packing import ranked, tensors, window
 from probes.placement.packing.estimate import estimate
 from probes.placement.packing.forms import PackedForm
 from probes.placement.packing.grid import grid
-from probes.placement.packing.layouts import B11, B12, F28, H14, LAYOUTS
+from probes.placement.packing.layouts import B11, B12, BF16, F28, H14, LAYOUTS
 from probes.placement.packing.packed import Packed, form, packed_in, write_into
 from probes.placement.packing.tensors import pack, unpack, unpack_by_operations
 from probes.shared.codec import decode, encode
@@ -129,7 +129,7 @@ def test_any_shape_comes_back(shape, dtype):
     if tensor.numel():
         assert same(unpack(forced(tensor)), tensor)
         for layout in LAYOUTS.values():
-            if layout.dtype is layout.via is dtype:
+            if layout.dtype is layout.via is dtype and layout is not BF16:  # which packs nothing
                 assert same(unpack(forced(tensor, layout)), tensor)
 
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from probes.placement.planner.asking import Model, constants, described
+from probes.placement.planner.asking import Model, constants, described, ranges
 from probes.placement.planner.cards.severalcards import make_cards
+from probes.placement.planner.computing import Compute
 from probes.placement.planner.constants import Constants
 from probes.placement.values import CardsPlan, Objective, Workload
 
@@ -19,17 +20,22 @@ def plan_cards(
     tokens: int = 1,
     context: int = 0,
     objective: Objective = "exact",
+    compute: Compute = "auto",
+    weights: str | Path | None = None,
 ) -> CardsPlan:
     """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
 
     The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
     """
+    found, known = described(model), constants(machine)
     return make_cards(
-        described(model),
-        constants(machine),
+        found,
+        known,
         cards=cards,
         vram=vram,
         host=host,
         workload=Workload(batch, tokens, context),
         objective=objective,
+        compute=compute,
+        ranges=ranges(weights or model, found, known, objective=objective, compute=compute),
     ).plan

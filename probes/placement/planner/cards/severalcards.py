@@ -12,6 +12,8 @@ from typing import Final
 
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
+from probes.placement.models.ranges import Ranges
+from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import SYNC_S, Option
 from probes.placement.planner.planning import Made, make
@@ -50,6 +52,8 @@ def make_cards(
     workload: Workload,
     objective: Objective,
     captured: bool = False,
+    compute: Compute = "auto",
+    ranges: Ranges | None = None,
 ) -> MadeCards:
     """The plan over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
 
@@ -58,6 +62,7 @@ def make_cards(
     if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
+    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
     memory = machine.host_bytes if host is None else host
     stages = [
         _stage(

@@ -32,6 +32,10 @@ class Item:
         """The parameter's values as a view of a buffer that holds them raw."""
         return raw_view(self.entry, self.bytes(buffer))
 
+    def given(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The model's own values as a view of a buffer that holds them unpacked."""
+        return raw_view(self.entry, self.bytes(buffer)[: self.entry.given_bytes], self.entry.given)
+
     def packed(self, buffer: torch.Tensor) -> Packed:
         """The packed tensor with its parts in that buffer."""
         assert self.form
@@ -72,10 +76,13 @@ def raw_bytes(block: Block) -> int:
     return sum(aligned(entry.n_bytes) for entry in block.entries)
 
 
-def raw_view(entry: Entry, n_bytes: torch.Tensor) -> torch.Tensor:
-    """The parameter's values as a view of its bytes, in the order that its dimensions have in memory."""
+def raw_view(entry: Entry, n_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
+
+    `dtype`: that of the bytes, where it isn't the one that calls compute with.
+    """
     order = memory_order(entry)
-    stored = n_bytes.view(entry.dtype).view([entry.shape[d] for d in order])
+    stored = n_bytes.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
     return stored.permute([order.index(d) for d in range(len(order))])
 
 

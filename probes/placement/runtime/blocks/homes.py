@@ -47,13 +47,20 @@ class _MovedBuffer:
     moved: torch.Tensor
 
     def back(self) -> None:
-        now = self.holder.get(self.key)
-        if now is self.moved:
-            with torch.inference_mode(self.home.is_inference()):
-                self.home.copy_(self.moved)
+        now, moved = self.holder.get(self.key), self.moved
+        if now is moved:
             self.holder[self.key] = self.home
+            if not self._is_converted_only(moved):
+                with torch.inference_mode(self.home.is_inference()):
+                    self.home.copy_(moved)
         elif now is not None:
-            self.holder[self.key] = now.to(self.home.device)
+            self.holder[self.key] = now.to(self.home.device, self.home.dtype)
+
+    def _is_converted_only(self, moved: torch.Tensor) -> bool:
+        """Whether nothing was written to it: converting it back may lose bits."""
+        return moved.dtype is not self.home.dtype and torch.equal(
+            moved.to(self.home.device), self.home.to(moved.dtype)
+        )
 
 
 def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
@@ -65,8 +72,8 @@ def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
 
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
-    """The values in host memory of their own, in the parameter's order of dimensions."""
-    made = raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8))
+    """The model's own values in host memory of their own, in the parameter's order of dimensions."""
+    made = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
     return made.copy_(values)
 
 
@@ -107,7 +114,7 @@ class Homes:
 
     def later(self, entry: Entry, fetch: Fetch) -> None:
         """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
-        empty = torch.empty(0, dtype=entry.dtype)
+        empty = torch.empty(0, dtype=entry.given)
         self.adopt(entry, empty, fetch)
 
     def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:
@@ -122,6 +129,17 @@ class Homes:
                     moved[id(buffer)] = buffer.to(device)
                 module._buffers[key] = moved[id(buffer)]
                 self._buffers.append(_MovedBuffer(module._buffers, key, buffer, moved[id(buffer)]))
+
+    def convert_buffers(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Convert buffers that are bfloat16."""
+        converted: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or buffer.dtype is not torch.bfloat16:
+                    continue
+                made = converted.setdefault(id(buffer), buffer.to(dtype))
+                module._buffers[key] = made
+                self._buffers.append(_MovedBuffer(module._buffers, key, buffer, made))
 
     def guard(self, module: nn.Module, make: Callable[[Callable[..., Any]], Guard]) -> None:
         """Let the module's forward be the guard that `make` makes of it."""

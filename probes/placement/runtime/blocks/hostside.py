@@ -87,6 +87,25 @@ class OnHost(Guard):
         return moved(self.forward(*moved(args, host), **moved(kwargs, host)), self._device)
 
 
+class Inputs(Guard):
+    """The forward of a whole model that computes in another dtype than its own: what goes in follows it."""
+
+    def __init__(self, forward: Callable[..., Any], dtype: torch.dtype) -> None:
+        super().__init__(forward)
+        self._dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass."""
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
+        if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
+            args, kwargs = exchanged(args, self._converted), exchanged(kwargs, self._converted)
+        return self.forward(*args, **kwargs)
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
+
+
 def moved(thing: Any, device: torch.device) -> Any:
     """Every tensor in tuples, lists, mappings and dataclasses on the device; other things as they are."""
     return exchanged(thing, lambda tensor: tensor.to(device))

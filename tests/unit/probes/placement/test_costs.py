@@ -12,7 +12,7 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.reading import describe
 from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.costs import Option, Pass, cache_bytes, options
 from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile
@@ -114,11 +114,49 @@ def test_without_triton_nothing_is_fused_and_unpacking_is_slow() -> None:
     assert option.unpack_s > 5 * option.compute_s
 
 
-@pytest.mark.parametrize(("objective", "times"), [("exact", 2), ("fast", 0)])
-def test_a_card_without_bfloat16_converts_where_bits_count(objective: str, times: int) -> None:
-    option = by_tier(linear(), "wx4100", objective=objective)["resident"]
-    assert option.scratch_bytes == times * 2 * WIDTH**2
-    assert by_tier(linear("float16"), "wx4100", objective=objective)["resident"].scratch_bytes == 0
+def converted(dtype: str, tier: str, *, kept: bool) -> Option:
+    """A bfloat16 layer on a card without units for it."""
+    block = ModelDescription("mlp", (linear(),), "drawn").computed(dtype).blocks[0]
+    found = options(block, profile("wx4100"), Pass(1, 1, 1, "exact"))
+    return next(option for option in found if (option.tier, option.kept) == (tier, kept))
+
+
+def test_float32_weights_take_twice_the_bytes_unless_each_pass_converts_them() -> None:
+    own, wide = 2 * WIDTH**2, 4 * WIDTH**2
+    whole, kept = (converted("float32", "resident", kept=kept) for kept in (False, True))
+    assert (whole.vram_bytes, whole.scratch_bytes, whole.unpack_s) == (wide, 0, 0.0)
+    assert (kept.vram_bytes, kept.scratch_bytes) == (own, wide)
+    assert kept.unpack_s == pytest.approx((own + wide) / profile("wx4100").vram_rate, rel=0.01)
+    streamed = converted("float32", "streamed", kept=True)
+    assert (streamed.wire_bytes, streamed.pinned_bytes, streamed.slot_bytes) == (own, own, own)
+    assert converted("float32", "in_place", kept=False).pinned_bytes == wide
+    packed = converted("float32", "packed", kept=True)
+    assert packed.vram_bytes == pytest.approx(0.75 * own, rel=0.01)
+    assert packed.scratch_bytes == wide
+
+
+def test_float16_weights_take_no_more_bytes_and_packed_ones_keep_their_12_bits() -> None:
+    own = 2 * WIDTH**2
+    resident = converted("float16", "resident", kept=False)
+    assert (resident.vram_bytes, resident.scratch_bytes) == (own, 0)
+    assert converted("float16", "streamed", kept=False).wire_bytes == own
+    assert converted("float16", "packed", kept=True).vram_bytes == pytest.approx(0.75 * own, rel=0.01)
+
+
+def test_keys_and_values_are_counted_in_the_dtype_that_is_computed() -> None:
+    block = linear(attention=Attention(8, 2, 128))
+    work = Pass(1, 3, 1000, "exact", generating=True)
+    model = ModelDescription("mlp", (block,), "drawn")
+    sizes = [cache_bytes(model.computed(dtype).blocks[0], work) for dtype in ("float16", "float32")]
+    assert sizes[1] == 2 * sizes[0] == 2 * cache_bytes(block, work)
+
+
+def test_no_kernel_converts_so_unpacking_counts_as_torch_operations() -> None:
+    """An RX 6800 has Triton and no bfloat16 units."""
+    block = ModelDescription("mlp", (linear(),), "drawn").computed("float16").blocks[0]
+    card = profile("rx6800")
+    found = {o.tier: o for o in options(block, card, Pass(1, 1, 1, "fast"))}["packed"]
+    assert found.unpack_s > (found.vram_bytes + found.scratch_bytes) / card.operations_rate
 
 
 def test_experts_are_read_in_place_by_their_share_and_copied_whole() -> None:

@@ -63,7 +63,7 @@ def test_a_file_that_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) ->
 def test_the_text_has_every_tier_and_the_sum_of_the_memory(mixed: Made) -> None:
     said = lines(mixed.plan)
     for tier in {block.tier for block in mixed.plan.blocks}:
-        assert f"\n{tier} " in said
+        assert f"\n{tier}, as " in said
     assert "4.00 GiB" in said
     assert "predicted from a profile" in said
     assert "fast" in said

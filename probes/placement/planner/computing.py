@@ -1,0 +1,85 @@
+"""In which dtype a GPU without bfloat16 units computes with bfloat16 weights. Pure."""
+
+from dataclasses import replace
+from typing import Final, Literal, cast
+
+from probes.errors import PlacementError, UsageError
+from probes.placement.models.description import ModelDescription
+from probes.placement.models.ranges import Ranges
+from probes.placement.planner.constants import Constants
+from probes.placement.values import Becomes, Objective
+
+Compute = Literal["auto", "float16", "float32"]
+COMPUTE: Final = ("auto", "float16", "float32")
+
+
+def reads_weights(
+    model: ModelDescription, machine: Constants, *, objective: Objective, compute: Compute
+) -> bool:
+    """Whether the choice depends on the weights' values: float16 doesn't hold every bfloat16 number."""
+    wanted = compute == "float16" or (compute == "auto" and objective == "fast")
+    return wanted and machine.converts and _has_bfloat16(model)
+
+
+def ready(
+    model: ModelDescription,
+    machine: Constants,
+    *,
+    objective: Objective,
+    compute: Compute = "auto",
+    ranges: Ranges | None = None,
+) -> ModelDescription:
+    """The model as the machine computes it, with a note that says why.
+
+    `auto` is float32 for the objective `exact`, because that holds every bfloat16 number, and float16 for
+    `fast` unless `ranges` say that a number is too large for it. Raises PlacementError for such a number
+    where float16 is asked for, and UsageError where nothing has to be converted. A model that is ready stays
+    as it is.
+    """
+    if becomes(model):
+        return model
+    if not machine.converts or not _has_bfloat16(model):
+        if compute != "auto":
+            why = "has bfloat16 units" if machine.bfloat16 else "has no bfloat16 weights to convert"
+            who = machine.name if machine.bfloat16 or not machine.has_gpu else model.name
+            raise UsageError(f"nothing is computed in {compute}: {who} {why}", "leave --compute out")
+        return model
+    dtype, note = _chosen(machine, objective=objective, compute=compute, ranges=ranges)
+    return replace(
+        model.computed(dtype), notes=(*model.notes, f"{machine.name} has no bfloat16 units: {note}")
+    )
+
+
+def becomes(model: ModelDescription) -> Becomes:
+    """The dtype that bfloat16 weights are converted to; empty: none is."""
+    found = next((t.dtype for block in model.blocks for t in block.tensors if t.given), "")
+    return cast("Becomes", found)
+
+
+def _has_bfloat16(model: ModelDescription) -> bool:
+    return any(t.dtype == "bfloat16" for block in model.blocks for t in block.tensors)
+
+
+def _chosen(
+    machine: Constants, *, objective: Objective, compute: Compute, ranges: Ranges | None
+) -> tuple[str, str]:
+    """The dtype, and a note."""
+    whole = "its weights become float32, which holds every number and takes twice the bytes"
+    if compute == "float32" or (compute == "auto" and objective == "exact"):
+        return "float32", f"{whole}; where the plan keeps them as bfloat16, each pass converts them"
+    if ranges is None:
+        unread = "the weights weren't read: a number beyond 65504 is refused when it is loaded, by name"
+        return "float16", f"its weights become float16, {_lost()}; {unread}"
+    if not ranges.beyond:
+        return "float16", (
+            f"its weights become float16, {_lost()}; of {ranges.numbers:,} numbers {ranges.rounded:,} may "
+            f"lose low bits, {ranges.vanished:,} become zero and none is too large"
+        )
+    why = f"{ranges.beyond} has a number beyond 65504, the largest of float16"
+    if compute == "float16":
+        raise PlacementError(f"{why}, and {machine.name} has no bfloat16 units", "--compute float32")
+    return "float32", f"{why}, so {whole}"
+
+
+def _lost() -> str:
+    return "in which numbers below 8e-6 lose low bits and those below 3e-8 become zero"
