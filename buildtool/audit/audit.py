@@ -50,28 +50,22 @@ class Wish:
             TargetId.parse(target)
 
 
+NO_WISH = Wish()
+
+
 def audit_image(
     ref: str,
     *,
     engine: Saver,
-    budget: Budget = NO_BUDGET,
-    targets: tuple[str, ...] = (),
-    say: Say = lambda _: None,
+    wish: Wish = NO_WISH,
+    tick: Tick = lambda _n_bytes: None,
     digest: str | None = None,
 ) -> AuditReport:
-    """Audit an image that the engine holds, without extracting it; `say` receives progress every few seconds.
+    """Audit an image that the engine holds, without extracting it.
 
     With `digest`, exactly that image is read, and `ref` is only its name: tags move.
     Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
     """
-    wish = Wish(budget=budget, targets=targets)
-    return audit_engine(ref, engine, wish=wish, tick=progress_lines(say, ref), digest=digest)
-
-
-def audit_engine(
-    ref: str, engine: Saver, *, wish: Wish, tick: Tick, digest: str | None = None
-) -> AuditReport:
-    """Audit an image that the engine holds. Raises as `audit_image` does."""
     archive = StreamArchive(engine.save(digest or ref), label=ref, limits=wish.limits, tick=tick)
     contents = read_image(
         archive, label=ref, ref=ref, is_answer=True, platform=wish.platform, limits=wish.limits

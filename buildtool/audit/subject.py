@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildtool.audit.audit import Wish, audit_engine, audit_path, progress_lines
+from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines
 from buildtool.audit.judge.budget import judge
 from buildtool.audit.read.archive import Tick
 from buildtool.audit.read.documents import Platform
@@ -48,7 +48,7 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
 
         engine = Engine()
         _bring(source, engine, wish.platform, pull=pull)
-        return audit_engine(source, engine, wish=wish, tick=progress.tick)
+        return audit_image(source, engine=engine, wish=wish, tick=progress.tick)
     finally:
         progress.end()
 

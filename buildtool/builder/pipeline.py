@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from buildtool.audit.audit import audit_image, write_reports
+from buildtool.audit.audit import Wish, audit_image, progress_lines, write_reports
 from buildtool.audit.report.render import SummaryRow, summary_row
 from buildtool.builder import context
 from buildtool.builder.lockfile import Lock
@@ -182,9 +182,8 @@ def audited(
     report = audit_image(
         image.ref,
         engine=engine,
-        budget=variant.budget,
-        targets=variant.gpu_targets,
-        say=workplace.say,
+        wish=Wish(budget=variant.budget, targets=variant.gpu_targets),
+        tick=progress_lines(workplace.say, image.ref),
         digest=image.digest,
     )
     written = write_reports(report, reports, variant.name)

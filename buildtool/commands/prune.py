@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from buildtool.audit.audit import audit_image
+from buildtool.audit.audit import Wish, audit_image, progress_lines
 from buildtool.audit.count.claims import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.builder.choices import workplace
 from buildtool.engine.client import Engine
@@ -172,7 +172,8 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     """What would be removed, by the audit's figures; nothing is made."""
     with Progress() as progress:
         names = tuple(map(str, targets))
-        report = audit_image(ref, engine=Engine(), targets=names, say=progress.say)
+        tick = progress_lines(progress.say, ref)
+        report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
     had = known_targets(name for key in report.gpu_code for name in key.split("+"))
     with naming(ref):
         served(had, targets, strict=True)

@@ -28,7 +28,7 @@ from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets
 from buildtool.progress import Say
 from buildtool.prune.changes import Deleted, Pruned, Refused, TreeResult
-from buildtool.prune.rewrite import copy_range, open_source, prune_file, write_plan
+from buildtool.prune.rewrite import copy_range, open_source, prune_file, window, write_plan
 from buildtool.prune.tarmembers import AGAIN, BLOCK, Member, members_of
 from buildtool.prune.trees import is_foreign_path
 
@@ -50,7 +50,7 @@ def _targets_of_tar(original: Path) -> set[TargetId]:
     with open_source(original) as (_, descriptor):
         for member in members_of(original):
             if not member.info.isdir():
-                source = _window(descriptor, member.content, member.n_bytes)
+                source = window(descriptor, member.content, member.n_bytes)
                 found |= known_targets(gfx_targets_of_path(member.path)) | targets_in(source)
     return found
 
@@ -139,19 +139,20 @@ def _planned(
     member: Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
 ) -> PrunePlan | None:
     """How to prune a member; None when there is nothing to cut, or when it may not be cut."""
-    source = _window(descriptor, member.content, member.n_bytes)
+    source = window(descriptor, member.content, member.n_bytes)
+    return _cut(member.path, source, result, lambda: plan_prune(source, targets, strict=False))
+
+
+def _cut(path: str, source: Source, result: TreeResult, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
+    """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
     if not worth_a_look(source):
         return None
     try:
-        plan = plan_prune(source, targets, strict=False)
-    except (GpuCodeError, PruneRefused) as error:
-        result.refused.append(_refused(member.path, error))
+        found = plan()
+    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+        result.refused.append(Refused(path, str(error).splitlines()[0]))
         return None
-    return plan if plan.changed else None
-
-
-def _window(descriptor: int, start: int, size: int) -> Source:
-    return Source(size, lambda at, length: os.pread(descriptor, length, start + at))
+    return found if found.changed else None
 
 
 def _write_member(
@@ -173,9 +174,9 @@ def _write_member(
         copy_range(descriptor, handle, member.content, n_bytes=member.end - member.content)
         return
     begin = os.lseek(handle, 0, os.SEEK_CUR)
-    source = _window(descriptor, member.content, member.n_bytes)
+    source = window(descriptor, member.content, member.n_bytes)
     write_plan(plan, source, descriptor, handle, origin=member.content)
-    verify_prune(source, _window(handle, begin, size), targets)
+    verify_prune(source, window(handle, begin, size), targets)
     os.write(handle, bytes(-size % BLOCK))
 
 
@@ -251,26 +252,8 @@ def _wheel_member(
     place = folder / "member"
     with old.open(info) as packed, place.open("wb") as file:
         shutil.copyfileobj(packed, file, 1 << 20)
-    plan = _pruned_in_place(place, info.filename, targets, result=result)
+    with open_source(place) as (source, _):
+        plan = _cut(info.filename, source, result, lambda: prune_file(place, targets, strict=False))
     _announce(info.filename, plan, result, say)
     with place.open("rb") as file, new.open(fresh, "w", force_zip64=True) as stored:
         shutil.copyfileobj(file, stored, 1 << 20)
-
-
-def _pruned_in_place(
-    place: Path, path: str, targets: Sequence[TargetId], *, result: TreeResult
-) -> PrunePlan | None:
-    with open_source(place) as (source, _):
-        if not worth_a_look(source):
-            return None
-        try:
-            plan = prune_file(place, targets, strict=False)
-        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-            result.refused.append(_refused(path, error))
-            return None
-    return plan if plan.changed else None
-
-
-def _refused(path: str, error: Exception) -> Refused:
-    """A file that is left whole."""
-    return Refused(path, str(error).splitlines()[0])

@@ -24,10 +24,14 @@ def open_source(path: Path) -> Iterator[tuple[Source, int]]:
     except OSError as error:
         raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
     try:
-        size = os.fstat(descriptor).st_size
-        yield Source(size, lambda offset, length: os.pread(descriptor, length, offset)), descriptor
+        yield window(descriptor, 0, os.fstat(descriptor).st_size), descriptor
     finally:
         os.close(descriptor)
+
+
+def window(descriptor: int, start: int, size: int) -> Source:
+    """A part of an open file as a source."""
+    return Source(size, lambda offset, length: os.pread(descriptor, length, start + offset))
 
 
 def prune_file(
@@ -79,7 +83,7 @@ def _write_checked(
     handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         write_plan(plan, source, descriptor, handle)
-        written = Source(os.fstat(handle).st_size, lambda offset, length: os.pread(handle, length, offset))
+        written = window(handle, 0, os.fstat(handle).st_size)
         if plan.changed:
             verify_prune(source, written, targets)
         _copy_status(descriptor, handle)

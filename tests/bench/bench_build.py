@@ -123,7 +123,7 @@ def build_bars(board: Board) -> None:
 
 
 def sizes(board: Board, ref: str, name: str, engine: Engine) -> None:
-    totals = audit_image(ref, engine=engine, say=lambda _line: None).totals
+    totals = audit_image(ref, engine=engine).totals
     board.figure(f"{name}: unpacked", totals.unpacked_bytes, "bytes")
     if isinstance(totals.stored_bytes, int):
         board.figure(f"{name}: stored", totals.stored_bytes, "bytes")

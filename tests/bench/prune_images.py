@@ -19,7 +19,7 @@ from typing import Protocol
 
 from board import Board, tell
 
-from buildtool.audit.audit import Wish, audit_image, audit_path
+from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines
 from buildtool.audit.report.schema import AuditReport
 from buildtool.builder import catalog, pipeline
 from buildtool.builder.lockfile import Lock, spec_sha256
@@ -164,7 +164,9 @@ def _same_twice(board: Board, place: Workplace, engine: Engine, target: str) -> 
 
 def _audit(image: BuiltImage, engine: Engine, target: str) -> AuditReport:
     tell(f"auditing {image.ref} for {target}")
-    return audit_image(image.ref, engine=engine, targets=(target,), say=tell)
+    return audit_image(
+        image.ref, engine=engine, wish=Wish(targets=(target,)), tick=progress_lines(tell, image.ref)
+    )
 
 
 def _variant(target: str) -> Variant:

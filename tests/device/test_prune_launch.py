@@ -89,7 +89,7 @@ def launched(library: Path) -> dict[str, list[object]]:
 
 def targets_in(path: Path) -> set[str]:
     data = path.read_bytes()
-    return set(scan_file(len(data), Source.of_bytes(data).read_at).stored_bytes_by_target())
+    return set(scan_file(Source.of_bytes(data)))
 
 
 def test_kernels_of_a_pruned_library_run_and_give_the_same_bits(library: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.audit import audit_image, audit_path, write_reports
-from buildtool.audit.audit import Wish
+from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
 from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError
 

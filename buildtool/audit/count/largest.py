@@ -1,7 +1,7 @@
 """The largest files and directories of an image."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -29,26 +29,32 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
 
 def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[bytes, int], ...]:
     """From the bytes directly in each; those that a single child fills to nine tenths are left out."""
-    levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
-    for directory, n_bytes in own.items():
-        levels[depth_of(directory)][directory] = n_bytes
     best: list[tuple[int, bytes]] = []
     fullest: Counter[bytes] = Counter()  # of each directory of one level, its largest child
-    for depth in range(max(levels, default=0), 0, -1):  # one level at a time: paths may be long and many
+    for level in sums_by_level(own):
         above: Counter[bytes] = Counter()
-        for directory, n_bytes in levels[depth].items():
+        for directory, n_bytes in level.items():
             parent = directory.rpartition(b"/")[0]
-            levels[depth - 1][parent] += n_bytes
             above[parent] = max(above[parent], n_bytes)
-        telling = ((n, path) for path, n in levels.pop(depth).items() if fullest[path] < 0.9 * n)
+        telling = ((n, path) for path, n in level.items() if fullest[path] < 0.9 * n)
         best = nlargest(count, [*best, *nlargest(count, telling)])
         fullest = above
     return tuple((path, n_bytes) for n_bytes, path in best)
 
 
-def depth_of(directory: bytes) -> int:
-    """Names in a directory's path; 0 for the root."""
-    return directory.count(b"/") + 1 if directory else 0
+def sums_by_level(own: Mapping[bytes, int]) -> Iterator[Mapping[bytes, int]]:
+    """Bytes below each directory but the root, from those directly in each.
+
+    The deepest directories come first, one level at a time: paths may be long and many.
+    """
+    levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+    for directory, n_bytes in own.items():
+        levels[directory.count(b"/") + 1 if directory else 0][directory] = n_bytes
+    for depth in range(max(levels, default=0), 0, -1):
+        level = levels.pop(depth, Counter())
+        for directory, n_bytes in level.items():
+            levels[depth - 1][directory.rpartition(b"/")[0]] += n_bytes
+        yield level
 
 
 def _largest(merged: Merged, count: int) -> Sequence[int]:

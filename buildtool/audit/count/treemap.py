@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.largest import depth_of
+from buildtool.audit.count.largest import sums_by_level
 from buildtool.audit.read.layer import join
 from probes.shared.quoting import terminal
 
@@ -145,16 +145,8 @@ class TreeCounter:
         own: Counter[bytes] = Counter()
         for (directory, *_), sums in self._sums.items():
             own[directory] += sums.unpacked_bytes
-        levels: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
-        for directory, n_bytes in own.items():
-            levels[depth_of(directory)][directory] = n_bytes
-        kept = {b""}
-        for depth in range(max(levels, default=0), 0, -1):  # the deepest first: each adds to the one above
-            for directory, n_bytes in levels.pop(depth, Counter()).items():
-                levels[depth - 1][directory.rpartition(b"/")[0]] += n_bytes
-                if n_bytes >= least:
-                    kept.add(directory)
-        return kept
+        below = sums_by_level(own)
+        return {b"", *(path for level in below for path, n_bytes in level.items() if n_bytes >= least)}
 
 
 def _merged(parts: Mapping[_Fine, _Sums], least: int) -> Mapping[_Fine, _Sums]:

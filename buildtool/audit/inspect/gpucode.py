@@ -14,6 +14,7 @@ from typing import IO, Self
 
 from buildtool.gpucode.errors import GpuCodeError
 from buildtool.gpucode.formats.scan import scan_file
+from buildtool.gpucode.source import Source
 
 _ELF = b"\x7fELF"
 _PAGE = 4096
@@ -78,8 +79,8 @@ class GpuCodeCounter:
         totals: Counter[str] = Counter()
         if self._spool:
             os.ftruncate(self._spool.fileno(), self._size)
-            for code in scan_file(self._size, self._read_at).objects:
-                totals[code.processor] += code.stored_bytes
+            for target, stored_bytes in scan_file(Source(self._size, self._read_at)).items():
+                totals[target.partition(":")[0]] += stored_bytes
         if sum(totals.values()) > self._size or (self._bundles and not totals):
             raise GpuCodeError("its sections and its bundles of GPU code don't fit together")
         return totals

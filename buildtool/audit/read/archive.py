@@ -55,23 +55,17 @@ class StreamArchive:
         index_room, document_room = limits.index_bytes, limits.documents_bytes
         allowance = Allowance(limits)
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
-        for raw, kind, _, link in reader:
-            path = member_path(raw)
-            if kind in (SYMLINK, HARDLINK):
-                self._aliases[path] = _link_target(path, kind, link)
-            elif kind == FILE:
-                _refuse_doubled(path, self._blobs, label)
-                outer: list[ImageFault] = []
-                bounds = Bounds(limits, index_room, allowance)
-                blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
-                if outer:  # a fault of the archive, not of the blob
-                    raise outer[0]
-                index_room -= blob.index.index_bytes if blob.index else 0
-                document_room -= len(blob.document or b"")
-                if document_room < 0:
-                    raise LimitExceeded("more JSON documents than an image has", place=label)
-                self._blobs[path] = blob
-        _check_ended(reader, label)
+        for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
+            outer: list[ImageFault] = []
+            bounds = Bounds(limits, index_room, allowance)
+            blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
+            if outer:  # a fault of the archive, not of the blob
+                raise outer[0]
+            index_room -= blob.index.index_bytes if blob.index else 0
+            document_room -= len(blob.document or b"")
+            if document_room < 0:
+                raise LimitExceeded("more JSON documents than an image has", place=label)
+            self._blobs[path] = blob
         self.notes = tuple(reader.notes)
 
     def paths(self) -> frozenset[str]:
@@ -109,16 +103,8 @@ class FileArchive(_SeekableArchive):
         with opened(file) as handle:
             self._allowance = Allowance(limits, os.fstat(handle).st_size)
             reader = headers_of(handle, place=str(file), limits=limits)
-            for raw, kind, length, link in reader:
-                path = member_path(raw)
-                if len(self._spans) + len(self._aliases) > limits.index_bytes // 1024:
-                    raise LimitExceeded("more members than an image archive has", place=str(file))
-                if kind in (SYMLINK, HARDLINK):
-                    self._aliases[path] = _link_target(path, kind, link)
-                elif kind == FILE:
-                    _refuse_doubled(path, self._spans, str(file))
-                    self._spans[path] = (reader.offset, length)
-            _check_ended(reader, str(file))
+            for path, length in _files(reader, self._spans, self._aliases, place=str(file), limits=limits):
+                self._spans[path] = (reader.offset, length)
             self.notes = tuple(reader.notes)
 
     def paths(self) -> frozenset[str]:
@@ -199,15 +185,26 @@ def _resolved(path: str, aliases: Mapping[str, str]) -> str:
     return path
 
 
-def _refuse_doubled(path: str, known: Mapping[str, object], label: str) -> None:
-    # blobs are identified by digest, others by name alone
-    if path in known and not path.startswith("blobs/"):
-        raise MalformedTar(f"the archive holds {path} twice", place=label)
+def _files(
+    reader: TarReader, known: Mapping[str, object], aliases: dict[str, str], *, place: str, limits: Limits
+) -> Iterator[tuple[str, int]]:
+    """Path and bytes of each file in an archive, which has to be whole; links are added to `aliases`.
 
-
-def _check_ended(reader: TarReader, label: str) -> None:
+    `known` are the files so far. Raises LimitExceeded, MalformedTar, Truncated.
+    """
+    for raw, kind, length, link in reader:
+        path = member_path(raw)
+        if len(known) + len(aliases) > limits.index_bytes // 1024:
+            raise LimitExceeded("more members than an image archive has", place=place)
+        if kind in (SYMLINK, HARDLINK):
+            aliases[path] = _link_target(path, kind, link)
+        elif kind == FILE:
+            # blobs are identified by digest, others by name alone
+            if path in known and not path.startswith("blobs/"):
+                raise MalformedTar(f"the archive holds {path} twice", place=place)
+            yield path, length
     if not reader.ended:
-        raise Truncated("the archive has no end marker", place=label)
+        raise Truncated("the archive has no end marker", place=place)
     reader.drain()
 
 

@@ -90,7 +90,7 @@ def _plan_bundle(
 
 def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
     """Raises TargetMissing or PruneRefused when a file that has nothing to cut holds other cards' code."""
-    names = set(scan_file(source.size, source.read_at).stored_bytes_by_target())
+    names = scan_file(source)
     codes = known_targets(names)
     if codes:
         served(codes, targets, strict=True)

@@ -4,9 +4,9 @@ Knows `.hip_fatbin` (raw and CCOB), `.nv_fatbin`, LLVM's OffloadBinary, and file
 a code object themselves.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
 from buildtool.gpucode.errors import BadBundle, GpuCodeError
@@ -14,69 +14,14 @@ from buildtool.gpucode.formats import bundle, ccob, nvfatbin
 from buildtool.gpucode.formats.amdelf import target_of_flags
 from buildtool.gpucode.formats.container import CUDA, HIP
 from buildtool.gpucode.formats.elf import EM_AMDGPU, EM_CUDA, head_of, is_elf64, read_elf
-from buildtool.gpucode.source import ReadAt, Source
+from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets
 
 NV_SECTIONS = (CUDA.section, "__nv_relfatbin")
 OFFLOAD_SECTION = ".llvm.offloading"
 OFFLOAD_MAGIC = b"\x10\xff\x10\xad"
 UNKNOWN = "unknown"  # a format that is recognised, but not read
-
-
-class CodeFormat(StrEnum):
-    """The container that a code object was found in."""
-
-    ELF = "elf"  # a separate file
-    BUNDLE = "bundle"
-    CCOB = "ccob"
-    NV_FATBIN = "nv_fatbin"
-    OFFLOAD_BINARY = "offload_binary"
-
-
-@dataclass(frozen=True)
-class CodeObject:
-    """One piece of GPU code.
-
-    `target` is the name in its container (`gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `spirv`,
-    `unknown`); `processor` is that without features. In a compressed bundle, whose code objects are
-    compressed together, `stored_bytes` is a share in proportion to the unpacked size.
-    """
-
-    target: str
-    processor: str
-    stored_bytes: int
-    unpacked_bytes: int
-    bundle_index: int
-    format: CodeFormat
-
-
-@dataclass(frozen=True)
-class FatbinScan:
-    """All GPU code of a file.
-
-    `section_bytes` is what the containers (sections, or the whole file) take in the file, and
-    `overhead_bytes` the part of it that isn't code objects: tables, padding. Sums are exact.
-    """
-
-    objects: tuple[CodeObject, ...] = ()
-    section_bytes: int = 0
-
-    @property
-    def stored_bytes(self) -> int:
-        """All code objects in the file."""
-        return sum(code.stored_bytes for code in self.objects)
-
-    @property
-    def overhead_bytes(self) -> int:
-        """What of the containers is not code objects."""
-        return self.section_bytes - self.stored_bytes
-
-    def stored_bytes_by_target(self) -> dict[str, int]:
-        """Target -> bytes in the file."""
-        totals: dict[str, int] = {}
-        for code in self.objects:
-            totals[code.target] = totals.get(code.target, 0) + code.stored_bytes
-        return totals
+_Code = tuple[str, int]  # target, and bytes in the file
 
 
 @dataclass(frozen=True)
@@ -104,38 +49,46 @@ def targets_in(source: Source) -> set[TargetId]:
     try:
         if not worth_a_look(source):
             return set()
-        return known_targets(scan_file(source.size, source.read_at).stored_bytes_by_target())
+        return known_targets(scan_file(source))
     except GpuCodeError:
         return set()
 
 
-def scan_file(size: int, read_at: ReadAt) -> FatbinScan:
-    """Find the GPU code in a file of `size` bytes that `read_at(offset, length)` reads.
+def scan_file(source: Source) -> Counter[str]:
+    """The bytes of GPU code in a file by target, as its container names it, or `unknown`.
 
-    A file without any, or that is neither an ELF file nor a bundle, gives an empty scan. Raises GpuCodeError
-    (BadElf, BadBundle) when the file contradicts itself.
+    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `spirv`. In a compressed bundle, whose code objects are
+    compressed together, each takes a share in proportion to its unpacked size. A file without any, or that is
+    neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when the file
+    contradicts itself.
     """
-    source = Source(size, read_at)
+    found: Counter[str] = Counter()
+    for target, stored_bytes in _codes(source):
+        found[target] += stored_bytes
+    return found
+
+
+def _codes(source: Source) -> Iterator[_Code]:
     head = head_of(source)
+    whole = [(0, source.size)]
     if is_elf64(head):
-        return _scan_elf(source)
-    whole = [(0, size)]
-    if head.startswith((bundle.MAGIC, ccob.MAGIC)):
-        return FatbinScan(tuple(_hip_objects(source, whole)), size)
-    if head.startswith(nvfatbin.MAGIC):
-        return FatbinScan(tuple(_nv_objects(source, whole)), size)
-    if head.startswith(OFFLOAD_MAGIC):
-        return FatbinScan((_unread(size),), size)
-    return FatbinScan()
+        yield from _elf_codes(source)
+    elif head.startswith((bundle.MAGIC, ccob.MAGIC)):
+        yield from _hip_codes(source, whole)
+    elif head.startswith(nvfatbin.MAGIC):
+        yield from _nv_codes(source, whole)
+    elif head.startswith(OFFLOAD_MAGIC):
+        yield UNKNOWN, source.size
 
 
-def _scan_elf(source: Source) -> FatbinScan:
+def _elf_codes(source: Source) -> Iterator[_Code]:
     elf = read_elf(source)
     if elf.machine == EM_AMDGPU:
-        target = target_of_flags(elf.flags, elf.abi_version)
-        return _whole(source.size, str(target) if target else UNKNOWN)
+        yield str(target_of_flags(elf.flags, elf.abi_version) or UNKNOWN), source.size
+        return
     if elf.machine == EM_CUDA:
-        return _whole(source.size, nvfatbin.target_of_flags(elf.flags, elf.abi_version))
+        yield nvfatbin.target_of_flags(elf.flags, elf.abi_version), source.size
+        return
     by_name: dict[str, list[tuple[int, int]]] = {}
     for section in elf.sections:
         if section.file_bytes:
@@ -144,12 +97,9 @@ def _scan_elf(source: Source) -> FatbinScan:
     nvidia = [place for name in NV_SECTIONS for place in by_name.get(name, [])]
     offload = by_name.get(OFFLOAD_SECTION, [])
     _refuse_overlaps([*hip, *nvidia, *offload])
-    objects = (
-        *_hip_objects(source, hip),
-        *_nv_objects(source, nvidia),
-        *(_unread(end - start) for start, end in offload),
-    )
-    return FatbinScan(objects, sum(end - start for start, end in (*hip, *nvidia, *offload)))
+    yield from _hip_codes(source, hip)
+    yield from _nv_codes(source, nvidia)
+    yield from ((UNKNOWN, end - start) for start, end in offload)
 
 
 def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
@@ -199,16 +149,14 @@ def _read_bundle(source: Source, start: int, end: int, allowance: ccob.Allowance
     return BundlePlace(start, unpacking.stored_bytes or 0, found, unpacking.header)
 
 
-def _hip_objects(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[CodeObject]:
-    index = 0
+def _hip_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_Code]:
     allowance = ccob.Allowance(source.size)
     for start, end in places:
         for place in iter_bundles(source, start, end, allowance):
-            yield from _objects_of(place, index)
-            index += 1
+            yield from _codes_of(place)
 
 
-def _objects_of(place: BundlePlace, index: int) -> Iterator[CodeObject]:
+def _codes_of(place: BundlePlace) -> Iterator[_Code]:
     device = [entry for entry in place.bundle.entries if not entry.is_host and entry.n_bytes]
     unpacked_total = sum(entry.n_bytes for entry in device)
     done = given = 0
@@ -218,27 +166,10 @@ def _objects_of(place: BundlePlace, index: int) -> Iterator[CodeObject]:
             done += entry.n_bytes
             share = (place.stored_bytes - place.header.header_bytes) * done // unpacked_total
             stored, given = share - given, share
-        target = entry.target
-        code_format = CodeFormat.BUNDLE if place.header is None else CodeFormat.CCOB
-        yield CodeObject(str(target), target.processor, stored, entry.n_bytes, index, code_format)
+        yield str(entry.target), stored
 
 
-def _nv_objects(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[CodeObject]:
-    index = 0
+def _nv_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_Code]:
     for start, end in places:
         for fatbin in nvfatbin.iter_fatbins(source, start, end):
-            for entry in fatbin.entries:
-                yield CodeObject(
-                    str(entry.code), entry.code.processor, entry.stored_bytes, entry.unpacked_bytes,
-                    index, CodeFormat.NV_FATBIN,
-                )  # fmt: skip
-            index += 1
-
-
-def _unread(n_bytes: int) -> CodeObject:
-    return CodeObject(UNKNOWN, UNKNOWN, n_bytes, n_bytes, 0, CodeFormat.OFFLOAD_BINARY)
-
-
-def _whole(size: int, target: str) -> FatbinScan:
-    processor = target.split(":", maxsplit=1)[0]
-    return FatbinScan((CodeObject(target, processor, size, size, 0, CodeFormat.ELF),), size)
+            yield from ((str(entry.code), entry.stored_bytes) for entry in fatbin.entries)

@@ -7,10 +7,10 @@ from functools import cache
 import image_maker as make
 from image_maker import Image, file, folder, tar
 
-from buildtool.audit import AuditReport, audit_image
-from buildtool.audit.audit import NO_BUDGET
+from buildtool.audit.audit import NO_BUDGET, Wish, audit_image
 from buildtool.audit.count.treemap import Tree, TreeRow
 from buildtool.audit.judge.finding import Finding, Severity
+from buildtool.audit.report.schema import AuditReport
 from buildtool.model import Budget
 
 STATUS = b"Package: libc6\nStatus: install ok installed\nVersion: 2.41-1\n"
@@ -50,7 +50,7 @@ class FakeEngine:
 
 def audited(*layers: bytes, ref: str = "weir/tiny:1", budget: Budget = NO_BUDGET) -> AuditReport:
     image = Image(list(layers), ref=ref)
-    return audit_image(image.ref, engine=FakeEngine(image), budget=budget)
+    return audit_image(image.ref, engine=FakeEngine(image), wish=Wish(budget=budget))
 
 
 @cache

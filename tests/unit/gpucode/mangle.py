@@ -63,7 +63,7 @@ def survives(data: bytes, targets: tuple[TargetId, ...] = GFX906, *, strict: boo
     """
     source = Source.of_bytes(data)
     try:
-        scan_file(len(data), source.read_at)
+        scan_file(source)
         plan = plan_prune(source, targets, strict=strict)
         if not plan.changed:
             return True

@@ -60,7 +60,7 @@ def content(path: Path, name: str) -> bytes:
 
 
 def targets_of(data: bytes) -> set[str]:
-    return set(scan_file(len(data), Source.of_bytes(data).read_at).stored_bytes_by_target())
+    return set(scan_file(Source.of_bytes(data)))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def listed(run: dict[str, Any]) -> tuple[set[str], set[str]]:
 def whole(path: Path) -> bool:
     """Is a library either the original or a cut one that still holds its code?"""
     data = path.read_bytes()
-    found = set(scan_file(len(data), Source.of_bytes(data).read_at).stored_bytes_by_target())
+    found = set(scan_file(Source.of_bytes(data)))
     return data == LIBRARY or found == {"gfx906"}
 
 

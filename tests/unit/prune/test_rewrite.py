@@ -30,7 +30,7 @@ def library(tmp_path: Path) -> Path:
 
 def targets_in(path: Path) -> set[str]:
     data = path.read_bytes()
-    return set(scan_file(len(data), Source.of_bytes(data).read_at).stored_bytes_by_target())
+    return set(scan_file(Source.of_bytes(data)))
 
 
 def names(folder: Path) -> list[str]:

@@ -5,8 +5,9 @@ import pytest
 from image_maker import Image, file, folder, hardlink, tar
 from report_maker import FakeEngine
 
-from buildtool.audit import AuditReport, audit_image
+from buildtool.audit.audit import audit_image
 from buildtool.audit.count.rocmtree import component_of
+from buildtool.audit.report.schema import AuditReport
 
 NOP = "/bin/sh -c #(nop) "
 

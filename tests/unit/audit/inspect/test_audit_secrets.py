@@ -6,10 +6,10 @@ import pytest
 from image_maker import Image, archive, chunks, containerd_nested, file, tar
 from planted import FORMS, PASSWORD, Planted, planted
 
-from buildtool.audit import AuditReport, audit_image
+from buildtool.audit.audit import audit_image
 from buildtool.audit.inspect.secrets import kinds_in_file, kinds_in_text, redacted
 from buildtool.audit.report.render import render_markdown, render_table
-from buildtool.audit.report.schema import to_json
+from buildtool.audit.report.schema import AuditReport, to_json
 
 
 class FakeEngine:

@@ -12,13 +12,13 @@ import pytest
 from cmarkgfm.cmark import Options
 from image_maker import Image, file, folder, hardlink, symlink, tar
 
-from buildtool.audit import AuditReport, audit_image, audit_path, write_reports
-from buildtool.audit.audit import Wish
+from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
 from buildtool.audit.count.databases import DebPackage, deb_packages
 from buildtool.audit.count.kinds import Classifier, Kind
 from buildtool.audit.judge.budget import Verdict, judge
 from buildtool.audit.judge.finding import Finding, Severity
 from buildtool.audit.report.render import MARKDOWN_BYTES, render_markdown, render_table, summary_row
+from buildtool.audit.report.schema import AuditReport
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError
 from buildtool.gpucode.errors import BadTarget
@@ -86,7 +86,7 @@ class FakeEngine:
 def audited(*layers: bytes, labels: dict[str, str] | None = None, **wish: object) -> AuditReport:
     history = wish.pop("history", None)
     image = Image(list(layers), labels=labels or {}, ref=str(wish.pop("ref", "weir/tiny:1")), history=history)  # type: ignore[arg-type]
-    return audit_image(image.ref, engine=FakeEngine(image), **wish)  # type: ignore[arg-type]
+    return audit_image(image.ref, engine=FakeEngine(image), wish=Wish(**wish))  # type: ignore[arg-type]
 
 
 def found(report: AuditReport, name: str) -> Finding:
@@ -408,7 +408,7 @@ def test_the_same_image_gives_the_same_json(tmp_path: Path) -> None:
 
 def test_stored_bytes_of_plain_layers_are_unknown_with_a_reason() -> None:
     image = Image([BASE], make.plain)
-    report = audit_image(image.ref, engine=FakeEngine(image), budget=Budget(None, 10))
+    report = audit_image(image.ref, engine=FakeEngine(image), wish=Wish(budget=Budget(None, 10)))
     assert report.totals.stored_bytes is None
     assert report.budget.verdict is Verdict.UNKNOWN
     assert "stored bytes unknown" in render_table(report)

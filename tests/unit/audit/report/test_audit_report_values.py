@@ -255,7 +255,9 @@ def test_an_image_is_read_by_its_digest_where_one_is_given() -> None:
 def test_what_the_caller_wants_reaches_the_report() -> None:
     code = tar(file("opt/rocm/lib/x_gfx906.co", bytes(9)), file("opt/rocm/lib/x_gfx1100.co", bytes(9)))
     image = Image([code])
-    report = audit_image(image.ref, engine=FakeEngine(image), budget=Budget(1, None), targets=("gfx1100",))
+    report = audit_image(
+        image.ref, engine=FakeEngine(image), wish=Wish(budget=Budget(1, None), targets=("gfx1100",))
+    )
     assert report.budget.unpacked.limit_bytes == 1
     assert report.notes == ()
     assert len(audit_image(image.ref, engine=FakeEngine(image)).notes) == 1
