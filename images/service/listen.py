@@ -1,13 +1,34 @@
 """The address that the service listens on. Health checks import this every few seconds, so it is small."""
 
+import socket
+
 from service.errors import SettingsError
 
 DEFAULT_LISTEN = "0.0.0.0:8000"  # inside the container; compose publishes it on the loopback only
 
 
 def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
-    """`host:port` of a variable. Raises SettingsError."""
+    """`host:port` of a variable; an IPv6 address has brackets there, and none in what is returned.
+
+    Raises SettingsError.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         raise SettingsError(f"{variable} {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
-    return host, int(port)
+    if not any(each in host for each in ":[]"):
+        return host, int(port)
+    try:
+        if (host[0], host[-1]) != ("[", "]"):
+            raise ValueError
+        address, percent, interface = host[1:-1].partition("%")  # a link-local one may name its interface
+        short = socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, address))
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"{variable} {text!r} has no IPv6 address in brackets", "for example [::]:8000, or [::1]:8000"
+        ) from error
+    return f"{short}{percent}{interface}", int(port)
+
+
+def shown(host: str, port: int) -> str:
+    """An address as `parse_listen` takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

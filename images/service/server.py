@@ -19,6 +19,7 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from service.errors import DeviceLost, ServiceError, SettingsError
+from service.listen import shown
 from service.model.classifier import Classifier
 from service.models import DEFAULT, folder_of
 from service.own_thread import in_own_thread
@@ -57,18 +58,30 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ServiceError when the address can't be bound."""
+    """A listening socket; the IPv6 address `::` takes IPv4 too, where the platform can.
+
+    Raises ServiceError when the address can't be bound.
+    """
     try:
-        listener = socket.create_server((host, port), backlog=_BACKLOG)
-    except OSError as error:
+        family = _family(host, port)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        why = getattr(error, "strerror", None) or error
+        no_ipv6 = "; where there is no IPv6, WEIR_LISTEN=0.0.0.0:8000 takes IPv4" if ":" in host else ""
         raise ServiceError(
-            f"can't listen on {host}:{port}: {error.strerror or error}",
-            "set WEIR_LISTEN to another host:port",
+            f"can't listen on {shown(host, port)}: {why}", f"set WEIR_LISTEN to another host:port{no_ipv6}"
         ) from error
     # Accepted sockets inherit it. asyncio sets it only on sockets made with the protocol number of TCP, which
     # create_server leaves at 0; and without it the second answer on a connection waits 40 ms for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    """IPv4 where the host has such an address, as ever; else IPv6. Raises OSError."""
+    found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    return socket.AF_INET if socket.AF_INET in found or not found else socket.AF_INET6
 
 
 def _load(settings: Settings, name: str) -> Classifier:
@@ -232,7 +245,7 @@ async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server 
         ) from error
     connections, _ = places(MAX_CONNECTIONS, _open_files(shared=True), burst=_BACKLOG)
     server, port = await start(service, *settings.grpc, connections=connections)
-    log.info("listening on %s:%d for gRPC", settings.grpc[0], port)
+    log.info("listening on %s for gRPC", shown(settings.grpc[0], port))
     return server
 
 
@@ -248,7 +261,7 @@ async def serve(settings: Settings) -> None:
         if settings.spans:
             _add_spans(service)
         calls = await _start_grpc(service, settings)
-        log.info("listening on %s:%d profile=%s", settings.host, settings.port, settings.profile)
+        log.info("listening on %s profile=%s", shown(settings.host, settings.port), settings.profile)
         async with anyio.create_task_group() as tasks:
             life = _Life(service, server, tasks)
             service.worker.start()

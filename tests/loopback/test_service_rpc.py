@@ -498,12 +498,13 @@ def test_idle_connections_can_not_take_all_files() -> None:
         until(lambda: is_let_in(newcomer()))
 
 
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_address_may_have_its_brackets(host: str) -> None:
+@pytest.mark.parametrize(("host", "addresses"), [("::1", ["[::1]"]), ("::", ["[::1]", "127.0.0.1"])])
+def test_an_ipv6_address_can_be_listened_on(host: str, addresses: list[str]) -> None:
     with served(host=host) as here:
-        address = f"[::1]:{here.port}"
-        with grpc.insecure_channel(address, (("grpc.enable_http_proxy", 0),)) as channel:
-            assert message_of(call(channel, b"", "ServerLive"), "ServerLiveResponse").live
+        for address in addresses:
+            to = f"{address}:{here.port}"
+            with grpc.insecure_channel(to, (("grpc.enable_http_proxy", 0),)) as channel:
+                assert message_of(call(channel, b"", "ServerLive"), "ServerLiveResponse").live
 
 
 def test_a_port_that_is_taken_is_a_clear_message() -> None:

@@ -81,12 +81,12 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits = LIMITS) -> Iterator[Served]:
+def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1") -> Iterator[Served]:
     fake = Fake()
     fake.gate.set()
     service = Service(limits)
     service.put(fake)
-    with listen("127.0.0.1", 0) as sock:
+    with listen(host, 0) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # full soon, when a caller doesn't read
         server = make_server(service)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from service.errors import RequestError, ServiceError, bad_request
+from service.listen import shown
 from service.protocols.asks import timeout_of
 from service.protocols.infer import VERSION, parameters_of, parse_infer
 from service.rpc.messages import SERVICE, message, parsed
@@ -222,13 +223,11 @@ async def start(
             ("grpc.server_handshake_timeout_ms", 1000 * limits.header_timeout_s),
         ),
     )
-    bare = host.strip("[]")  # of an IPv6 address, with or without them
-    shown = f"[{bare}]:{port}" if ":" in bare else f"{host}:{port}"
     try:
-        found = server.add_insecure_port(shown)
+        found = server.add_insecure_port(shown(host, port))
     except RuntimeError as error:
         raise ServiceError(
-            f"can't listen on {shown} for gRPC", "set WEIR_GRPC_LISTEN to another host:port"
+            f"can't listen on {shown(host, port)} for gRPC", "set WEIR_GRPC_LISTEN to another host:port"
         ) from error
     await server.start()
     return server, found

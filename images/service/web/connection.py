@@ -24,6 +24,7 @@ from service.web.door import Door
 # Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
 _FREE_CHUNKS = 1024
 _BYTES_A_CHUNK = 64  # on average, beyond the free ones
+_MOST_FIELDS = 256  # of a head
 
 
 class _Parser(h11.Connection):
@@ -40,6 +41,14 @@ class _Parser(h11.Connection):
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11 has an overload for None
         """The bytes to write for an event; a head's are kept until the next event. None: close."""
+        if isinstance(event, h11.Response) and self.they_are_waiting_for_100_continue:
+            # The caller may send its body now or leave it out, and the next request can't be told from it
+            event = h11.Response(
+                status_code=event.status_code,
+                headers=[*event.headers.raw_items(), (b"Connection", b"close")],
+                http_version=event.http_version,
+                reason=event.reason,
+            )
         data = super().send(event)
         if isinstance(event, h11.Response):
             self._head = data or b""
@@ -54,6 +63,7 @@ class _Parser(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
+            self._check_head(event)
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
@@ -63,6 +73,21 @@ class _Parser(h11.Connection):
                 )
                 raise h11.RemoteProtocolError(self.refusal)
         return event
+
+    def _check_head(self, request: h11.Request) -> None:
+        """Raise h11.RemoteProtocolError for a flood of fields, and for what a proxy may read otherwise.
+
+        RFC 9112, 6.1 and 6.3: such a request may be refused, and its connection must be closed.
+        """
+        names = [name for name, _ in request.headers]
+        if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+            self.refusal = (
+                "Transfer-Encoding beside Content-Length, or in HTTP/1.0, leaves the length unclear"
+            )
+        elif len(names) > _MOST_FIELDS:
+            self.refusal = f"the head has {len(names)} fields; at most {_MOST_FIELDS} are taken"
+        if self.refusal:
+            raise h11.RemoteProtocolError(self.refusal)
 
 
 class Connection(H11Protocol):
