@@ -5,15 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probes.arguments import refuse_overwriting, size, whole, write
-from probes.errors import Exit, UsageError
-from probes.fit.question import OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.errors import Exit, ModelUnknown, UsageError
+from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.shared.output import hand_over, say, tell
 
 if TYPE_CHECKING:
+    from probes.fit.measured.runs import Ask
     from probes.fit.question import FitReport, Measured, Precision
+    from probes.placement.models.description import ModelDescription
+    from probes.placement.planner.constants import Constants
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -23,6 +26,8 @@ FIT_EXITS = (
     "report, 130 interrupted (what was found is shown)."
 )
 EIGHT_BITS = "adamw8bit"
+MOST_TRIED = 10**6  # of a size
+TRY_IT = "--measure cpu --budget SIZE"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
 
 _count = whole(1, 10**9)
@@ -65,6 +70,13 @@ def add_verbs(verbs: "Verbs") -> None:
         help="what --measure makes larger (%(default)s)",
     )
     fit.add_argument(
+        "--cap",
+        choices=CAPS,
+        default="auto",
+        help="of a CPU's trials: a memory cgroup for each, or the process's own limit (%(default)s: a cgroup "
+        "where one can be made)",
+    )
+    fit.add_argument(
         "--limit", type=_count, default=120, metavar="SECONDS", help="for all trials together (%(default)s)"
     )
     fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
@@ -99,18 +111,13 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 
 
 def _fit(args: argparse.Namespace) -> Exit:
-    from probes.fit.answering.answer import answer, on_cpu, to_json
     from probes.fit.answering.bars import draw
+    from probes.fit.answering.fitfile import to_json
     from probes.fit.answering.saying import lines
-    from probes.placement.planner.asking import constants, described
 
     asked = _question(args)
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
-    model = described(args.model)
-    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
-    report = answer(model, asked, machine, budget=args.budget)
-    if args.measure:
-        report = replace(report, measured=_measured(args, report))
+    report = _report(args, asked)
     if args.json == Path("-"):
         hand_over(to_json(report))
     else:
@@ -122,23 +129,69 @@ def _fit(args: argparse.Namespace) -> Exit:
     return _exit(report)
 
 
-def _measured(args: argparse.Namespace, report: "FitReport") -> "Measured":
-    """Trials from the predicted size on, each said as it ends."""
-    from probes.fit.answering.saying import VERDICTS
-    from probes.fit.measured.runs import Ask, measure
+def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
+    """By rules, and by trials where they are asked for; by trials alone where there are no rules."""
+    from probes.fit.answering.answer import answer, compared, on_cpu, room
+    from probes.fit.answering.bytrials import by_trials
+    from probes.fit.predicted.forecast import CPU
     from probes.placement.models.reading import config_of
+    from probes.placement.planner.asking import constants, described
 
-    predicted = report.predicted_largest_batch if args.axis == "batch" else report.predicted_largest_tokens
-    ask = Ask(
-        config_of(args.model),
-        report.question,
+    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    try:
+        model = described(args.model)
+        report = answer(model, asked, machine, budget=args.budget)
+    except ModelUnknown as unknown:
+        if not args.measure:
+            raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
+        config = config_of(args.model)
+        say(f"{unknown.message}; so two small trials say what a larger one takes")
+        budget = room(machine, args.budget, CPU)
+        return by_trials(asked, machine, budget, _measured(args, _ask(args, config, asked, budget)))
+    if not args.measure:
+        return report
+    ask = _ask(args, config_of(args.model), asked, report.budget_bytes)
+    found = _measured(args, guided(ask, report, model, machine))
+    return compared(report, model, machine, found)
+
+
+def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question, budget: int) -> "Ask":
+    """What to measure where nothing was predicted."""
+    from probes.fit.measured.bracket import Hint
+    from probes.fit.measured.runs import Ask
+
+    return Ask(
+        config,
+        asked,
         args.measure,
         args.axis,
-        report.budget_bytes,
-        guess=max(predicted.fits, 1),
-        most=predicted.fits if predicted.exact and predicted.fails is None else 10**6,
+        budget,
+        Hint(),
+        most=MOST_TRIED,
         limit_s=args.limit,
+        cap=args.cap,
     )
+
+
+def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: "Constants") -> "Ask":
+    """The same, from the predicted size on."""
+    from probes.fit.answering.answer import rise
+    from probes.fit.measured.bracket import Hint
+    from probes.fit.question import Largest
+
+    predicted = report.predicted_largest_batch if ask.axis == "batch" else report.predicted_largest_tokens
+    assert isinstance(predicted, Largest), "by rules"
+    ends = predicted.exact and predicted.fails is None
+    most = predicted.fits if ends else MOST_TRIED
+    guess = min(max(predicted.fits, 1), most)
+    return replace(ask, hint=Hint(guess, rise(model, ask.asked, machine, ask.axis, guess)), most=most)
+
+
+def _measured(args: argparse.Namespace, ask: "Ask") -> "Measured":
+    """Trials, each said as it ends."""
+    from probes.fit.answering.saying import VERDICTS
+    from probes.fit.measured.runs import measure
+
     return measure(ask, lambda trial: say(f"{args.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 
 

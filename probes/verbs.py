@@ -21,9 +21,10 @@ from probes.shared.quoting import markdown_block
 from probes.watch.savedwatch import is_watch_file, named_watch
 
 if TYPE_CHECKING:
+    from probes.fit.question import FitReport
     from probes.throughput.document import ThroughputReport
 
-    Report = ProbeReport | ThroughputReport | WatchReport
+    Report = ProbeReport | ThroughputReport | WatchReport | FitReport
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -58,6 +59,13 @@ def shown(path: Path, *, markdown: bool) -> str:
 
         text = "\n".join(report_lines(report))
         return markdown_block(text) if markdown else text
+    from probes.fit.question import FitReport
+
+    if isinstance(report, FitReport):
+        from probes.fit.answering.saying import lines
+
+        text = lines(report)
+        return markdown_block(text) if markdown else text
     if isinstance(report, ProbeReport):
         from probes.report.render import render
 
@@ -91,6 +99,7 @@ def _read(source: Path) -> "tuple[Report, str]":
 
     Its kind is seen by reading it, so what can be read only once, a pipe, is copied first.
     """
+    from probes.fit.answering.fitfile import is_fit, named_fit
     from probes.throughput.document import MOST_BYTES, is_scan, named_scan
 
     with ExitStack() as stack:
@@ -102,11 +111,19 @@ def _read(source: Path) -> "tuple[Report, str]":
             ) from error
         if is_watch_file(path):
             return named_watch(path, name=source)
+        if is_fit(path):
+            return named_fit(path, name=source)
         return named_scan(path, name=source) if is_scan(path) else named_report(path, name=source)
 
 
 def _page(report: "Report", *, raw: str, name: str) -> str:
     """The page of a report, by its kind. Raises LibraryMissing."""
+    from probes.fit.question import FitReport
+
+    if isinstance(report, FitReport):  # its picture is our own
+        from probes.report.page.fitpage import render_fit
+
+        return render_fit(report, raw=raw, name=name)
     try:
         from probes.report.page.plots import draw_plots
         from probes.report.page.scan.scanplots import draw_scan
@@ -166,7 +183,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
-    from probes.fit.answering.answer import fit_schema
+    from probes.fit.answering.fitfile import fit_schema
     from probes.placement.showing.planfile import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
     from probes.records.watched import watch_schema

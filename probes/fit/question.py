@@ -10,6 +10,7 @@ Task = Literal["inference", "training"]
 Optimizer = Literal["sgd", "momentum", "adamw"]
 Precision = Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 Axis = Literal["batch", "tokens"]
+Cap = Literal["auto", "cgroup", "process"]
 Verdict = Literal[
     "fits",
     "gpu_out_of_memory",  # torch's allocator on a GPU, or the driver
@@ -21,6 +22,10 @@ Verdict = Literal[
 ]
 
 FIT_SCHEMA: Final = "weir-fit/1"
+NOT_DIVIDED: Final = Unknown("only the peak of a size that fits is divided")
+NOT_COMPARED: Final = Unknown("no size was measured")
+NOT_BUILT: Final = Unknown("the model wasn't built")
+CAPS: Final = typing.get_args(Cap)
 TASKS: Final = typing.get_args(Task)
 OPTIMIZERS: Final = typing.get_args(Optimizer)
 PRECISIONS: Final = typing.get_args(Precision)
@@ -81,6 +86,24 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a step, such as its backward pass, and the peak while it lasted, measured."""
+
+    name: str
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A trial's peak by what took it, measured. Bytes."""
+
+    weights: int  # with buffers
+    optimizer: int
+    rest: int  # of the peak: gradients, activations, keys and values, libraries
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True)
 class Trial:
     """One size that was tried for real, in a process of its own. Bytes are above those before the model."""
 
@@ -91,6 +114,7 @@ class Trial:
     reserved_bytes: int | Unknown  # GPU: taken by torch's allocator from the driver
     context_bytes: int | Unknown  # GPU: of the driver for this process
     said: str = ""  # the beginning of the error
+    parts: Parts | Unknown = NOT_DIVIDED
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,14 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Built:
+    """What the model's own modules say, built without their bytes. Exact, in bytes."""
+
+    weights: int  # with buffers
+    trained: int  # of the weights: those that get a gradient
+
+
+@dataclass(frozen=True)
 class Measured:
     """What was found by trials."""
 
@@ -127,6 +159,8 @@ class Measured:
     peak_bytes: int | Unknown  # measured at that size
     seconds: float
     ended: str = ""  # why it ended early, if so
+    built: Built | Unknown = NOT_BUILT
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,14 +171,15 @@ class FitReport:
     machine: str
     constants: str  # where the machine's figures come from
     budget_bytes: int  # for everything, the driver's context included; of a measurement: for torch
-    predicted_by: str  # "rules" or "trace"
+    predicted_by: str  # "rules", or "two trials"
     predicted: Taken
     moment: str  # when the peak is
     fits: bool
-    predicted_largest_batch: Largest
-    predicted_largest_tokens: Largest
+    predicted_largest_batch: Largest | Unknown
+    predicted_largest_tokens: Largest | Unknown
     smallest_budget_bytes: int  # predicted: the least budget in which this question fits
     knobs: tuple[Knob, ...]
     measured: Measured | Unknown
     notes: tuple[str, ...] = ()
+    predicted_at_largest: Taken | Unknown = NOT_COMPARED  # at the largest size that was measured to fit
     schema: str = FIT_SCHEMA

@@ -1,14 +1,14 @@
-"""Brute force beside the search of `weir probe fit`: every size from 1 on, each in a fork of its own.
+"""Brute force beside the search of `weir probe fit`: given sizes, each in a fork of its own.
 
-`python tests/bench/fit_brute.py` reads a job from stdin (config, question, device, budget, axis, last) and
-writes the sizes that fit. It shares a trial with the search and none of the search itself.
+`python tests/bench/fit_brute.py` reads a job from stdin (config, question, device, budget, axis, sizes,
+in_cgroup) and writes the sizes that fit. It shares a trial with the search and none of the search itself.
 """
 
 import json
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 
-from probes.fit.measured import onetrial
+from probes.fit.measured import cgroups, onetrial
 from probes.fit.measured.nursery import Answer, forked, preload
 from probes.fit.predicted.forecast import with_size
 from probes.fit.question import Question
@@ -21,22 +21,41 @@ def main() -> int:
     job = json.load(sys.stdin)
     preload()
     asked = decode(Question, job["question"], "question")
+    if job["device"] == "cpu":
+        onetrial.warm(job["config"], asked)
+    below = cgroups.parent() if job["in_cgroup"] else None
     fitting = []
     with redirect_stdout(sys.stderr):
-        for size in range(1, job["last"] + 1):
+        for size in job["sizes"]:
             question = with_size(asked, job["axis"], size)
+            made = (
+                cgroups.group(below, job["budget"], size)
+                if isinstance(below, cgroups.Parent)
+                else nullcontext(None)
+            )
+            with made as group:
 
-            def work(question: Question = question, size: int = size) -> Answer:
-                trial = onetrial.run(job["config"], question, job["device"], budget=job["budget"], size=size)
-                return Answer(trial=trial)
+                def work(
+                    question: Question = question, size: int = size, group: cgroups.Group | None = group
+                ) -> Answer:
+                    trial = onetrial.run(
+                        job["config"],
+                        question,
+                        job["device"],
+                        budget=job["budget"],
+                        size=size,
+                        group=group,
+                    )
+                    return Answer(trial=trial)
 
-            ended = forked(work, PATIENCE_S)
+                ended = forked(work, PATIENCE_S)
+                killed = group is not None and group.kills() > 0
             trial = ended.answer.trial if ended.answer else None
-            if trial is None:
+            if trial is None and not killed:
                 print(f"size {size}: no answer, signal {ended.signal}", ended.answer)
-            elif trial.verdict == "fits":
+            elif trial is not None and trial.verdict == "fits":
                 fitting.append(size)
-            elif trial.verdict == "crashed":
+            elif trial is not None and trial.verdict == "crashed":
                 print(f"size {size}: {trial.said}")
     print(json.dumps(fitting))
     return 0

@@ -10,15 +10,21 @@ from pathlib import Path
 
 from board import tell
 
-from probes.fit.answering.answer import answer, on_cpu
+from probes.errors import ModelUnknown
+from probes.fit.answering.answer import answer, compared, on_cpu
+from probes.fit.answering.bytrials import by_trials
+from probes.fit.measured.bracket import Hint
+from probes.fit.measured.caps import CGROUP_LIMIT
 from probes.fit.measured.runs import Ask, measure
-from probes.fit.question import Axis, Measured, Question
+from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.placement.models.reading import from_config
 from probes.placement.planner.constants import Constants
 from probes.shared.codec import encode
+from probes.sizing import MOST_TRIED, guided
 
 MIB = 2**20
-BEYOND = 3  # sizes that brute force tries beyond the largest
+NEAR = 3  # sizes on each side of the largest that brute force tries
+ALL_UP_TO = 8  # where the largest isn't more than this, brute force tries all from 1 on
 BRUTE = Path(__file__).with_name("fit_brute.py")
 
 
@@ -62,6 +68,33 @@ def bert(width: int, layers: int) -> dict[str, object]:
     }
 
 
+def opt(width: int, layers: int) -> dict[str, object]:
+    return {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        "hidden_size": width,
+        "word_embed_proj_dim": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "ffn_dim": 4 * width,
+        "vocab_size": 8000,
+        "max_position_embeddings": 512,
+    }
+
+
+def vit(width: int, layers: int) -> dict[str, object]:
+    return {
+        "model_type": "vit",
+        "architectures": ["ViTModel"],
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 6,
+        "intermediate_size": 4 * width,
+        "image_size": 128,
+        "patch_size": 8,
+    }
+
+
 @dataclass(frozen=True)
 class Case:
     """One question to one model, with a budget. `tuned`: the rules were written with it in sight."""
@@ -71,6 +104,7 @@ class Case:
     budget: int
     asked: Question
     axis: Axis = "batch"
+    cap: Cap = "process"  # of a CPU's trials
     tuned: bool = False
 
 
@@ -80,7 +114,8 @@ class Seen:
 
     case: Case
     measured: Measured
-    brute: tuple[int, ...]  # sizes that fit, of all from 1 to a few beyond the largest
+    tried: tuple[int, ...]  # by brute force
+    brute: tuple[int, ...]  # those of them that fit
     rules_bytes: int  # predicted at the largest size
     trace_bytes: int
     guess: int  # predicted
@@ -90,7 +125,7 @@ class Seen:
     @property
     def exact(self) -> bool:
         largest = self.measured.largest
-        fits = tuple(range(1, largest.fits + 1))
+        fits = tuple(size for size in self.tried if size <= largest.fits)
         return largest.exact and largest.fits > 0 and self.brute == fits
 
     @property
@@ -108,54 +143,76 @@ def train(**changed: object) -> Question:
 
 
 def run(case: Case, device: str, machine: Constants | None = None, *, limit_s: float = 110.0) -> Seen:
-    """Search, predict and brute-force one case."""
+    """Search, predict and brute-force one case. `seconds` are those of what `weir probe fit` does."""
     began = time.monotonic()
     place = machine or on_cpu()
-    model = from_config(case.config, name=case.name, where=case.name)
-    report = answer(model, case.asked, place, budget=case.budget)
-    found = report.predicted_largest_batch if case.axis == "batch" else report.predicted_largest_tokens
     ask = Ask(
         case.config,
         case.asked,
         device,  # type: ignore[arg-type]
         case.axis,
         case.budget,
-        guess=max(found.fits, 1),
-        most=10**4,
+        Hint(),
+        most=MOST_TRIED,
         limit_s=limit_s,
+        cap=case.cap,
     )
-    measured = measure(
-        ask, lambda trial: tell(f"{case.name}: {trial.size} {trial.verdict} {trial.said[:80]}")
-    )
+
+    def heard(trial: Trial) -> None:
+        tell(f"{case.name}: {trial.size} {trial.verdict}, {trial.seconds:.1f} s {trial.said[:80]}")
+
+    try:
+        model = from_config(case.config, name=case.name, where=case.name)
+        report = answer(model, case.asked, place, budget=case.budget)
+    except ModelUnknown:
+        report = by_trials(case.asked, place, case.budget, measure(ask, heard))
+    else:
+        measured = measure(guided(ask, report, model, place), heard)
+        report = compared(report, model, place, measured)
     seconds = time.monotonic() - began
-    brute = brute_force(case, device, measured.largest.fits + BEYOND)
-    rules, trace = predictions(case, place, measured)
-    return Seen(case, measured, brute, rules, trace, found.fits, seconds)
+    return checked(case, device, report, seconds)
 
 
-def predictions(case: Case, place: Constants, measured: Measured) -> tuple[int, int]:
-    """Bytes that torch's allocator hands out at the largest size, by rules and by the trace."""
-    from probes.fit.predicted.forecast import forecast, place_of, with_size
-    from probes.fit.question import Taken
+def checked(case: Case, device: str, report: FitReport, seconds: float) -> Seen:
+    """What brute force says of an answer, and how far off its predictions are."""
+    measured = report.measured
+    assert isinstance(measured, Measured)
+    tried = sizes(measured.largest.fits)
+    brute = brute_force(case, device, tried, in_cgroup=measured.cap == CGROUP_LIMIT)
+    predicted = report.predicted_largest_batch if case.axis == "batch" else report.predicted_largest_tokens
+    assert isinstance(predicted, Largest)
+    here, traced = report.predicted_at_largest, measured.at_size
+    handles = here.workspace if isinstance(here, Taken) else 0
+    return Seen(
+        case,
+        measured,
+        tried,
+        brute,
+        rules_bytes=here.allocated if isinstance(here, Taken) else 0,
+        trace_bytes=traced.allocated + handles if isinstance(traced, Taken) else 0,
+        guess=predicted.fits,
+        seconds=seconds,
+    )
 
-    model = from_config(case.config, name=case.name, where=case.name)
-    asked = with_size(case.asked, case.axis, max(measured.largest.fits, 1))
-    where = place_of(place, model, asked)
-    rules = forecast(model, asked, where).taken.allocated
-    handles = where.workspace * (2 if asked.task == "training" else 1)
-    traced = measured.at_size.allocated + handles if isinstance(measured.at_size, Taken) else 0
-    return rules, traced
+
+def sizes(largest: int) -> tuple[int, ...]:
+    """What brute force tries: all near the largest, or all from 1 on; half of it and twice as much."""
+    if largest <= ALL_UP_TO:
+        return tuple(range(1, largest + NEAR + 1))
+    near = range(largest - NEAR, largest + NEAR + 1)
+    return tuple(sorted({1, largest // 2, *near, 2 * largest}))
 
 
-def brute_force(case: Case, device: str, last: int) -> tuple[int, ...]:
-    """Every size from 1 to `last`, each in a process of its own."""
+def brute_force(case: Case, device: str, tried: tuple[int, ...], *, in_cgroup: bool) -> tuple[int, ...]:
+    """Those of the sizes that fit, each tried in a process of its own."""
     job = {
         "config": dict(case.config),
         "question": encode(case.asked),
         "device": device,
         "budget": case.budget,
         "axis": case.axis,
-        "last": last,
+        "sizes": tried,
+        "in_cgroup": in_cgroup,
     }
     done = subprocess.run(
         [sys.executable, str(BRUTE)], input=json.dumps(job), capture_output=True, text=True, check=True

@@ -15,6 +15,7 @@ from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, qwen, run, train
 
 from probes.errors import ProbeError
+from probes.fit.measured.bracket import Hint
 from probes.fit.measured.runs import Ask, measure
 from probes.fit.question import Question
 from probes.placement.planner.profiles import profile
@@ -46,7 +47,7 @@ CASES = (
 def measure_alone() -> int | None:
     """Bytes of the driver's context, of a search that has the GPU to itself."""
     case = CASES[2]
-    ask = Ask(case.config, case.asked, "gpu", "batch", case.budget, 1, 2, 60.0)
+    ask = Ask(case.config, case.asked, "gpu", "batch", case.budget, Hint(1), 2, 60.0)
     contexts = [t.context_bytes for t in measure(ask, lambda trial: None).trials]
     return max((n for n in contexts if isinstance(n, int)), default=None)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from probes.errors import DeviceUnusable
+from probes.fit.measured.bracket import Hint
+from probes.fit.measured.cgroups import parent
 from probes.fit.measured.nursery import Answer, forked
 from probes.fit.measured.runs import Ask, measure
-from probes.fit.question import Question, Taken, Trial
+from probes.fit.question import Cap, Question, Taken, Trial
 from probes.shared.unknown import Unknown
 
 MIB = 2**20
@@ -64,14 +66,23 @@ def test_a_refusal_in_a_fork_is_an_answer() -> None:
     assert ended.answer.refused.exit_code == 3
 
 
-def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again() -> None:
+@pytest.mark.parametrize(
+    ("cap", "verdicts"),
+    [("process", {"fits", "allocation_refused"}), ("cgroup", {"fits", "killed_for_memory"})],
+)
+def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again(
+    cap: Cap, verdicts: set[str]
+) -> None:
+    if cap == "cgroup" and isinstance(why := parent(), Unknown):
+        pytest.skip(why.reason)
     asked = Question("m", "training", tokens=64, precision="fp32", optimizer="sgd")
     seen: list[Trial] = []
-    ask = Ask(TINY, asked, "cpu", "batch", 60 * MIB, guess=8, most=1000, limit_s=300.0)
+    ask = Ask(TINY, asked, "cpu", "batch", 60 * MIB, Hint(8), most=1000, limit_s=300.0, cap=cap)
     found = measure(ask, seen.append, root=Path("/"))
     assert found.largest.exact
     assert found.largest.fits > 0
-    assert {trial.verdict for trial in seen} == {"fits", "allocation_refused"}
+    assert {trial.verdict for trial in seen} == verdicts
+    assert not any("threads" in note for note in found.notes), "forks of threads may wait for ever"
     assert isinstance(found.at_size, Taken)
     assert not isinstance(found.peak_bytes, Unknown)
     assert found.peak_bytes < 60 * MIB
@@ -81,7 +92,7 @@ def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again() ->
 
 def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> None:
     asked = Question("m", tokens=64, precision="fp32")
-    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, guess=64, most=64, limit_s=300.0)
+    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, Hint(64), most=64, limit_s=300.0)
     found = measure(ask, lambda _: None, root=Path("/"))
     assert found.largest.fits == 64
     assert isinstance(found.at_size, Taken)

@@ -163,6 +163,7 @@ ACTING = {
     "buildtool.engine.provision",
     "buildtool.engine.room",
     "probes.fit.measured.caps",
+    "probes.fit.measured.cgroups",
     "probes.fit.measured.faketrace",
     "probes.fit.measured.nursery",
     "probes.fit.measured.onestep",
@@ -214,6 +215,7 @@ WRITERS = {
     "probes/shared/locks.py",  # lock files without content
     "buildtool/files.py",
     "probes/fit/measured/caps.py",  # files of /proc
+    "probes/fit/measured/cgroups.py",  # files of a cgroup
     "probes/fit/measured/nursery.py",  # a pipe to the parent process
     "probes/run/journal.py",  # appends to a file that it holds locked
     "probes/run/lock.py",  # a lock file without content

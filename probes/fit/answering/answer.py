@@ -1,6 +1,5 @@
-"""Puts an answer together from predictions, and from trials where there were any; its JSON form. Pure."""
+"""Puts an answer together from predictions, and from trials where there were any. Pure."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -18,12 +17,10 @@ from probes.fit.predicted.forecast import (
     with_size,
 )
 from probes.fit.predicted.knobs import knobs
-from probes.fit.question import FIT_SCHEMA, Axis, FitReport, Largest, Measured, Question
+from probes.fit.question import Axis, FitReport, Largest, Measured, Question
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import profile
-from probes.records.json_schema import document
-from probes.shared.codec import encode
 from probes.shared.unknown import Unknown
 
 MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
@@ -78,6 +75,22 @@ def answer(
     )
 
 
+def rise(model: ModelDescription, asked: Question, machine: Constants, axis: Axis, size: int) -> int:
+    """Bytes that one further step of an axis takes at a size, predicted."""
+    where, least = place_of(machine, model, asked), max(min(size, most_of(model, axis) - 1), 1)
+    low, high = (forecast(model, with_size(asked, axis, n), where).taken.total for n in (least, least + 1))
+    return high - low
+
+
+def compared(report: FitReport, model: ModelDescription, machine: Constants, found: Measured) -> FitReport:
+    """The answer with what was measured, and what is predicted at the largest size that fits."""
+    if not found.largest.fits:
+        return replace(report, measured=found)
+    asked = with_size(report.question, found.largest.axis, found.largest.fits)
+    taken = forecast(model, asked, place_of(machine, model, asked)).taken
+    return replace(report, measured=found, predicted_at_largest=taken)
+
+
 def on_cpu() -> Constants:
     """The constants of a machine without a GPU, as far as bytes go."""
     return replace(profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=())
@@ -114,19 +127,3 @@ def _notes(model: ModelDescription, machine: Constants, place: Place) -> tuple[s
         )
     notes.append("dropout is off, the loss is the model's own over its vocabulary, padding isn't used")
     return tuple(notes)
-
-
-def to_json(report: FitReport) -> str:
-    """The answer as a file holds it."""
-    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
-
-
-def fit_schema() -> str:
-    """The JSON Schema of answers."""
-    return document(
-        FitReport,
-        title="Weir fit",
-        description="What a model takes in a pass or a training step, and the largest batch and longest "
-        "sequence within a budget. What is under `measured` comes from trials; all else is predicted.",
-        versions={"schema": (FIT_SCHEMA,)},
-    )

@@ -19,27 +19,32 @@ COLOURS: Final = dict(
     )
 )
 STYLE: Final = (
-    "svg{background:#fefefe;color:#1b2330;font:13px system-ui,sans-serif}text{fill:currentColor}"
-    ".budget{stroke:currentColor;stroke-dasharray:4 3}"
+    "svg{background:#fefefe;color:#1b2330;font:13px system-ui,sans-serif}"
     "@media(prefers-color-scheme:dark){svg{background:#12171f;color:#e6eaf0}rect{filter:brightness(1.6)}}"
 )
 
 
 def draw(report: FitReport) -> str:
     """The SVG document."""
+    return drawn(report, f"<style>{STYLE}</style>") + "\n"
+
+
+def drawn(report: FitReport, style: str) -> str:
+    """The SVG element. A page has a style of its own."""
     height = TOP + (len(report.knobs) + 1) * ROW + 24
     title = f"{report.question.model}, {described(report)}: what takes the bytes, predicted"
     words = "; ".join(f"{name} {binary_bytes(n)}" for name, n in shares(report.predicted))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-labelledby="title what"><title id="title">{html(title)}</title>',
-        f'<desc id="what">{html(words)}</desc><style>{STYLE}</style>',
+        f'aria-labelledby="fit-title fit-words" fill="currentColor" font-size="13">'
+        f'<title id="fit-title">{html(title)}</title>',
+        f'<desc id="fit-words">{html(words)}</desc>{style}',
         f'<text x="16" y="26" font-size="16">{html(title)}</text>',
         *_legend(report),
         *_peak(report),
         *_changes(report),
         *_budget(report, height),
-        "</svg>\n",
+        "</svg>",
     ]
     return "\n".join(parts)
 
@@ -88,7 +93,8 @@ def _total(n_bytes: int, scale: float, y: int) -> str:
 def _budget(report: FitReport, height: int) -> Iterator[str]:
     whole = report.budget_bytes + report.predicted.context
     x = LEFT + whole * _scale(report)
-    yield f'<line class="budget" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 18}"/>'
+    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 18}"'
+    yield f'<line stroke="currentColor" stroke-dasharray="4 3" {ends}/>'
     words = f"budget and context {binary_bytes(whole)}"
     yield f'<text x="{x:.1f}" y="{height - 5}" text-anchor="middle">{words}</text>'
 

@@ -1,9 +1,9 @@
 """The answer of `fit` as text: what fits, bars of what takes the bytes, the knobs, the trials. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from probes.fit.question import FitReport, Largest, Measured, Taken, Trial
+from probes.fit.question import FitReport, Largest, Measured, Parts, Taken
 from probes.report.render import table
 from probes.shared.quoting import terminal
 from probes.shared.units import binary_bytes, duration
@@ -21,6 +21,7 @@ PARTS: Final = {
     "rounding": "rounding of torch's allocator",
     "context": "the driver's context",
 }
+DIVIDED: Final = ("weights", "optimizer's state", "gradients, activations and all else")
 VERDICTS: Final = {
     "fits": "fits",
     "gpu_out_of_memory": "the GPU's memory is used up",
@@ -37,22 +38,30 @@ def lines(report: FitReport) -> str:
     parts = [_answer(report), bars(report), _knobs(report)]
     if isinstance(report.measured, Measured):
         parts.append(_measured(report.measured))
+        parts.append(_beside(report, report.measured))
     else:
         parts.append(f"not measured: {terminal(report.measured.reason)}")
     parts += [f"note: {terminal(note)}" for note in report.notes]
     return "\n\n".join(part for part in parts if part)
 
 
-def _answer(report: FitReport) -> str:
+def verdict(report: FitReport) -> str:
+    """Whether it fits and what it needs, in a sentence each."""
     asked = report.question
-    what = f"{terminal(asked.model)}, {described(report)}, batch {asked.batch} x {asked.tokens} tokens"
-    verdict = "fits" if report.fits else "doesn't fit"
+    what = f"{asked.model}, {described(report)}, batch {asked.batch} x {asked.tokens} tokens"
+    answer = "fits" if report.fits else "doesn't fit"
     needs = binary_bytes(report.smallest_budget_bytes)
     budget = binary_bytes(report.budget_bytes)
     return (
-        f"{what}: {verdict} into {budget} of {terminal(report.machine)}, predicted.\n"
-        f"Smallest budget that works: {needs}"
-        f" (and {binary_bytes(report.predicted.context)} for the driver's context).\n"
+        f"{what}: {answer} into {budget} of {report.machine}, predicted. Smallest budget that works: {needs}"
+        f" (and {binary_bytes(report.predicted.context)} for the driver's context)."
+    )
+
+
+def _answer(report: FitReport) -> str:
+    asked = report.question
+    return (
+        f"{terminal(verdict(report))}\n"
         f"Largest batch of {asked.tokens} tokens: {size(report.predicted_largest_batch)}; "
         f"longest sequence at batch {asked.batch}: {size(report.predicted_largest_tokens)}; both predicted.\n"
         f"predicted by {report.predicted_by}; {terminal(report.constants)}"
@@ -74,8 +83,10 @@ def described(report: FitReport) -> str:
     return ", ".join(words)
 
 
-def size(found: Largest) -> str:
+def size(found: Largest | Unknown) -> str:
     """A largest size, with what is open about it."""
+    if isinstance(found, Unknown):
+        return "not known"
     if found.exact:
         return str(found.fits)
     return f"at least {found.fits}" + (f", less than {found.fails}" if found.fails else "")
@@ -95,15 +106,74 @@ def shares(taken: Taken) -> list[tuple[str, int]]:
     return [(name, getattr(taken, key)) for key, name in PARTS.items() if getattr(taken, key)]
 
 
+def largest_parts(found: Measured) -> Parts | Unknown:
+    """What the largest size that fits took, measured."""
+    at = next((trial.parts for trial in found.trials if trial.size == found.largest.fits), None)
+    return at or Unknown("nothing fits")
+
+
+def beside(report: FitReport, found: Measured) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows: what takes the bytes at the largest size measured to fit, predicted and measured."""
+    predicted = [
+        (name, taken)
+        for name, taken in (
+            (f"predicted by {report.predicted_by}", report.predicted_at_largest),
+            ("predicted by a trace", found.at_size),
+        )
+        if isinstance(taken, Taken)
+    ]
+    columns = [(t.weights, t.optimizer, t.allocated - t.weights - t.optimizer) for _, t in predicted]
+    headers = [f"at {found.largest.axis} {found.largest.fits}", *(name for name, _ in predicted)]
+    parts = largest_parts(found)
+    if isinstance(parts, Parts):
+        columns.append((parts.weights, parts.optimizer, parts.rest))
+        headers.append("measured")
+    rows = [[name, *(binary_bytes(column[n]) for column in columns)] for n, name in enumerate(DIVIDED)]
+    rows.append(["in all", *(binary_bytes(sum(column)) for column in columns)])
+    return headers, rows
+
+
+def phases(parts: Parts) -> list[list[str]]:
+    """The peak of each part of a step, measured."""
+    return [[phase.name, binary_bytes(phase.peak_bytes)] for phase in parts.phases]
+
+
+def _beside(report: FitReport, found: Measured) -> str:
+    headers, rows = beside(report, found)
+    if len(headers) == 1:
+        return ""
+    parts = largest_parts(found)
+    more = ""
+    if isinstance(parts, Parts):
+        more = "\n\n" + table(["while", "measured peak"], phases(parts), markdown=False)
+    return table(headers, rows, markdown=False) + more
+
+
 def _knobs(report: FitReport) -> str:
     if not report.knobs:
         return ""
-    rows = [
+    return f"{buys_most(report)}\n{table(KNOBS, knob_rows(report), markdown=False)}"
+
+
+def buys_most(report: FitReport) -> str:
+    """Which single change saves most, in a sentence; empty where none is known to save anything."""
+    best = report.knobs[0] if report.knobs else None
+    if best is None or best.saves <= 0:
+        return ""
+    return (
+        f"The single change that saves most, predicted: {best.name} ({saved(best.saves)} less; {best.cost})."
+    )
+
+
+KNOBS: Final = ("one change", "saves, predicted", "then in all", "largest batch then", "what it costs")
+
+
+def knob_rows(report: FitReport) -> list[list[str]]:
+    """Every single change, as rows under `KNOBS`."""
+    return [
         [knob.name, saved(knob.saves), binary_bytes(knob.total), str(knob.largest_batch), knob.cost]
         for knob in report.knobs
     ]
-    headers = ["one change", "saves, predicted", "then in all", "largest batch then", "what it costs"]
-    return table(headers, rows, markdown=False)
 
 
 def saved(n_bytes: int) -> str:
@@ -128,14 +198,17 @@ def _measured(found: Measured) -> str:
             f"peak at {axis} {what.fits}: {binary_bytes(found.at_size.allocated)} predicted by a trace, "
             f"{binary_bytes(found.peak_bytes)} measured ({error:+.1%})"
         )
-    parts.append(
-        table([axis, "verdict", "measured peak", "took"], list(_trials(found.trials)), markdown=False)
-    )
+    parts += [f"note: {terminal(note)}" for note in found.notes]
+    parts.append(table(TRIALS, list(trials(found)), markdown=False))
     return "\n".join(parts)
 
 
-def _trials(trials: Sequence[Trial]) -> Iterator[list[str]]:
-    for trial in sorted(trials, key=lambda trial: trial.size):
+TRIALS: Final = ("size", "verdict", "measured peak", "took")
+
+
+def trials(found: Measured) -> Iterator[list[str]]:
+    """Every size that was tried, as rows under `TRIALS`."""
+    for trial in sorted(found.trials, key=lambda trial: trial.size):
         peak = "" if isinstance(trial.peak_bytes, Unknown) else binary_bytes(trial.peak_bytes)
         words = VERDICTS[trial.verdict]
         if trial.verdict == "crashed" and trial.said:

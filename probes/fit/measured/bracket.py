@@ -1,71 +1,128 @@
-"""Search for the largest size that fits when each try costs a process: few tries from a good guess. Pure."""
+"""Search for the largest size that fits when each try costs a process: few tries along a measured line. Pure.
+
+What a size takes is close to a straight line, so each try that fits says where the limit is: its peak, and
+the rise for each step of the size, which is predicted until two tries have measured it.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
 from typing import Final
 
 from probes.fit.question import Axis, Largest
 
 FAR: Final = 4  # the last try is at least this share (a quarter) beyond the largest size that fits
+APART: Final = 10  # two sizes measure a rise if they are at least this share (a tenth) apart
+TRUSTED: Final = 3  # tries between two bounds by the line, before they are halved
+DOWN: Final = (16, 2)  # first guess too large: a sixteenth less, then half, then 1
 
-Try = Callable[[int], bool | None]  # whether a size fits; None: it isn't known, and the search ends
+
+@dataclass(frozen=True)
+class Tried:
+    """Whether a size fits, and the bytes it took at its peak if that is known."""
+
+    fits: bool
+    peak: int | None = None
 
 
-def search(fits: Try, guess: int, axis: Axis, *, most: int) -> Largest:
-    """The largest size from 1 to `most` that fits, found from a guess.
+Try = Callable[[int], Tried | None]  # None: it isn't known, and the search ends
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What was predicted. `guess` is None where nothing was; the first two sizes are tried then."""
+
+    guess: int | None = None
+    rise: int | None = None  # bytes that each further step of the size takes
+
+
+def search(fits: Try, hint: Hint, axis: Axis, *, most: int, budget: int) -> Largest:
+    """The largest size from 1 to `most` that fits.
 
     The search takes it that every size up to the largest fits and none beyond. It then tries one more size
     further on; a size that fits above one that doesn't is a contradiction, and is reported.
     """
-    known: dict[int, bool] = {}
-
-    def ask(size: int) -> bool | None:
-        if size not in known:
-            found = fits(size)
-            if found is None:
-                return None
-            known[size] = found
-        return known[size]
-
-    ended = _narrow(ask, known, min(max(guess, 1), most), most)
-    if ended and _low(known) < most:
-        ask(min(_low(known) + max(_low(known) // FAR, 2), most))
-    return summary(known, axis, most=most)
-
-
-def _narrow(ask: Try, known: Mapping[int, bool], size: int, most: int) -> bool:
-    """Ask until neighbours are known, of which one fits and one doesn't. False when an answer was missing."""
-    step = 1
-    while True:
-        answer = ask(size)
-        if answer is None:
-            return False
-        low, high = _low(known), _high(known)
-        if high is not None and high - low == 1:
-            return True
-        if low == most:
-            return True
-        if high is None:  # nothing failed yet: further and further up
-            size, step = min(low + step, most), 2 * step
-        elif low == 0:  # nothing fits yet: down
-            size, step = max(high - step, 1), 2 * step
-        else:
-            size = (low + high) // 2
+    known: dict[int, Tried] = {}
+    while (size := _next(known, hint, most=most, budget=budget)) is not None:
+        found = fits(size)
+        if found is None:
+            return _summary(known, axis, most)
+        known[size] = found
+    low = _low(known)
+    further = min(low + max(low // FAR, 2), most)
+    if low < most and further not in known:
+        found = fits(further)
+        if found is not None:
+            known[further] = found
+    return _summary(known, axis, most)
 
 
-def _high(known: Mapping[int, bool]) -> int | None:
+def _next(known: Mapping[int, Tried], hint: Hint, *, most: int, budget: int) -> int | None:
+    """The size to try next; None when neighbours are known, of which one fits and one doesn't."""
+    low, high = _low(known), _high(known)
+    if low == most or high == low + 1:
+        return None
+    if not low:
+        return _first(known, hint, most, high)
+    line = _along(known, hint, budget)
+    if high is None:
+        upwards = sum(1 for size in known if size <= low)
+        ahead = low + 2 ** (upwards - 1) if line is None or upwards > TRUSTED else line
+        if hint.guess is None and low == 1:
+            ahead = 2
+        return min(max(ahead, low + 1), most)
+    if line is not None and line >= high > 2 * low:  # what it takes isn't a straight line this far
+        return isqrt(low * high)
+    between = sum(1 for size in known if size != 1) - 1
+    if line is None or between > TRUSTED:
+        return (low + high) // 2
+    return min(max(line, low + 1), high - 1)
+
+
+def _first(known: Mapping[int, Tried], hint: Hint, most: int, high: int | None) -> int:
+    """Where nothing fits yet: the guess, a little less, half of it, 1."""
+    if high is None:
+        return min(max(hint.guess or 1, 1), most)
+    share = DOWN[len(known) - 1] if len(known) <= len(DOWN) else high
+    return max(high - max(high // share, 1), 1) if share != high else 1
+
+
+def _along(known: Mapping[int, Tried], hint: Hint, budget: int) -> int | None:
+    """The largest size by a line through what fits; None where nothing says how steep it is."""
+    low = _low(known)
+    peaks = {size: t.peak for size, t in known.items() if t.fits and size <= low and t.peak is not None}
+    if low not in peaks:
+        return None
+    rise = _rise(peaks) or hint.rise
+    return low + (budget - peaks[low]) // rise if rise else None
+
+
+def _rise(peaks: Mapping[int, int]) -> int:
+    """Bytes a step, between the largest size and the next one that is well below; 0 where there is none."""
+    last = max(peaks)
+    below = [size for size in peaks if size <= last - max(last // APART, 1)]
+    return (peaks[last] - peaks[max(below)]) // (last - max(below)) if below else 0
+
+
+def _high(known: Mapping[int, Tried]) -> int | None:
     """The smallest size that failed."""
-    return min((size for size, fits in known.items() if not fits), default=None)
+    return min((size for size, tried in known.items() if not tried.fits), default=None)
 
 
-def _low(known: Mapping[int, bool]) -> int:
+def _low(known: Mapping[int, Tried]) -> int:
     """The largest size that fits below every one that failed; 0 where there is none."""
     high = _high(known)
-    return max((size for size, fits in known.items() if fits and (high is None or size < high)), default=0)
+    return max((s for s, tried in known.items() if tried.fits and (high is None or s < high)), default=0)
+
+
+def _summary(known: Mapping[int, Tried], axis: Axis, most: int) -> Largest:
+    return summary({size: tried.fits for size, tried in known.items()}, axis, most=most)
 
 
 def summary(known: Mapping[int, bool], axis: Axis, *, most: int) -> Largest:
     """What a set of answers says."""
-    low, high = _low(known), _high(known)
+    tried = {size: Tried(fits) for size, fits in known.items()}
+    low, high = _low(tried), _high(tried)
     exact = (high is not None and high - low == 1) or (high is None and low == most)
     found = [(bad, good) for bad in known for good in known if bad < good and known[good] and not known[bad]]
     return Largest(axis, low, high, exact=exact, contradictions=tuple(sorted(found)))

@@ -25,6 +25,11 @@ DATA_LIMIT: Final = (
     "process before the model was built; one thread. Peaks are of resident memory without files, above the "
     "same beginning."
 )
+CGROUP_LIMIT: Final = (
+    "The limit is a memory cgroup for each trial, as a container has it: pages that it is the first to "
+    "write to, without swap; the kernel kills what needs more. One thread. Peaks are of resident memory "
+    "without files, above those of the process before the model was built."
+)
 GPU_LIMIT: Final = (
     "The limit is torch's own (set_per_process_memory_fraction): what its allocator takes from the driver, "
     "in segments. Peaks are what it has handed out at once; the driver's context is in neither."

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.measured import caps
-from probes.fit.measured.bracket import search
+from probes.fit.measured.bracket import Hint, Tried, search
+from probes.fit.measured.cgroups import Group, Parent, group, parent
 from probes.fit.predicted.forecast import with_size
-from probes.fit.question import Axis, Question, Taken, Trial, Verdict
+from probes.fit.question import Axis, Built, Cap, Question, Taken, Trial, Verdict
 from probes.records.schema import Done, Failed
 from probes.run.child import die_with
 from probes.shared.codec import Json, decode, encode, load
@@ -39,18 +41,29 @@ class Hunt:
     device: Literal["cpu", "gpu"]
     axis: Axis
     budget: int
-    guess: int
+    hint: Hint
     most: int
     limit_s: float
+    cap: Cap = "auto"  # on a CPU; a GPU's is torch's own
+
+
+@dataclass(frozen=True)
+class Began:
+    """What is known before the first trial: what the model's modules say, and what the cap is."""
+
+    built: Built | Unknown
+    cap: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Found:
-    """A trial's end, or what the largest size takes by a trace, with the device's name."""
+    """What the search begins with, a trial's end, or what the largest size takes by a trace."""
 
     trial: Trial | None = None
     taken: Taken | Unknown | None = None
     device: str = ""
+    began: Began | None = None
     tag: ClassVar[str] = "found"
 
 
@@ -152,17 +165,38 @@ class Searcher:
         self._config: Mapping[str, Any] = json.loads(hunt.config)
         self._until = time.monotonic() + hunt.limit_s
         self._longest_s = 0.0
+        self._tries = 0
+        self._groups: Parent | Unknown = Unknown("the cap of a GPU is torch's own")
 
     def run(self) -> None:
         """Search, then trace the largest size that fits."""
         hunt = self._hunt
-        if hunt.device == "cpu":
-            self._onetrial.warm(self._config, hunt.asked)
-        largest = search(self._fits, hunt.guess, hunt.axis, most=hunt.most)
+        self._begin()
+        largest = search(self._fits, hunt.hint, hunt.axis, most=hunt.most, budget=hunt.budget)
         if largest.fits:
             self._trace(largest.fits)
 
-    def _fits(self, size: int) -> bool | None:
+    def _begin(self) -> None:
+        """Import what the model needs, choose the cap, and say so. Raises DeviceUnusable."""
+        hunt = self._hunt
+        if hunt.device == "gpu":
+            self._tell(Found(began=Began(Unknown("not asked of a GPU's trials"), caps.GPU_LIMIT, _threads())))
+            return
+        built = self._onetrial.warm(self._config, hunt.asked)
+        asked_for_process = Unknown("the process's own limit was asked for")
+        self._groups = asked_for_process if hunt.cap == "process" else parent()
+        if isinstance(self._groups, Unknown) and hunt.cap == "cgroup":
+            raise DeviceUnusable(
+                f"{self._groups.reason}", "run as root, or use the process's own limit: --cap process"
+            )
+        notes = _threads()
+        if isinstance(self._groups, Unknown):
+            cap, notes = caps.DATA_LIMIT, (*notes, f"no cgroup for each trial: {self._groups.reason}")
+        else:
+            cap = caps.CGROUP_LIMIT
+        self._tell(Found(began=Began(built, cap, notes)))
+
+    def _fits(self, size: int) -> Tried | None:
         left = self._until - time.monotonic()
         if left <= self._longest_s:
             return None
@@ -170,15 +204,27 @@ class Searcher:
         trial = self._try(size, left)
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         self._tell(Found(trial))
-        return None if trial.verdict == "out_of_time" else trial.verdict == "fits"
+        if trial.verdict == "out_of_time":
+            return None
+        peak = trial.peak_bytes
+        return Tried(trial.verdict == "fits", peak if isinstance(peak, int) else None)
 
     def _try(self, size: int, left: float) -> Trial:
-        hunt, began, killed = self._hunt, time.monotonic(), caps.kills()
+        self._tries += 1
+        if isinstance(self._groups, Unknown):
+            return self._tried(size, left, None, caps.kills)
+        with group(self._groups, self._hunt.budget, self._tries) as own:
+            return self._tried(size, left, own, own.kills)
+
+    def _tried(self, size: int, left: float, own: Group | None, kills: Callable[[], int | Unknown]) -> Trial:
+        hunt, began, killed = self._hunt, time.monotonic(), kills()
         asked = with_size(hunt.asked, hunt.axis, size)
 
         def work() -> Answer:
             return Answer(
-                trial=self._onetrial.run(self._config, asked, hunt.device, budget=hunt.budget, size=size)
+                trial=self._onetrial.run(
+                    self._config, asked, hunt.device, budget=hunt.budget, size=size, group=own
+                )
             )
 
         ended = forked(work, left)
@@ -187,7 +233,9 @@ class Searcher:
                 raise Refused(ended.answer.refused)
             if ended.answer.trial is not None:
                 return ended.answer.trial
-        return _without_answer(ended, size, time.monotonic() - began, killed=killed)
+        now = kills()
+        by_cgroup = isinstance(now, int) and isinstance(killed, int) and now > killed
+        return _without_answer(ended, size, time.monotonic() - began, by_cgroup=by_cgroup)
 
     def _trace(self, size: int) -> None:
         hunt = self._hunt
@@ -205,13 +253,17 @@ class Searcher:
         self._tell(Found(taken=taken or why, device=ended.answer.name if ended.answer else ""))
 
 
-def _without_answer(ended: Fork, size: int, seconds: float, *, killed: int | Unknown) -> Trial:
+def _threads() -> tuple[str, ...]:
+    """A note where libraries have threads already: a fork has none of them, and may wait for one."""
+    count = sum(1 for _ in Path("/proc/self/task").iterdir())
+    return (f"{count} threads were there when trials were forked",) if count > 1 else ()
+
+
+def _without_answer(ended: Fork, size: int, seconds: float, *, by_cgroup: bool) -> Trial:
     """The trial of a fork that said nothing."""
     gone = Unknown("the process ended before it could say")
     if ended.signal == 0:
         return Trial(size, "out_of_time", seconds, gone, gone, gone)
-    now = caps.kills()
-    by_cgroup = isinstance(now, int) and isinstance(killed, int) and now > killed
     name = signal.Signals(ended.signal).name if ended.signal in list(signal.Signals) else str(ended.signal)
     verdict: Verdict = "killed_for_memory" if by_cgroup and ended.signal == signal.SIGKILL else "crashed"
     return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {name}")
@@ -221,9 +273,11 @@ def preload() -> None:
     """Import what takes seconds, before there is a job; an error is reported when there is one.
 
     A driver that was asked anything can't be used in a fork, and libraries ask whether there is a GPU when
-    they are imported. With this setting torch asks NVML instead.
+    they are imported. With this setting torch asks NVML instead. Libraries that multiply begin threads
+    when they are imported, unless these settings forbid it; a fork of threads may wait for ever.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     for name in ("probes.fit.measured.onetrial", "transformers.models.auto.modeling_auto", "peft"):
         with suppress(ImportError, OSError):
             importlib.import_module(name)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from probes.errors import LibraryMissing, UsageError
+from probes.errors import LibraryMissing, ModelUnknown, UsageError
 from probes.fit.predicted.programs import LAYER_TARGETS
-from probes.fit.question import Question
+from probes.fit.question import Built, Question
 from probes.placement.models.fromconfig import configured, library, refusals
 
 DTYPES: Final = {
@@ -24,14 +24,23 @@ RATE: Final = 1e-4  # of learning: any that trains
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """What a model is called with: tokens of a vocabulary, or images of channels x height x width."""
+
+    has_head: bool  # over the vocabulary: it says a loss itself
+    vocabulary: int = 0
+    image: tuple[int, int, int] | None = None
+    decodes: bool = False  # an encoder, and a decoder that goes on with as many tokens
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A model on its device, and its optimizer where it is trained."""
 
     module: Any  # transformers' or peft's
     optimizer: torch.optim.Optimizer | None
     device: str
-    vocabulary: int
-    has_head: bool
+    takes: Inputs
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,7 @@ class Made:
     """A model before it is run."""
 
     module: Any  # transformers' or peft's
-    vocabulary: int
-    has_head: bool
+    takes: Inputs
 
 
 def prepare(config: Mapping[str, Any], asked: Question, device: str) -> Prepared:
@@ -51,11 +59,35 @@ def prepare(config: Mapping[str, Any], asked: Question, device: str) -> Prepared
 def make(config: Mapping[str, Any], asked: Question, device: str) -> Made:
     """The model alone, with its adapters. Raises what `prepare` raises."""
     module, has_head = _built(config, asked, device)
+    takes = _inputs(module, has_head=has_head)
     module.train(asked.task == "training")
     if asked.checkpointing:
         _checkpoint(module)
-    vocabulary = int(module.config.vocab_size)
-    return Made(_adapted(module, asked) if asked.lora_rank else module, vocabulary, has_head)
+    return Made(_adapted(module, asked) if asked.lora_rank else module, takes)
+
+
+def built(made: Made) -> Built:
+    """The bytes of a model's weights, those that are shared once, and of those that are trained."""
+    held = {id(tensor): tensor for tensor in (*made.module.parameters(), *made.module.buffers())}
+    return Built(
+        sum(tensor.nbytes for tensor in held.values()),
+        sum(tensor.nbytes for tensor in held.values() if tensor.requires_grad),
+    )
+
+
+def _inputs(module: Any, *, has_head: bool) -> Inputs:
+    """What a model of transformers takes. Raises ModelUnknown for sound and the like."""
+    config, name = module.config.get_text_config(), str(module.main_input_name)
+    if name == "input_ids" and type(getattr(config, "vocab_size", None)) is int:
+        return Inputs(has_head, config.vocab_size, decodes=bool(module.config.is_encoder_decoder))
+    size, channels = getattr(module.config, "image_size", None), getattr(module.config, "num_channels", 3)
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    if name == "pixel_values" and len(sides) == 2 and all(type(n) is int for n in (*sides, channels)):
+        return Inputs(has_head=False, image=(channels, sides[0], sides[1]))
+    raise ModelUnknown(
+        f"it takes {name[:60]}, and steps are tried here with tokens or with images of one size",
+        "give the config.json of a model of text or images",
+    )
 
 
 def _checkpoint(module: Any) -> None:
@@ -73,21 +105,26 @@ def ready(made: Made, asked: Question, device: str) -> Prepared:
     optimizer = (
         _optimizer(trained, asked, foreach=device.startswith("cuda")) if asked.task == "training" else None
     )
-    return Prepared(made.module, optimizer, device, made.vocabulary, made.has_head)
+    return Prepared(made.module, optimizer, device, made.takes)
 
 
 def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any, bool]:
     transformers = library()
-    named = config.get("architectures") or [""]
-    has_head = str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
+    named = config.get("architectures")
+    kind = str(named[0]) if isinstance(named, list) and named else ""
     with refusals():
         made = configured(config)
         for key, value in made.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value:
                 setattr(made, key, 0.0)
-        maker = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
+        maker = transformers.AutoModel
+        if made.is_encoder_decoder and kind.endswith("ForConditionalGeneration"):
+            maker = transformers.AutoModelForSeq2SeqLM
+        elif kind.endswith(("ForCausalLM", "LMHeadModel")):
+            maker = transformers.AutoModelForCausalLM
         with torch.device(device):
-            return maker.from_config(made, dtype=DTYPES[asked.precision]), has_head
+            module = maker.from_config(made, dtype=DTYPES[asked.precision])
+            return module, maker is not transformers.AutoModel
 
 
 def _adapted(module: Any, asked: Question) -> Any:
@@ -135,13 +172,19 @@ def steps(ready: Prepared, asked: Question) -> Iterator[str]:
 
 
 def _loss(ready: Prepared, asked: Question) -> torch.Tensor:
-    tokens = _tokens(ready, asked)
+    given = _given(ready, asked)
     with _autocast(ready, asked):
-        if ready.has_head:
-            found: torch.Tensor = ready.module(input_ids=tokens, labels=tokens, use_cache=False).loss
+        if ready.takes.has_head:
+            more = {} if ready.takes.decodes else {"use_cache": False}
+            found: torch.Tensor = ready.module(**given, labels=given["input_ids"], **more).loss
             return found
-        hidden: torch.Tensor = ready.module(input_ids=tokens).last_hidden_state
-        return hidden.float().pow(2).mean()
+        return _first(ready.module(**given)).float().pow(2).mean()
+
+
+def _first(outputs: Any) -> torch.Tensor:
+    """The last hidden states, or whatever a model without them says first."""
+    found: torch.Tensor = getattr(outputs, "last_hidden_state", None)
+    return outputs[0] if found is None else found
 
 
 def _autocast(ready: Prepared, asked: Question) -> AbstractContextManager[Any]:
@@ -149,25 +192,33 @@ def _autocast(ready: Prepared, asked: Question) -> AbstractContextManager[Any]:
     return nullcontext() if half is None else torch.autocast(ready.device.partition(":")[0], dtype=half)
 
 
-def _tokens(ready: Prepared, asked: Question) -> torch.Tensor:
-    """Token ids, all kinds of them."""
+def _given(ready: Prepared, asked: Question) -> dict[str, torch.Tensor]:
+    """Token ids, all kinds of them, or images, under the names that the model has for them."""
+    takes = ready.takes
+    if takes.image is not None:
+        dtype = DTYPES[asked.precision]
+        return {"pixel_values": torch.zeros(asked.batch, *takes.image, device=ready.device, dtype=dtype)}
     count = torch.arange(asked.batch * asked.tokens, device=ready.device)
-    return count.remainder_(ready.vocabulary).view(asked.batch, asked.tokens)
+    tokens = count.remainder_(takes.vocabulary).view(asked.batch, asked.tokens)
+    if takes.decodes and not (takes.has_head and ready.optimizer):
+        return {"input_ids": tokens, "decoder_input_ids": tokens}
+    return {"input_ids": tokens}
 
 
 def _infer(ready: Prepared, asked: Question) -> Iterator[str]:
-    """The prompt with keys and values kept, then one more token; of an encoder one pass."""
+    """The prompt with keys and values kept, then one more token; of what doesn't generate one pass."""
     with torch.no_grad():
         yield "prompt"
-        tokens = _tokens(ready, asked)
-        if not ready.has_head:
-            ready.module(input_ids=tokens)
+        given = _given(ready, asked)
+        if not ready.takes.has_head or ready.takes.decodes:
+            ready.module(**given)
             yield "done"
             return
-        found = ready.module(input_ids=tokens, use_cache=True, logits_to_keep=1)
+        found = ready.module(**given, use_cache=True, logits_to_keep=1)
         chosen = found.logits[:, -1:].argmax(-1)
-        cache = found.past_key_values
+        cache = getattr(found, "past_key_values", None)
         del found
-        yield "next token"
-        ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if cache is not None:  # a state of another kind goes by another name
+            yield "next token"
+            ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)
         yield "done"

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -10,7 +11,8 @@ import torch
 
 from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.measured import caps, faketrace, onestep
-from probes.fit.question import Question, Taken, Trial, Verdict
+from probes.fit.measured.cgroups import Group
+from probes.fit.question import Built, Parts, Phase, Question, Taken, Trial, Verdict
 from probes.machine.nvml import open_nvml
 from probes.shared.unknown import Unknown
 
@@ -21,62 +23,115 @@ MOST_WORDS: Final = 300  # characters of an error
 _FITS: Final[Verdict] = "fits"
 
 
-def run(config: Mapping[str, Any], asked: Question, device: Device, *, budget: int, size: int) -> Trial:
-    """Build the model and do its steps under the cap. Raises what `onestep.prepare` raises."""
+def run(
+    config: Mapping[str, Any],
+    asked: Question,
+    device: Device,
+    *,
+    budget: int,
+    size: int,
+    group: Group | None = None,
+) -> Trial:
+    """Build the model and do its steps under the cap. Raises what `onestep.prepare` raises.
+
+    `group` is a cgroup with the budget as its limit; without one, this process's own limit is the cap.
+    """
     began = time.monotonic()
     torch.manual_seed(0)
-    peaks = _on_cpu(budget) if device == "cpu" else _on_gpu(budget)
-    said, verdict = "", _FITS  # until an error says otherwise
+    gauge = _on_cpu(budget, group) if device == "cpu" else _on_gpu(budget)
+    said, verdict, ready = "", _FITS, None  # until an error says otherwise
+    now, phases = "building the model", list[Phase]()
     try:
         ready = onestep.prepare(config, asked, TORCH_NAMES[device])
-        for _ in onestep.steps(ready, asked):
-            pass
+        for coming in onestep.steps(ready, asked):
+            phases.append(Phase(now, gauge.peak()))
+            now = coming
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, of any kind
         said = str(error)[:MOST_WORDS]
         verdict = caps.verdict_of(type(error).__name__, str(error))
-    peak, reserved, context = peaks()
-    return Trial(size, verdict, time.monotonic() - began, peak, reserved, context, said)
+        phases.append(Phase(now, gauge.peak()))
+    highest = max(phase.peak_bytes for phase in phases)
+    trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), said)
+    return replace(trial, parts=_parts(ready, phases)) if ready and verdict == _FITS else trial
 
 
-def warm(config: Mapping[str, Any], asked: Question) -> None:
+def _parts(ready: onestep.Prepared, phases: Sequence[Phase]) -> Parts:
+    """The highest peak divided into what is known exactly and the rest."""
+    weights = onestep.built(onestep.Made(ready.module, ready.takes)).weights
+    state = ready.optimizer.state.values() if ready.optimizer else ()
+    kept = sum(v.nbytes for each in state for v in each.values() if isinstance(v, torch.Tensor))
+    peak = max(phase.peak_bytes for phase in phases)
+    return Parts(weights, kept, max(peak - weights - kept, 0), tuple(phases))
+
+
+def warm(config: Mapping[str, Any], asked: Question) -> Built:
     """Import what the model and its step need, so that a trial's budget isn't spent on Python's modules.
 
-    Nothing is allocated for the model itself. Raises what `onestep.prepare` raises.
+    Nothing is allocated for the model itself. Returns what its modules say.
+    Raises what `onestep.prepare` raises.
     """
-    onestep.ready(onestep.make(config, asked, "meta"), asked, "meta")
+    made = onestep.make(config, asked, "meta")
+    onestep.ready(made, asked, "meta")
+    found = onestep.built(made)
+    del made
     gc.collect()
+    gc.freeze()  # a collection in a fork would write to every object's page
+    return found
 
 
-Peaks = Callable[[], tuple[int | Unknown, int | Unknown, int | Unknown]]
+@dataclass(frozen=True)
+class Gauge:
+    """How a trial is measured: `peak` since it was asked last, and what the driver and the allocator hold."""
+
+    peak: Callable[[], int]
+    held: Callable[[], tuple[int | Unknown, int | Unknown]]
 
 
-def _on_cpu(budget: int) -> Peaks:
+def _on_cpu(budget: int, group: Group | None) -> Gauge:
     torch.set_num_threads(1)
     caps.prepare()
     caps.prefer_to_kill_this()
     gc.collect()
-    before = caps.forget_peak()
-    caps.limit_data(budget)
-    return lambda: (max(caps.peak_bytes() - before, 0), NOT_A_GPU, NOT_A_GPU)
+    if group is None:
+        before = caps.forget_peak()
+        caps.limit_data(budget)
+    else:
+        group.join()
+        before = caps.forget_peak()
+
+    def peak() -> int:
+        highest = caps.peak_bytes()
+        caps.forget_peak()
+        return max(highest - before, 0)
+
+    return Gauge(peak, lambda: (NOT_A_GPU, NOT_A_GPU))
 
 
-def _on_gpu(budget: int) -> Peaks:
+def _on_gpu(budget: int) -> Gauge:
     if not torch.cuda.is_available():
         raise DeviceUnusable("torch finds no GPU here", "try --measure cpu, or predict: leave --measure out")
     others = _used_by_all()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(budget / total, 1.0))
 
-    def peaks() -> tuple[int | Unknown, int | Unknown, int | Unknown]:
+    reserved = [0]
+
+    def peak() -> int:
+        highest: int = torch.cuda.max_memory_allocated()
+        reserved[0] = max(reserved[0], torch.cuda.max_memory_reserved())
+        torch.cuda.reset_peak_memory_stats()
+        return highest
+
+    def held() -> tuple[int | Unknown, int | Unknown]:
         free, total = torch.cuda.mem_get_info()
         context: int | Unknown = Unknown("NVML is missing, so what other processes hold isn't known")
         if isinstance(others, int):
             context = max(total - free - torch.cuda.memory_reserved() - others, 0)
-        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), context
+        return reserved[0], context
 
-    return peaks
+    return Gauge(peak, held)
 
 
 def _used_by_all() -> int | Unknown:

@@ -10,31 +10,32 @@ from typing import Any, Final, Literal
 
 from probes.errors import DeviceUnusable, Exit, ProbeError, UsageError
 from probes.fit.measured import nursery
-from probes.fit.measured.bracket import summary
-from probes.fit.measured.caps import DATA_LIMIT, GPU_LIMIT
-from probes.fit.measured.nursery import Found, Hunt
-from probes.fit.question import Axis, Measured, Question, Trial
-from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.fit.measured.bracket import Hint, summary
+from probes.fit.measured.nursery import Began, Found, Hunt
+from probes.fit.question import NOT_BUILT, Axis, Cap, Measured, Question, Trial
+from probes.machine.snapshot import floor_bytes, meminfo_bytes, spendable_bytes
 from probes.records.schema import Failed
 from probes.run import supervisor
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
+NOT_BEGUN: Final = Began(NOT_BUILT, "No trial was begun.")
 IMPORT_S: Final = 60.0  # beyond the limit, for a cold import of torch and transformers
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What to measure. `guess` is where the search begins."""
+    """What to measure. `hint` is where the search begins."""
 
     config: Mapping[str, Any]
     asked: Question
     device: Literal["cpu", "gpu"]
     axis: Axis
     budget: int
-    guess: int
+    hint: Hint
     most: int
     limit_s: float
+    cap: Cap = "auto"
 
 
 def command(descriptor: int) -> list[str]:
@@ -62,9 +63,10 @@ def measure(ask: Ask, heard: Callable[[Trial], None], *, root: Path = Path("/"))
         ask.device,
         ask.axis,
         ask.budget,
-        ask.guess,
+        ask.hint,
         ask.most,
         ask.limit_s,
+        ask.cap,
     )
     ended = supervisor.oversee(
         hunt, nursery.found, limit_s=ask.limit_s + IMPORT_S, heard=hear, command=command
@@ -75,10 +77,13 @@ def measure(ask: Ask, heard: Callable[[Trial], None], *, root: Path = Path("/"))
             raise _raised(ended.outcome)
         why = ended.outcome.reason
     traced = next((message for message in ended.records if message.taken is not None), None)
-    return assembled(ask, trials, traced, seconds=ended.seconds, why=why)
+    began = next((message.began for message in ended.records if message.began is not None), None)
+    return assembled(ask, trials, traced, began or NOT_BEGUN, seconds=ended.seconds, why=why)
 
 
-def assembled(ask: Ask, trials: list[Trial], traced: Found | None, *, seconds: float, why: str) -> Measured:
+def assembled(
+    ask: Ask, trials: list[Trial], traced: Found | None, began: Began, *, seconds: float, why: str
+) -> Measured:
     """What the trials say together. Pure."""
     known = {trial.size: trial.verdict == "fits" for trial in trials if trial.verdict != "out_of_time"}
     largest = summary(known, ask.axis, most=ask.most)
@@ -87,7 +92,7 @@ def assembled(ask: Ask, trials: list[Trial], traced: Found | None, *, seconds: f
         why = f"the limit of {ask.limit_s:.0f} s was reached"
     return Measured(
         device=(traced.device if traced else "") or ask.device.upper(),
-        cap=DATA_LIMIT if ask.device == "cpu" else GPU_LIMIT,
+        cap=began.cap,
         largest=largest,
         trials=tuple(trials),
         at_size=traced.taken
@@ -96,12 +101,17 @@ def assembled(ask: Ask, trials: list[Trial], traced: Found | None, *, seconds: f
         peak_bytes=at.peak_bytes if at else Unknown("nothing fits"),
         seconds=seconds,
         ended=why,
+        built=began.built,
+        notes=began.notes,
     )
 
 
 def refuse_what_the_host_lacks(budget: int, root: Path) -> None:
-    """Raise DeviceUnusable where a process with this budget could take the host's last memory."""
-    available = available_bytes(root)
+    """Raise DeviceUnusable where a process with this budget could take the host's last memory.
+
+    A container's own limit isn't a reason: the kernel kills the trial, whose size then doesn't fit.
+    """
+    available = meminfo_bytes(root, "MemAvailable")
     if isinstance(available, Unknown):
         raise DeviceUnusable(f"how much memory is free isn't known: {available.reason}", "predict only")
     most = spendable_bytes(available, floor_bytes(available))

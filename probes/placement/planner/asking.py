@@ -64,6 +64,15 @@ def plan(
     ).plan
 
 
+def _refuse_what_is_no_file(path: Path) -> None:
+    """Raise UsageError for a folder, a device, or a pipe: opening one waits for a writer."""
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path} is not a regular file",
+            "give a profile's name, or the file of a report that `run` has written",
+        )
+
+
 def described(model: Model) -> ModelDescription:
     """The description of whatever names a model, or is one."""
     if isinstance(model, ModelDescription):
@@ -100,6 +109,7 @@ def constants(machine: Constants | str | Path) -> Constants:
     if str(machine) in names():
         return profile(str(machine))
     if path.suffix == ".json":
+        _refuse_what_is_no_file(path)
         return reported.constants(read_report(path), name=path.name)
     raise UsageError(
         f"{machine} is neither a profile nor a probe report",

@@ -1,47 +1,78 @@
-"""The search for the largest size finds it exactly, from any guess, and reports what contradicts it."""
+"""The search for the largest size finds it exactly, in few tries, and reports what contradicts it."""
 
 import pytest
 
-from probes.fit.measured.bracket import search, summary
+from probes.fit.measured.bracket import Hint, Tried, search, summary
+from probes.fit.question import Largest
+
+RISE, WEIGHTS = 1000, 100_000  # bytes: what a size takes is a straight line
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("edge", [0, 1, 2, 3, 7, 8, 100, 1000])
-@pytest.mark.parametrize("guess", [1, 5, 64, 1000])
-def test_the_largest_is_exact_whatever_the_guess_is(edge: int, guess: int) -> None:
+def tried(edge: int, hint: Hint, *, peaks: bool = True, most: int = 10**6) -> tuple[Largest, list[int]]:
     asked: list[int] = []
 
-    def fits(size: int) -> bool:
+    def fits(size: int) -> Tried:
         asked.append(size)
-        return size <= edge
+        peak = WEIGHTS + RISE * size - 300 if peaks and size <= edge else None
+        return Tried(size <= edge, peak)
 
-    found = search(fits, guess, "batch", most=1000)
+    budget = WEIGHTS + RISE * edge + RISE // 2
+    return search(fits, hint, "batch", most=most, budget=budget), asked
+
+
+@pytest.mark.parametrize("peaks", [True, False])
+@pytest.mark.parametrize("edge", [0, 1, 2, 3, 7, 8, 100, 1000])
+@pytest.mark.parametrize("guess", [None, 1, 5, 64, 1000, 10**5])
+def test_the_largest_is_exact_whatever_the_guess_is(edge: int, guess: int | None, peaks: bool) -> None:
+    found, asked = tried(edge, Hint(guess, RISE if guess and peaks else None), peaks=peaks)
     assert (found.fits, found.exact, found.contradictions) == (edge, True, ())
     assert len(asked) == len(set(asked)), "no size costs two processes"
-    assert len(asked) <= 24
+    assert len(asked) <= 26
+
+
+@pytest.mark.parametrize("wrong", [0.5, 0.8, 0.95, 1.0, 1.05, 1.2, 2.0, 5.0])
+def test_a_wrong_guess_costs_at_most_three_failing_trials_before_one_that_fits(wrong: float) -> None:
+    found, asked = tried(40, Hint(int(40 * wrong), RISE))
+    assert found.fits == 40
+    failing = next(number for number, size in enumerate(asked) if size <= 40)
+    assert failing <= 3
+    assert len(asked) <= 7
 
 
 def test_a_right_guess_takes_three_tries() -> None:
-    asked: list[int] = []
-
-    def fits(size: int) -> bool:
-        asked.append(size)
-        return size <= 40
-
-    assert search(fits, 40, "batch", most=1000).fits == 40
+    found, asked = tried(40, Hint(40, RISE))
+    assert found.fits == 40
     assert asked == [40, 41, 50]
 
 
+def test_without_a_guess_two_small_trials_say_where_the_limit_is() -> None:
+    found, asked = tried(900, Hint())
+    assert found.fits == 900
+    assert asked == [1, 2, 900, 901, 1125]
+
+
+def test_a_step_that_takes_more_than_the_line_says_is_still_found() -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> Tried:
+        asked.append(size)
+        taken = 50 * size * size
+        return Tried(taken <= 500_000, taken if taken <= 500_000 else None)
+
+    assert search(fits, Hint(), "tokens", most=10**6, budget=500_000).fits == 100
+    assert len(asked) <= 14
+
+
 def test_a_size_that_fits_above_one_that_fails_is_reported() -> None:
-    found = search(lambda size: size <= 8 or size == 10, 8, "tokens", most=100)
+    found = search(lambda size: Tried(size <= 8 or size == 10), Hint(8), "tokens", most=100, budget=1)
     assert found.fits == 8
     assert found.contradictions == ((9, 10),)
 
 
 def test_without_an_answer_the_bounds_found_so_far_are_kept() -> None:
-    answers = {16: True, 17: True, 19: True, 23: True}
-    found = search(answers.get, 16, "batch", most=1000)
-    assert (found.fits, found.fails, found.exact) == (23, None, False)
+    answers = {size: Tried(fits=True) for size in (16, 17, 19)}
+    found = search(answers.get, Hint(16), "batch", most=1000, budget=1)
+    assert (found.fits, found.fails, found.exact) == (19, None, False)
 
 
 def test_no_answer_at_all_is_not_a_size() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from probes.errors import CheckpointUnreadable, ModelUnknown, UsageError
-from probes.fit.answering.answer import answer, fit_schema, to_json
+from probes.fit.answering.answer import answer
+from probes.fit.answering.fitfile import fit_schema, to_json
 from probes.fit.predicted.forecast import CPU, forecast, largest, place_of
 from probes.fit.question import STATES, FitReport, Question
 from probes.placement.models.description import ModelDescription

@@ -10,9 +10,10 @@ from probes import cli
 from probes.errors import DeviceUnusable
 from probes.fit.answering.bars import draw
 from probes.fit.answering.saying import lines
+from probes.fit.measured.bracket import Hint
 from probes.fit.measured.caps import verdict_of
 from probes.fit.measured.nursery import Found
-from probes.fit.measured.runs import Ask, assembled, refuse_what_the_host_lacks
+from probes.fit.measured.runs import NOT_BEGUN, Ask, assembled, refuse_what_the_host_lacks
 from probes.fit.question import FitReport, Measured, Question, Taken, Trial
 from probes.shared.codec import decode, load
 from probes.shared.unknown import Unknown
@@ -125,7 +126,7 @@ def test_kinds_of_missing_memory_are_told_apart(kind: str, message: str, verdict
 
 
 def ask(**changed: object) -> Ask:
-    given = {"guess": 4, "most": 100, "limit_s": 120.0, **changed}
+    given = {"hint": Hint(4), "most": 100, "limit_s": 120.0, **changed}
     return Ask({}, Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
 
 
@@ -135,7 +136,7 @@ def trial(size: int, *, fits: bool) -> Trial:
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:
     found = assembled(
-        ask(), [trial(4, fits=True), trial(8, fits=False)], None, seconds=3.0, why="interrupted"
+        ask(), [trial(4, fits=True), trial(8, fits=False)], None, NOT_BEGUN, seconds=3.0, why="interrupted"
     )
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, 8, False)
     assert found.ended == "interrupted"
@@ -144,14 +145,16 @@ def test_an_interrupted_search_keeps_what_it_found() -> None:
 
 def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
     tried = [trial(4, fits=True), trial(5, fits=False)]
-    found = assembled(ask(), tried, Found(taken=Taken(weights=390), device="x"), seconds=3.0, why="")
+    found = assembled(
+        ask(), tried, Found(taken=Taken(weights=390), device="x"), NOT_BEGUN, seconds=3.0, why=""
+    )
     assert (found.largest.fits, found.largest.exact, found.ended) == (4, True, "")
     assert isinstance(found.at_size, Taken)
 
 
 def test_a_trial_out_of_time_is_neither_a_fit_nor_a_failure() -> None:
     late = Trial(9, "out_of_time", 60.0, NO, NO, NO)
-    found = assembled(ask(), [trial(4, fits=True), late], None, seconds=120.0, why="")
+    found = assembled(ask(), [trial(4, fits=True), late], None, NOT_BEGUN, seconds=120.0, why="")
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, None, False)
     assert "limit" in found.ended
 
@@ -187,7 +190,9 @@ def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
     tried: tuple[Trial, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(asked: Ask, _heard: object) -> Measured:
-        return assembled(asked, list(tried), None, seconds=3.0, why="the worker was killed by SIGKILL")
+        return assembled(
+            asked, list(tried), None, NOT_BEGUN, seconds=3.0, why="the worker was killed by SIGKILL"
+        )
 
     monkeypatch.setattr("probes.fit.measured.runs.measure", measure)
     words = ("qwen2.5-0.5b", "--measure", "cpu", "--budget", "2GiB", "--batch", "2", "--tokens", "8")

@@ -1,0 +1,138 @@
+"""One HTML page from an answer of `fit`: what fits, what takes the bytes, as a picture and tables. Pure."""
+
+from collections.abc import Sequence
+
+from probes.fit.answering.bars import drawn
+from probes.fit.answering.saying import (
+    KNOBS,
+    TRIALS,
+    beside,
+    buys_most,
+    described,
+    knob_rows,
+    largest_parts,
+    phases,
+    shares,
+    size,
+    trials,
+    verdict,
+)
+from probes.fit.question import FitReport, Measured, Parts
+from probes.report.page.html import framed, prose, raw_section
+from probes.report.page.palette import COLOURS
+from probes.shared.quoting import html
+from probes.shared.units import binary_bytes, duration
+
+WORDS = frozenset({"verdict", "what it costs", "one change"})
+
+
+def render_fit(report: FitReport, *, raw: str, name: str) -> str:
+    """The whole page. `raw` is the answer's file, which the page includes."""
+    title = f"{report.question.model}: what fits into {binary_bytes(report.budget_bytes)}"
+    asked = report.question
+    details = f"{described(report)} · batch {asked.batch} x {asked.tokens} tokens · {report.machine}"
+    body = "\n".join(
+        (
+            f'<header><p class="kicker">What fits</p><h1>{html(title)}</h1>'
+            f'<p class="meta">{html(details)}</p></header>',
+            _answer(report),
+            _picture(report),
+            _section("parts", "What takes the bytes", _parts(report)),
+            _section("knobs", "Which change buys most", _changes(report)),
+            _section("trials", "Trials", _trials(report)),
+            _notes(report),
+            raw_section(raw, name),
+        )
+    )
+    return framed(title, body)
+
+
+def _answer(report: FitReport) -> str:
+    said = [
+        verdict(report),
+        f"Largest batch, predicted: {size(report.predicted_largest_batch)}; "
+        f"longest sequence, predicted: {size(report.predicted_largest_tokens)}.",
+    ]
+    if isinstance(report.measured, Measured):
+        found = report.measured.largest
+        said.append(f"Largest {found.axis}, measured: {size(found)}.")
+    said.append(buys_most(report))
+    sentences = "".join(f"<p>{prose(sentence)}</p>" for sentence in said if sentence)
+    return f'<section class="answer" aria-label="The answer">{sentences}</section>'
+
+
+def _picture(report: FitReport) -> str:
+    """The bars, in the page's own colours for light and dark."""
+    svg = drawn(report, "")
+    for colour, (light, _) in COLOURS.items():
+        svg = svg.replace(f'fill="{light}"', f'fill="var(--{colour})"')
+    caption = (
+        "Predicted. Above: what takes the bytes of what was asked; below: all of it after one change each."
+    )
+    return (
+        '<section class="plot" id="picture" aria-label="Picture"><figure><div class="sheet scroll" '
+        f'tabindex="0">{svg}</div><figcaption>{caption}</figcaption></figure></section>'
+    )
+
+
+def _parts(report: FitReport) -> str:
+    rows = [[part, binary_bytes(n_bytes)] for part, n_bytes in shares(report.predicted)]
+    rows.append(["in all", binary_bytes(report.predicted.total)])
+    found = [table([f"as asked, at the peak ({report.moment})", f"predicted by {report.predicted_by}"], rows)]
+    if isinstance(report.measured, Measured):
+        headers, compared = beside(report, report.measured)
+        parts = largest_parts(report.measured)
+        found += [table(headers, compared)] if len(headers) > 1 else []
+        found += [table(["while", "measured peak"], phases(parts))] if isinstance(parts, Parts) else []
+    else:
+        found.append(f"<p>Not measured: {prose(report.measured.reason)}.</p>")
+    return "".join(found)
+
+
+def _changes(report: FitReport) -> str:
+    if not report.knobs:
+        return "<p>Not known: there are no rules for this architecture.</p>"
+    return table(KNOBS, knob_rows(report))
+
+
+def _trials(report: FitReport) -> str:
+    found = report.measured
+    if not isinstance(found, Measured):
+        return f"<p>{prose(found.reason)}</p>"
+    said = f"Measured on {found.device}, in {duration(found.seconds)}. {found.cap}"
+    early = f"<p>Ended early: {prose(found.ended)}</p>" if found.ended else ""
+    return f"<p>{prose(said)}</p>{early}{table(TRIALS, list(trials(found)))}"
+
+
+def _notes(report: FitReport) -> str:
+    notes = [report.constants, *report.notes]
+    if isinstance(report.measured, Measured):
+        notes += report.measured.notes
+    items = "".join(f"<li>{prose(note)}</li>" for note in notes)
+    return f'<section id="notes"><h2>Notes</h2><ul>{items}</ul></section>'
+
+
+def _section(name: str, title: str, inner: str) -> str:
+    return f'<section id="{name}"><h2>{html(title)}</h2>{inner}</section>'
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in sight; its first column and those of words are set left."""
+    kinds = ["words" if place == 0 or name in WORDS else "" for place, name in enumerate(headers)]
+    head = "".join(
+        f'<th scope="col"{_kind(kind)}>{html(name)}</th>' for kind, name in zip(kinds, headers, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{_kind(k)}>{html(cell)}</td>" for k, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        '<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{html(headers[0])}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _kind(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
