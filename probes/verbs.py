@@ -165,11 +165,16 @@ def _compare(args: argparse.Namespace) -> Exit:
 def _kind(report: "Report") -> str:
     if isinstance(report, ProbeReport):
         return "a probe report"
+    from probes.fit.question import FitReport
+
+    if isinstance(report, FitReport):
+        return "an answer of `fit`"
     return "a watch" if isinstance(report, WatchReport) else "a throughput report"
 
 
 def _prometheus(args: argparse.Namespace) -> Exit:
     from probes.report.prometheus import exposition
+    from probes.throughput.document import ThroughputReport
     from probes.throughput.showing.scanmetrics import scan_exposition
 
     report, _ = _read(args.report)
@@ -178,7 +183,12 @@ def _prometheus(args: argparse.Namespace) -> Exit:
             f"{args.report} is a watch, whose samples Prometheus takes while it runs",
             f"{probe_command()} watch --listen HOST:PORT",
         )
-    hand_over(exposition(report) if isinstance(report, ProbeReport) else scan_exposition(report))
+    if isinstance(report, ProbeReport):
+        hand_over(exposition(report))
+    elif isinstance(report, ThroughputReport):
+        hand_over(scan_exposition(report))
+    else:
+        raise ReportError(f"{args.report} has no metrics: {_kind(report)}", "show it, or write a page: html")
     return Exit.OK
 
 

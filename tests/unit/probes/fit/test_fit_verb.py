@@ -1,6 +1,9 @@
 """`weir probe fit` from its command line: answers, exit codes, files, arguments that don't go together."""
 
 import json
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,17 +11,35 @@ import pytest
 
 from probes import cli
 from probes.errors import DeviceUnusable
+from probes.fit.answering.answer import on_cpu
 from probes.fit.answering.bars import draw
+from probes.fit.answering.bytrials import by_trials
+from probes.fit.answering.fitfile import to_json
 from probes.fit.answering.saying import lines
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.caps import verdict_of
-from probes.fit.measured.nursery import Found
+from probes.fit.measured.nursery import Began, Found
 from probes.fit.measured.runs import NOT_BEGUN, Ask, assembled, refuse_what_the_host_lacks
-from probes.fit.question import FitReport, Measured, Question, Taken, Trial
+from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
+from probes.report.page.fitpage import render_fit
 from probes.shared.codec import decode, load
 from probes.shared.unknown import Unknown
 
 NO = Unknown("not here")
+MIB = 1 << 20
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+QWEN2 = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
 
 
 def run(*words: str) -> int:
@@ -215,3 +236,137 @@ def test_an_interrupted_prediction_does_not_promise_a_report(
     monkeypatch.setattr("probes.fit.answering.answer.answer", interrupt)
     assert run("bert-base") == 130
     assert "report" not in capsys.readouterr().err
+
+
+def test_a_kept_answer_is_shown_and_drawn_as_a_page_that_loads_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, page = tmp_path / "fit.json", tmp_path / "fit.html"
+    hostile = tmp_path / "<script>alert(1)<"
+    hostile.mkdir()
+    (hostile / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
+    assert run(str(hostile), "--tokens", "8", "--json", str(kept)) == 0
+    said = capsys.readouterr().out
+    assert cli.main(["show", str(kept)]) == 0
+    assert capsys.readouterr().out.strip() in said
+    assert cli.main(["html", str(kept)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "Which change buys most" in text
+    assert "predicted by rules" in text
+    assert "Not measured" in text
+    assert not re.search(r'(src|href)="(?!data:)', text)
+
+
+def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
+    parts = Parts(100 * MIB, 200 * MIB, 50 * MIB, (Phase("step 2: backward", 350 * MIB),))
+    tried = (replace(trial(4, fits=True), parts=parts), trial(5, fits=False))
+    taken = Taken(weights=100 * MIB, optimizer=200 * MIB, activations=40 * MIB)
+    began = Began(Built(100 * MIB, 100 * MIB), "a cap")
+    found = assembled(ask(), list(tried), Found(taken=taken), began, seconds=3.0, why="")
+    report = replace(_report(), measured=found, predicted_at_largest=taken)
+    page = render_fit(report, raw="{}", name="fit.json")
+    for text in (lines(report), page):
+        assert "predicted by rules" in text
+        assert "predicted by a trace" in text
+        assert "measured" in text
+        assert "350.00 MiB" in text
+        assert "340.00 MiB" in text
+    headers = re.findall(r"<th[^>]*>([^<]*)</th>", page)
+    assert not [name for name in headers if "predicted" in name and "measured" in name]
+    ElementTree.fromstring(re.search(r"<svg.*?</svg>", page, re.DOTALL)[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget_bytes": -1e40}, {"predicted": []}, {"knobs": None}, {"schema": 1}]
+)
+def test_a_broken_answer_is_refused_by_name(
+    wrong: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "fit.json"
+    kept.write_text(json.dumps({**json.loads(to_json(_report())), **wrong}), encoding="utf-8")
+    assert cli.main(["html", str(kept)]) == 5
+    assert "fit.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_machine_that_is_no_regular_file_is_refused_at_once(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "machine.json"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+    assert run("bert-base", "--machine", str(place)) == 2
+    assert "is not a regular file" in capsys.readouterr().err
+    assert run("bert-base", "--machine", "/dev/zero") == 2
+
+
+def test_a_huge_machine_is_refused_without_being_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "machine.json"
+    with place.open("wb") as file:
+        file.truncate(1 << 40)
+    assert run("bert-base", "--machine", str(place)) == 5
+    assert "more than" in capsys.readouterr().err
+
+
+VALUES = (
+    "-1", "0", "1e30", "1" + "0" * 30, "NaN", "Infinity", "null", "true", '"x"', "[]", "[1]", "{}", "1.5",
+    "9" * 5000, "[" * 200 + "]" * 200,
+)  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("value", VALUES, ids=[value[:12] for value in VALUES])
+@pytest.mark.parametrize("config", ["gpt2", "qwen2"])
+def test_a_hostile_config_is_refused_without_a_traceback(
+    config: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = GPT2 if config == "gpt2" else QWEN2
+    path = tmp_path / "config.json"
+    for key in given:
+        text = json.dumps({**given, key: "HERE"}).replace('"HERE"', value)
+        path.write_text(text, encoding="utf-8")
+        assert run(str(path), "--tokens", "8", "--task", "training") in (0, 1, 2, 5), (key, value)
+    capsys.readouterr()
+    for key in given:
+        path.write_text(json.dumps({k: v for k, v in given.items() if k != key}), encoding="utf-8")
+        assert run(str(path), "--tokens", "8") in (0, 1, 2, 5), key
+    path.write_text('{"model_type": "gpt2", "n_embd": 64, "n_embd": 32}', encoding="utf-8")
+    assert run(str(path)) == 5
+    assert "twice" in capsys.readouterr().err
+
+
+def test_an_architecture_without_rules_is_refused_with_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**GPT2, "model_type": "blenderbot"}), encoding="utf-8")
+    assert run(str(path)) == 2
+    assert "--measure cpu" in capsys.readouterr().err
+
+
+def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
+    def small(size: int) -> Trial:
+        step = (Phase("forward", 100 + 30 * size), Phase("optimizer", 300))
+        peak = max(phase.peak_bytes for phase in step)
+        return Trial(size, "fits", 1.0, peak, NO, NO, parts=Parts(50, 100, peak - 150, step))
+
+    began = Began(Built(50, 50), "a cap")
+    found = assembled(ask(), [small(1), small(2), trial(31, fits=False)], None, began, seconds=1.0, why="")
+    asked = Question("m", "training", batch=20)
+    report = by_trials(asked, on_cpu(), 1000, found)
+    assert report.predicted.total == 700
+    assert (report.predicted.weights, report.predicted.gradients, report.predicted.optimizer) == (50, 50, 100)
+    assert isinstance(report.predicted_largest_batch, Largest)
+    assert report.predicted_largest_batch.fits == 30
+    assert isinstance(report.predicted_largest_tokens, Unknown)
+    assert "two trials" in lines(report)
+    only = assembled(ask(), [small(1)], None, began, seconds=1.0, why="")
+    with pytest.raises(DeviceUnusable, match="two trials are needed"):
+        by_trials(asked, on_cpu(), 1000, only)
