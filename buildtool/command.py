@@ -68,7 +68,7 @@ def run(args: Sequence[str]) -> Completed:
     """
     with _child(args, stderr=subprocess.PIPE) as process:
         out, err = process.communicate()
-    return _completed(args, process, out, (out + err).splitlines())
+    return _completed(args, process.returncode, out, (out + err).splitlines())
 
 
 def run_loud(
@@ -89,15 +89,13 @@ def run_loud(
             kept.append(line.rstrip("\n"))
             say(kept[-1])
         process.wait()
-    return _completed(args, process, "", list(kept))
+    return _completed(args, process.returncode, "", list(kept))
 
 
-def _completed(
-    args: Sequence[str], process: "subprocess.Popen[str]", stdout: str, lines: Sequence[str]
-) -> Completed:
+def _completed(args: Sequence[str], code: int, stdout: str, lines: Sequence[str]) -> Completed:
     tail = "\n".join(lines[-KEPT_LINES:])
-    if process.returncode:
-        raise CommandFailed(args, process.returncode, tail)
+    if code:
+        raise CommandFailed(args, code, tail)
     return Completed(stdout, tail)
 
 

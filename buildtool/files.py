@@ -118,6 +118,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def require_sha256(path: Path, sha256: str, what: str, *, way_out: str) -> None:
+    """Read a cache's file once and compare. Raises DataError when it is damaged, having removed it."""
+    if not path.is_file() or sha256_of(path) != sha256:
+        discard(path)
+        raise DataError(f"{what} {path.name} is corrupt (not {sha256[:12]}...); removed it", way_out)
+
+
 def free_bytes(path: Path) -> int:
     """Bytes that the file system under `path` (or its nearest visible parent) still has for this process."""
     for place in (path, *path.absolute().parents):

@@ -70,12 +70,8 @@ class BuildPlan:
         zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
         Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
         """
-        return {
-            "group": {"default": {"targets": [image.variant.name for image in self.images]}},
-            "target": {
-                image.variant.name: _bake_target(image, self.epoch, zstd=zstd) for image in self.images
-            },
-        }
+        targets = {image.variant.name: _bake_target(image, self.epoch, zstd=zstd) for image in self.images}
+        return {"group": {"default": {"targets": [*targets]}}, "target": targets}
 
 
 def _bake_target(image: ImagePlan, epoch: int, *, zstd: bool) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from buildtool.command import CommandFailed, find, relay, run, run_loud
 from buildtool.engine.apt import host_mirror
-from buildtool.errors import DataError, EnvironmentMissing, SourceUnreachable
-from buildtool.files import discard, kept, locked, replacing, scratch, sha256_of, write_text
+from buildtool.errors import EnvironmentMissing, SourceUnreachable
+from buildtool.files import discard, kept, locked, replacing, require_sha256, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
 from buildtool.progress import Say
 
@@ -151,13 +151,8 @@ class RootfsCache:
 
     def verify(self, path: Path, sha256: str) -> None:
         """Read a root file system once and compare. Raises DataError when it is damaged."""
-        if not path.is_file() or sha256_of(path) != sha256:
-            discard(path)
-            discard(path.with_suffix(".sha256"))
-            raise DataError(
-                f"the cached root file system {path.name} is corrupt (not {sha256[:12]}...); removed it",
-                "run the same command again to make a new one",
-            )
+        way_out = "run the same command again to make a new one"
+        require_sha256(path, sha256, "the cached root file system", way_out=way_out)
 
     def _make(self, base: Bootstrap, path: Path, epoch: int) -> None:
         if not find("mmdebstrap"):

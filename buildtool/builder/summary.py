@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from buildtool.audit.report.render import SummaryRow, text_table
 from buildtool.builder.plan import ImagePlan
@@ -31,9 +32,5 @@ def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Se
 
 def audited(rows: Sequence[SummaryRow]) -> str:
     """One line per image: its bytes, its budget, its biggest finding."""
-    cells = [
-        (row.ref, row.torch, row.layers, row.unpacked, row.stored, row.verdict, row.biggest_finding)
-        for row in rows
-    ]
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
-    return text_table(headers, cells)
+    return text_table(headers, [astuple(row) for row in rows])

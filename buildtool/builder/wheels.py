@@ -14,7 +14,7 @@ from pathlib import Path
 
 from buildtool.command import CommandFailed, relay, run, run_loud
 from buildtool.errors import DataError, SourceUnreachable
-from buildtool.files import discard, scratch, sha256_of
+from buildtool.files import require_sha256, scratch, sha256_of
 from buildtool.model import TorchBuild, TorchSource, Wheel
 from buildtool.progress import Say
 from probes.shared.files import sync_directory
@@ -112,13 +112,8 @@ class WheelCache:
     def verify(self, wheels: Sequence[Wheel]) -> None:
         """Read every wheel once and compare. Raises DataError naming the first that is damaged."""
         for wheel in wheels:
-            path = self.path(wheel)
-            if not path.is_file() or sha256_of(path) != wheel.sha256:
-                discard(path)
-                raise DataError(
-                    f"the cached wheel {wheel.filename} is corrupt (not {wheel.sha256[:12]}...); removed it",
-                    "run the same command again to fetch a new one",
-                )
+            way_out = "run the same command again to fetch a new one"
+            require_sha256(self.path(wheel), wheel.sha256, "the cached wheel", way_out=way_out)
 
     def _download(self, arguments: list[str], python: str) -> tuple[Wheel, ...]:
         with scratch(self._directory) as folder:

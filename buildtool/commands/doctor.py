@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
         return _variants(args.variants, advice)
     if args.fix:
         return _fix(host, advice, dry=args.dry_run)
-    rows = engine_host.diagnose(engine)
+    rows = list(engine_host.diagnose(engine))
     if args.json:
         hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
     else:
         tell(shown.answer_text(host, advice, rows))
-    missing = any(row.state is engine_host.State.MISSING for row in rows)
+    missing = any(row.fails for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
 
 

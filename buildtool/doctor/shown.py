@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from buildtool.doctor.advise import Advice
 from buildtool.doctor.hostfacts import Display, EngineFacts, Host, TorchBuild
 from buildtool.doctor.routes import CardAdvice, Route
-from buildtool.engine.host import Row, State
+from buildtool.engine.host import Row
 from probes.records.facts import Link
 from probes.shared.units import binary_bytes, decimal_bytes
 from probes.shared.unknown import Unknown
@@ -19,7 +19,7 @@ def answer_text(host: Host, advice: Advice, rows: Sequence[Row]) -> str:
     for card, display in zip(advice.cards, host.displays, strict=True):
         lines += [*card_lines(card, display), ""]
     lines += [f"{remark.about}: {remark.text}{_typed(remark.command)}" for remark in advice.remarks]
-    lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows if row.state is not State.OK]
+    lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows]
     return "\n".join([*lines, "", "next, type:", f"  {advice.next_step}"])
 
 

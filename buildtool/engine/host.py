@@ -4,9 +4,8 @@ Facts are read from files and programs; what they mean (`diagnose`) is decided w
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,14 +26,6 @@ T = TypeVar("T")
 ROOMY_BYTES = 25_000_000_000  # the rocm image, its root file system, its context and the engine's copies
 
 
-class State(Enum):
-    """The state of one thing."""
-
-    OK = "ok"
-    MISSING = "MISSING"  # builds or runs fail without it
-    NOTE = "note"  # something works less well, or only some variants need it
-
-
 @dataclass(frozen=True)
 class Facts:
     """What was found; None means absent."""
@@ -48,12 +39,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing, its state, and what to type about it."""
+    """One thing that isn't as builds and containers need it, and what to type about it."""
 
     thing: str
-    state: State
     found: str
-    next_step: str = ""
+    next_step: str
+    fails: bool = False  # builds or runs fail without it; else it works less well, or only some need it
 
 
 def gather() -> Facts:
@@ -81,54 +72,31 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     return found
 
 
-def diagnose(facts: Facts) -> list[Row]:
-    """What the facts mean for building and running images."""
-    return [*_engine_rows(facts), *_source_rows(facts)]
-
-
-def _engine_rows(facts: Facts) -> list[Row]:
-    hint = INSTALL
+def diagnose(facts: Facts) -> Iterator[Row]:
+    """What this host lacks for building and running images; nothing where it has everything."""
     if isinstance(facts.engine, ToolError):
-        engine = Row("engine", State.MISSING, facts.engine.message, facts.engine.hint)
-    elif facts.engine.containerd_store:
-        engine = Row("engine", State.OK, f"{facts.engine.version}, containerd image store")
-    else:
+        yield Row("engine", facts.engine.message, facts.engine.hint, fails=True)
+    elif not facts.engine.containerd_store:
         switch = (
             'for zstd layers put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json '
             "(it hides the images that are there now)"
         )
-        engine = Row("engine", State.NOTE, f"{facts.engine.version}, classic image store", switch)
-    plugins = [
-        Row(name, State.OK if version else State.MISSING, version or "not there", "" if version else hint)
-        for name, version in (("buildx", facts.buildx), ("compose", facts.compose))
-    ]
-    return [engine, *plugins]
+        yield Row("engine", f"{facts.engine.version}, classic image store", switch)
+    for name, version in (("buildx", facts.buildx), ("compose", facts.compose)):
+        if not version:
+            yield Row(name, "not there", INSTALL, fails=True)
+    yield from _disk_rows(facts.free_disk_bytes)
+    if not facts.mmdebstrap:
+        hint = "only needed where no registry answers: apt-get install mmdebstrap"
+        yield Row("mmdebstrap", "not installed", hint)
 
 
-def _disk_row(free: int | Unknown) -> Row:
+def _disk_rows(free: int | Unknown) -> Iterator[Row]:
     wanted = f"the rocm image needs {decimal_bytes(ROOMY_BYTES)}"
     if isinstance(free, Unknown):
-        return Row("disk", State.NOTE, f"unknown: {free.reason}", f"{wanted}; check with: df -h")
-    roomy = free >= ROOMY_BYTES
-    found = f"{decimal_bytes(free)} free for the engine"
-    return Row(
-        "disk",
-        State.OK if roomy else State.NOTE,
-        found,
-        "" if roomy else f"{wanted}: docker builder prune",
-    )
-
-
-def _source_rows(facts: Facts) -> list[Row]:
-    return [
-        _disk_row(facts.free_disk_bytes),
-        Row(
-            "mmdebstrap",
-            State.OK if facts.mmdebstrap else State.NOTE,
-            "installed" if facts.mmdebstrap else "not installed",
-            "" if facts.mmdebstrap else "only needed where no registry answers: apt-get install mmdebstrap",
-        ),
-    ]
+        yield Row("disk", f"unknown: {free.reason}", f"{wanted}; check with: df -h")
+    elif free < ROOMY_BYTES:
+        yield Row("disk", f"{decimal_bytes(free)} free for the engine", f"{wanted}: docker builder prune")
 
 
 def _engine() -> EngineInfo | ToolError:

@@ -197,12 +197,9 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
 
 
 def _announce(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
-    if plan is None:
-        return
-    say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
-    result.pruned.append(
-        Pruned(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
-    )
+    if plan is not None:
+        say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
+        result.pruned.append(Pruned.by(plan, path))
 
 
 def prune_wheel(

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from buildtool.gpucode.cut.library import PrunePlan
+
 
 @dataclass(frozen=True)
 class Deleted:
@@ -22,6 +24,11 @@ class Pruned:
     bytes_after: int
     kept_bytes: dict[str, int]
     removed_bytes: dict[str, int]
+
+    @classmethod
+    def by(cls, plan: PrunePlan, path: str) -> "Pruned":
+        """What a plan makes of the file at `path`."""
+        return cls(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
 
 
 Change = Deleted | Pruned

@@ -5,13 +5,12 @@ Stays on one file system and follows no symbolic link. Each file is finished bef
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.scan import targets_in, worth_a_look
 from buildtool.gpucode.links import Links
@@ -116,15 +115,19 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
 def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
     """What a directory holds, by name, without what another process removes meanwhile."""
     entries = []
-    try:
-        with os.scandir(directory) as found:
-            for entry in sorted(found, key=lambda entry: entry.name):
-                with suppress(FileNotFoundError):
-                    entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
-    except OSError as error:
-        place = error.filename or directory
-        raise EnvironmentMissing(f"{place} can't be read: {error.strerror}") from error
+    with _translated(directory, "read"), os.scandir(directory) as found:
+        for entry in sorted(found, key=lambda entry: entry.name):
+            with suppress(FileNotFoundError):
+                entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
     return entries
+
+
+@contextmanager
+def _translated(path: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentMissing(f"{error.filename or path} can't be {done}: {error.strerror}") from error
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
@@ -163,19 +166,15 @@ def _said_by(root: Path, link: Path) -> str:
 
     A container will have the tree as its root; until then a link may name the tree's own path.
     """
-    try:
+    with _translated(link, "read"):
         to = str(link.readlink())
-    except OSError as error:
-        raise EnvironmentMissing(f"{link} can't be read: {error.strerror}") from error
     inside = f"{root.resolve()}/"
     return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
 
 
 def _size(path: Path) -> int:
-    try:
+    with _translated(path, "read"):
         return path.lstat().st_size
-    except OSError as error:
-        raise EnvironmentMissing(f"{path} can't be read: {error.strerror}") from error
 
 
 def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> None:
@@ -187,11 +186,9 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
         job.announce(changes)
     for path, change in zip(foreign, changes, strict=True):
         job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
-        try:
-            if not job.dry_run:
+        if not job.dry_run:
+            with _translated(path, "deleted"):
                 path.unlink()
-        except OSError as error:
-            raise EnvironmentMissing(f"{path} can't be deleted: {error.strerror}") from error
         result.add([change])
 
 
@@ -205,10 +202,6 @@ def _worth_a_look(path: Path) -> bool:
 
 def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
     relative = job.relative(names[0])
-
-    def change(plan: PrunePlan) -> Pruned:
-        return Pruned(relative, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
-
     try:
         plan = prune_file(
             names[0],
@@ -217,7 +210,7 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
             strict=False,
             links=names[1:],
             dry_run=job.dry_run,
-            announce=lambda plan: job.announce([change(plan)]),
+            announce=lambda plan: job.announce([Pruned.by(plan, relative)]),
         )
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:
         job.say(f"left whole: {relative}: {error.message}")
@@ -227,4 +220,4 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
         verb = "would prune" if job.dry_run else "prune"
         sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
         job.say(f"{verb} {relative}: {sizes}")
-        result.add([change(plan)])
+        result.add([Pruned.by(plan, relative)])

@@ -223,9 +223,8 @@ def _is_of_client(raw: bytes, option: int) -> bool:
 def _tied(tie: _Tie, raw: bytes) -> Iterator[Hit]:
     lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
     for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
-        if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(
-            raw[start : min(end, start + _JUDGED)]
-        ):
+        value = raw[start : min(end, start + _JUDGED)]
+        if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
             yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
 
 

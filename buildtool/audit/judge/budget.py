@@ -34,12 +34,8 @@ class BudgetResult:
     @property
     def verdict(self) -> Verdict:
         """Fail, else unknown, else pass, else none."""
-        both = {self.unpacked.verdict, self.stored.verdict}
-        return next(
-            verdict
-            for verdict in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS, Verdict.NONE)
-            if verdict in both
-        )
+        order = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS, Verdict.NONE)
+        return min(self.unpacked.verdict, self.stored.verdict, key=order.index)
 
 
 def judge(budget: Budget, *, unpacked_bytes: int, stored_bytes: int | None) -> BudgetResult:

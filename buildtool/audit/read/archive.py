@@ -170,12 +170,8 @@ def member_path(raw: bytes) -> str:
 
 
 def _link_target(path: str, kind: int, link: bytes) -> str:
-    target = link.decode("utf-8", "surrogateescape")
-    return member_path(
-        (posixpath.join(posixpath.dirname(path), target) if kind == SYMLINK else target).encode(
-            "utf-8", "surrogateescape"
-        )
-    )
+    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
+    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
 
 
 def _resolved(path: str, aliases: Mapping[str, str]) -> str:

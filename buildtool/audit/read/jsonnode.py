@@ -52,15 +52,14 @@ class Node:
     def items_or_null(self, key: str) -> "tuple[Node | None, ...]":
         """The objects of a list, None for each null in it."""
         rows = enumerate(self._list(key))
-        return tuple(
-            None if row is None else Node(row, f"{self.place}, `{key}[{at}]`", self._spelled)
-            for at, row in rows
-        )
+        return tuple(None if row is None else self._item(row, key, at) for at, row in rows)
 
     def items(self, key: str) -> tuple["Node", ...]:
         """The objects of a list."""
-        rows = enumerate(self._list(key))
-        return tuple(Node(row, f"{self.place}, `{key}[{at}]`", self._spelled) for at, row in rows)
+        return tuple(self._item(row, key, at) for at, row in enumerate(self._list(key)))
+
+    def _item(self, row: Json, key: str, at: int) -> "Node":
+        return Node(row, f"{self.place}, `{key}[{at}]`", self._spelled)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """The texts of a list."""

@@ -63,7 +63,8 @@ def cut_bundles(
     Raises TargetMissing or PruneRefused when that doesn't hold; BadBundle.
     """
     places = list(iter_bundles(source, start, end))
-    wanted = served(_codes(places), targets, strict=strict)
+    codes = {entry.target for place in places for entry in place.bundle.codes}
+    wanted = served(codes, targets, strict=strict)
     tally = Tally()
     moved: dict[int, int] = {}
     pieces: list[Piece] = []
@@ -85,15 +86,6 @@ def cut_bundles(
         position = aligned + total_bytes(new)
     filled = tuple(piece for piece in pieces if piece.n_bytes)
     return Cut(filled, moved, tally.kept_bytes, tally.removed_bytes, changed)
-
-
-def _codes(places: Sequence[BundlePlace]) -> set[TargetId]:
-    return {
-        entry.target
-        for place in places
-        for entry in place.bundle.entries
-        if not entry.is_host and entry.n_bytes
-    }
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:

@@ -56,6 +56,11 @@ class Bundle:
     table_bytes: int
 
     @property
+    def codes(self) -> tuple[Entry, ...]:
+        """The entries that hold code for a device."""
+        return tuple(entry for entry in self.entries if entry.n_bytes and not entry.is_host)
+
+    @property
     def n_bytes(self) -> int:
         """From the magic to the end of the last payload; an empty entry's claimed place doesn't count."""
         ends = (entry.offset + entry.n_bytes for entry in self.entries if entry.n_bytes)

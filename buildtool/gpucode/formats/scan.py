@@ -6,6 +6,7 @@ a code object themselves.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,12 +47,10 @@ def worth_a_look(source: Source) -> bool:
 
 def targets_in(source: Source) -> set[TargetId]:
     """The targets of a file by its code; none where the code can't be read, since no prune touches it."""
-    try:
-        if not worth_a_look(source):
-            return set()
-        return known_targets(scan_file(source))
-    except GpuCodeError:
-        return set()
+    with suppress(GpuCodeError):
+        if worth_a_look(source):
+            return known_targets(scan_file(source))
+    return set()
 
 
 def scan_file(source: Source) -> Counter[str]:
@@ -157,10 +156,9 @@ def _hip_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_C
 
 
 def _codes_of(place: BundlePlace) -> Iterator[_Code]:
-    device = [entry for entry in place.bundle.entries if not entry.is_host and entry.n_bytes]
-    unpacked_total = sum(entry.n_bytes for entry in device)
+    unpacked_total = sum(entry.n_bytes for entry in place.bundle.codes)
     done = given = 0
-    for entry in device:
+    for entry in place.bundle.codes:
         stored = entry.n_bytes
         if place.header is not None:
             done += entry.n_bytes
