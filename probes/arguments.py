@@ -1,14 +1,19 @@
-"""What the verbs' arguments have in common: sizes, whole numbers, and the files that a verb writes."""
+"""What the verbs' arguments have in common: sizes, numbers, seeds, and the files that a verb writes."""
 
 import argparse
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from probes.errors import ReportError, UsageError
 from probes.shared import files
 from probes.shared.output import say
 from probes.shared.units import parse_bytes
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def size(text: str) -> int:
@@ -29,6 +34,28 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def number(fits: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """Returns what reads a number that fits, or raises argparse.ArgumentTypeError: it isn't `what`."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not fits(found):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
+        return found
+
+    return read
+
+
+def seed(text: str) -> int:
+    """A seed, as every generator takes it. Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path | None]) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import secrets
 import shlex
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
-from probes.arguments import size
+from probes.arguments import seed, size
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -25,7 +24,7 @@ from probes.shared.codec import encode
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, hand_over, tell
-from probes.verbs import VERBS, add_verbs, shown
+from probes.verbs import add_verbs, shown
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -106,13 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs with their arguments."""
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("list", help="name the probes")
+    verbs.add_parser("list", help="name the probes").set_defaults(do=_list)
     here = verbs.add_parser("machine", help="show what this machine has, in one snapshot")
     here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
+    here.set_defaults(do=_machine)
     doctor = verbs.add_parser(
         "doctor", help="show what is visible here, and try what torch promises for the card"
     )
     doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.set_defaults(do=_doctor)
     run = verbs.add_parser("run", help="run all probes, or those named", epilog=EXITS)
     run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
     run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
@@ -137,23 +138,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
     run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
     run.add_argument(
-        "--seed", type=_seed, help="of content and order, below 2^63; drawn and recorded when not given"
+        "--seed", type=seed, help="of content and order, below 2^63; drawn and recorded when not given"
     )
+    run.set_defaults(do=_run)
     show = verbs.add_parser("show", help="print a report")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--markdown", action="store_true", help="for pasting")
+    show.set_defaults(do=_show)
     add_verbs(verbs)
     placing.add_verbs(verbs)
     trials.add_verbs(verbs)
     watching.add_verbs(verbs)
     scanning.add_verbs(verbs)
     sizing.add_verbs(verbs)
-
-
-def _seed(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
-    return int(text)
 
 
 def _list(_args: argparse.Namespace) -> Exit:
@@ -163,7 +160,7 @@ def _list(_args: argparse.Namespace) -> Exit:
 
 
 def _machine(args: argparse.Namespace) -> Exit:
-    found = session.look(Settings(quick=True, seed=0, vram_cap_bytes=None))
+    found = session.look()
     if args.json:
         hand_over(json.dumps(encode(found), indent=1, allow_nan=False) + "\n")
     else:
@@ -188,10 +185,9 @@ def _run(args: argparse.Namespace) -> Exit:
     if args.resume:
         return _print_answer(args, *_resumed(args))
     probes = catalog.select(tuple(args.names))
-    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     settings = Settings(
         quick=args.quick,
-        seed=seed,
+        seed=secrets.randbelow(2**31) if args.seed is None else args.seed,
         vram_cap_bytes=args.vram,
         models=tuple(args.model or ()),
         dtypes=tuple(args.dtype or ()),
@@ -241,19 +237,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
-    return {
-        "list": _list,
-        "machine": _machine,
-        "doctor": _doctor,
-        "run": _run,
-        "show": _show,
-        **VERBS,
-        **placing.VERBS,
-        **trials.VERBS,
-        **watching.VERBS,
-        **scanning.VERBS,
-        **sizing.VERBS,
-    }[args.verb](args)
+    code: int = args.do(args)
+    return code
 
 
 def entry() -> None:

@@ -1,20 +1,16 @@
 """The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
 
 import argparse
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import add_compute, refuse_overwriting, size, whole, write
+from probes.arguments import Verbs, add_compute, refuse_overwriting, size, whole, write
 from probes.errors import Exit
 from probes.shared.output import hand_over, tell
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.constants import Constants
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 PLAN_EXITS = (
     "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "
@@ -24,7 +20,7 @@ PLAN_EXITS = (
 _count = whole(0, 10**9)
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     plan = verbs.add_parser(
         "plan",
@@ -75,6 +71,7 @@ def add_verbs(verbs: "Verbs") -> None:
     plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
     plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
+    plan.set_defaults(do=_plan)
 
 
 def _plan(args: argparse.Namespace) -> Exit:
@@ -131,6 +128,3 @@ def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Consta
         "compute": args.compute,
         "ranges": ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
     }
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"plan": _plan})

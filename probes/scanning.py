@@ -2,12 +2,10 @@
 
 import argparse
 import shlex
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.arguments import whole
+from probes.arguments import Verbs, number, whole
 from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
@@ -21,8 +19,6 @@ from probes.throughput.direct.scanned import BatchRow, Series, Way
 if TYPE_CHECKING:
     from probes.throughput import directscan
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
-
 FOLDER = Path("reports/throughput")
 MODELS = ("particlenet", "mlp", "encoder", "product")
 EXITS = (
@@ -31,9 +27,11 @@ EXITS = (
 )
 
 _count = whole(1, 10**6)
+_aim = number(lambda share: 0 <= share < 1, "a share from 0 to 1")
+_seconds = number(lambda s: 0 < s <= 1e5, "a number of seconds up to 100000")
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     scan = verbs.add_parser(
         "throughput",
@@ -87,6 +85,7 @@ def add_verbs(verbs: "Verbs") -> None:
         "--out", type=Path, default=FOLDER, metavar="DIR", help="where the report goes (%(default)s)"
     )
     add_served_arguments(scan)
+    scan.set_defaults(do=_throughput)
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -95,26 +94,6 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split("x"))
-
-
-def _aim(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a share from 0 to 1")
-    return found
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= 1e5:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to 100000")
-    return found
 
 
 def _throughput(args: argparse.Namespace) -> Exit:
@@ -197,6 +176,3 @@ def _progress() -> "directscan.Listener":
             tell(f"  {series.end}" + (f": {series.reason}" if series.reason else ""))
 
     return Progress()
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"throughput": _throughput})

@@ -1,13 +1,11 @@
 """The served half of the verb `throughput`: its arguments, and a scan that is kept after each level."""
 
 import argparse
-import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import whole
+from probes.arguments import number, whole
 from probes.errors import Exit
 from probes.shared import files
 from probes.shared.output import complain, tell
@@ -22,6 +20,10 @@ FULL = (3.0, 10)
 MOST_CALLERS = 512
 
 _count = whole(0, 10**6)
+_several = whole(1, 10**6)
+_callers = whole(1, MOST_CALLERS)
+_positive = number(lambda x: 0 < x <= 1e6, "a number above 0, at most 1000000")
+_share = number(lambda x: 0 < x < 1, "a number above 0 and below 1: write 0.1 for 10 %")
 
 
 def add_served_arguments(scan: argparse.ArgumentParser) -> None:
@@ -30,7 +32,7 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     served.add_argument("--url", metavar="URL", help="http://host:8000/v2/models/NAME/infer, or the server's")
     served.add_argument("--served-model", metavar="NAME", help="of a server with several models")
     served.add_argument(
-        "--rows", type=whole(1, 10**6), default=1, metavar="N", help="inputs of a request (%(default)s)"
+        "--rows", type=_several, default=1, metavar="N", help="inputs of a request (%(default)s)"
     )
     served.add_argument(
         "--dim", type=_count, default=16, metavar="N", help="size of other open dimensions (%(default)s)"
@@ -76,39 +78,11 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     )
 
 
-def _callers(text: str) -> int:
-    if not 0 < _count(text) <= MOST_CALLERS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MOST_CALLERS}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not (math.isfinite(value) and 0 < value <= 1e6):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0, at most 1000000")
-    return value
-
-
-def _share(text: str) -> float:
-    if (value := _positive(text)) >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not below 1: write 0.1 for 10 %")
-    return value
-
-
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, colon, sizes = text.rpartition(":")
     if not colon or not name:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME:D1,D2")
-    return name, tuple(_callers_size(size) for size in sizes.split(",") if size)
-
-
-def _callers_size(text: str) -> int:
-    if _count(text) < 1:
-        raise argparse.ArgumentTypeError("a dimension is at least 1")
-    return int(text)
+    return name, tuple(_several(size) for size in sizes.split(",") if size)
 
 
 def _settings(args: argparse.Namespace) -> "ServedSettings":
@@ -116,7 +90,7 @@ def _settings(args: argparse.Namespace) -> "ServedSettings":
 
     window_s, most_windows = QUICK if args.quick_load else FULL
     return ServedSettings(
-        rows=max(1, args.rows),
+        rows=args.rows,
         slo_s=args.slo_ms / 1e3 if args.slo_ms else None,
         window_s=window_s,
         windows=3,
@@ -168,18 +142,9 @@ def _payload(path: Path | None) -> bytes | None:
 
 
 def _new(seed: int) -> "ThroughputReport":
-    from probes.records.schema import Settings
     from probes.run import session
-    from probes.shared.invocation import tool_version
     from probes.shared.unknown import Unknown
-    from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport
+    from probes.throughput.document import ScanSettings, begun
 
-    return ThroughputReport(
-        kind=KIND,
-        schema_version=VERSION,
-        tool_version=tool_version(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        settings=ScanSettings("", (), 0, (), (), (), (), seed, 0),
-        machine=session.look(Settings(quick=True, seed=0, vram_cap_bytes=None)),
-        ceilings=Unknown("only a server was asked"),
-    )
+    settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
+    return begun(settings, session.look(), Unknown("only a server was asked"))

@@ -1,13 +1,12 @@
 """The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import refuse_overwriting, size, whole, write
+from probes.arguments import Verbs, refuse_overwriting, size, whole, write
 from probes.errors import Exit, ModelUnknown, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.shared.output import hand_over, say, tell
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from probes.fit.question import FitReport, Measured, Precision
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.constants import Constants
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 FIT_EXITS = (
     "Exit codes: 0 it fits, 1 it doesn't (the smallest budget that works is named), 2 usage, 3 no torch, GPU "
@@ -33,7 +30,7 @@ INTERRUPTED = "interrupted"  # what the supervisor calls it
 _count = whole(1, 10**9)
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     fit = verbs.add_parser(
         "fit",
@@ -81,6 +78,7 @@ def add_verbs(verbs: "Verbs") -> None:
     )
     fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
     fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
+    fit.set_defaults(do=_fit)
 
 
 def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
@@ -243,6 +241,3 @@ def _question(args: argparse.Namespace) -> Question:
         lora_targets=targets,
         accumulate=args.accumulate if training else 1,
     )
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"fit": _fit})

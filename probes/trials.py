@@ -1,12 +1,10 @@
 """The verb `place`: a checkpoint or a model with random weights, placed here and timed next to peers."""
 
 import argparse
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from probes.arguments import add_compute, size, whole
+from probes.arguments import Verbs, add_compute, seed, size, whole
 from probes.errors import Exit, LibraryMissing, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.split import DTYPES, MODELS
@@ -18,14 +16,12 @@ from probes.shared.unknown import Unknown
 if TYPE_CHECKING:
     from probes.placement.trial.peers import Ran
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
-
 PEERS = ("accelerate", "resident")
 
 _count = whole(1, 10**6)
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     place = verbs.add_parser(
         "place",
@@ -72,8 +68,9 @@ def add_verbs(verbs: "Verbs") -> None:
         "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
     )
     place.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of random weights and inputs (%(default)s)"
+        "--seed", type=seed, default=0, metavar="N", help="of random weights and inputs (%(default)s)"
     )
+    place.set_defaults(do=_place)
 
 
 def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
@@ -84,12 +81,6 @@ def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
     if args.host is not None:
         raise UsageError("--host limits a checkpoint: random weights are made in host memory", "leave it out")
     return None
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2^63")
-    return int(text)
 
 
 def _place(args: argparse.Namespace) -> Exit:
@@ -137,6 +128,3 @@ def line(ran: "Ran", ours: "Ran") -> str:
     if ran is not ours:
         said += ", same bits" if ran.same_bits is True else ", other bits"
     return said
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType({"place": _place})

@@ -5,12 +5,11 @@ Each imports what it needs when it runs: drawing takes matplotlib, which only th
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from probes.arguments import Verbs
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
@@ -25,22 +24,24 @@ if TYPE_CHECKING:
     from probes.throughput.document import ThroughputReport
 
     Report = ProbeReport | ThroughputReport | WatchReport | FitReport
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verbs and their arguments."""
     page = verbs.add_parser("html", help="write a page with plots and tables that loads nothing else")
     page.add_argument("report", type=Path, metavar="FILE")
     page.add_argument(
         "--out", type=Path, metavar="FILE.html", help="where to write it (default: beside FILE)"
     )
+    page.set_defaults(do=_html)
     two = verbs.add_parser("compare", help="compare two reports, as Markdown")
     two.add_argument("a", type=Path, metavar="A")
     two.add_argument("b", type=Path, metavar="B")
     two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
+    two.set_defaults(do=_compare)
     metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE")
+    metrics.set_defaults(do=_prometheus)
     schema = verbs.add_parser("schema", help="print the JSON Schema of a kind of file")
     schema.add_argument(
         "of",
@@ -49,6 +50,7 @@ def add_verbs(verbs: "Verbs") -> None:
         default="report",
         help="(%(default)s)",
     )
+    schema.set_defaults(do=_schema)
 
 
 def shown(path: Path, *, markdown: bool) -> str:
@@ -209,8 +211,3 @@ def _schema(args: argparse.Namespace) -> Exit:
     }
     hand_over(made[args.of]())
     return Exit.OK
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], Exit]] = MappingProxyType(
-    {"html": _html, "compare": _compare, "prometheus": _prometheus, "schema": _schema}
-)

@@ -2,11 +2,10 @@
 
 import argparse
 import ipaddress
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from probes.arguments import Verbs, number
 from probes.errors import Exit, ReportError, UsageError
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
     from probes.records.watched import WatchReport
     from probes.watch.saturated import Tops
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+SHORTEST_S, LONGEST_S = 0.02, 24 * 3600.0
 
-SHORTEST_S, LONGEST_S = 0.02, 3600.0
+_seconds = number(lambda s: SHORTEST_S <= s <= LONGEST_S, f"a number of seconds from {SHORTEST_S} up")
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     watch = verbs.add_parser(
         "watch",
@@ -58,16 +57,7 @@ def add_verbs(verbs: "Verbs") -> None:
         help="a throughput report of this machine, whose ceilings saturation is compared with",
     )
     watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --; what to run")
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not SHORTEST_S <= found <= LONGEST_S * 24:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds from {SHORTEST_S} up")
-    return found
+    watch.set_defaults(do=_watch)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -153,6 +143,3 @@ def _exit_code(report: "WatchReport") -> int:
     from probes.records.watched import Ended
 
     return report.ended.exit_code if isinstance(report.ended, Ended) else 0
-
-
-VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = MappingProxyType({"watch": _watch})

@@ -6,17 +6,16 @@ from probes.errors import Exit
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import maker_of
 from probes.records.facts import Check, Machine, TorchFacts
-from probes.records.schema import Failed, Settings
+from probes.records.schema import Failed
 from probes.run import session, supervisor
 from probes.run.child import CHECK, Job, Told
 
 LIMIT_S = 120.0  # a first convolution compiles its kernels
-NOTHING = Settings(quick=True, seed=0, vram_cap_bytes=None)
 
 
 def look() -> tuple[Machine, tuple[Check, ...]]:
     """The machine, and the checks of the card that torch uses; none where torch uses none."""
-    machine = session.look(NOTHING)
+    machine = session.look()
     usable = isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle
     return machine, checks(
         lambda job: supervisor.run(job, limit_s=LIMIT_S, heard=lambda _: None)
@@ -25,7 +24,7 @@ def look() -> tuple[Machine, tuple[Check, ...]]:
 
 def checks(run: Callable[[Job], supervisor.Ended[Told]]) -> tuple[Check, ...]:
     """The checks that a process made; one that ends the process is a failed check of its own."""
-    ended = run(Job(CHECK, NOTHING, None))
+    ended = run(Job(CHECK))
     found = tuple(record for record in ended.records if isinstance(record, Check))
     if isinstance(ended.outcome, Failed):
         return (

@@ -42,6 +42,7 @@ J = TypeVar("J")
 
 DESCRIBE = "describe"  # not a probe: reports TorchFacts
 CHECK = "check"  # nor this: tries claims about the card
+UNASKED = Settings(quick=True, seed=0, vram_cap_bytes=None)
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 Aside = TorchFacts | Check  # no records of a report
@@ -51,11 +52,11 @@ Message = Told | Done | Failed
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do: a probe's name, or DESCRIBE, for which there is no machine yet."""
+    """What a worker is to do: a probe's name, or DESCRIBE or CHECK, which need nothing else."""
 
     probe: str
-    settings: Settings
-    machine: Machine | None
+    settings: Settings = UNASKED
+    machine: Machine | None = None
     done: tuple[str, ...] = ()  # the probe's cases that need not be measured again
 
 

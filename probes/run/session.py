@@ -86,7 +86,7 @@ def spares(processes: int, cpus: int) -> int:
 def _measure(
     probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener, crew: list[Spare]
 ) -> tuple[ProbeReport, Path]:
-    found = look(settings)
+    found = look()
     listener.machine(found)
     report = _empty(probes, settings, found)
     with _exclusive(folder, found):
@@ -115,7 +115,7 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
         raise ReportError(
             f"{path.name} was begun by another version of Weir", f"start again: {probe_command()} run"
         )
-    found = look(past.begun.settings)
+    found = look()
     listener.machine(found)
     refuse_other_machine(past.begun.machine, found)
     with _exclusive(path.parent, found), journal.open_journal(path) as book:
@@ -210,17 +210,17 @@ def nvidia_cards() -> tuple[NvidiaCard, ...]:
     return () if isinstance(nvml, Unknown) else nvml.cards()
 
 
-def look(settings: Settings) -> Machine:
+def look() -> Machine:
     """One snapshot of this machine; torch is asked in a separate process."""
-    found = snapshot.describe(ROOT, _torch_facts(settings), nvidia_cards())
+    found = snapshot.describe(ROOT, _torch_facts(), nvidia_cards())
     facts = found.torch
     if isinstance(facts, Unknown) or facts.obstacle:
         return numa.described(found, ROOT, Unknown("no GPU to measure"))
     return numa.described(found, ROOT, snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT))
 
 
-def _torch_facts(settings: Settings) -> TorchFacts | Unknown:
-    ended = supervisor.run(Job(DESCRIBE, settings, None), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None)
+def _torch_facts() -> TorchFacts | Unknown:
+    ended = supervisor.run(Job(DESCRIBE), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None)
     for record in ended.records:
         if isinstance(record, TorchFacts):
             return record

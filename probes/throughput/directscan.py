@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,31 +10,22 @@ from pathlib import Path
 from probes.errors import DeviceUnusable, Exit
 from probes.machine import snapshot
 from probes.machine.sysfs import read_text
-from probes.records.schema import Failed, Machine, Settings, TorchFacts
+from probes.records.schema import Failed, Machine, TorchFacts
 from probes.run import session, supervisor
 from probes.run.lock import gpu_lock
-from probes.shared.invocation import tool_version
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings, Device
 from probes.throughput.direct import worker
 from probes.throughput.direct.combinations import devices, ways
 from probes.throughput.direct.repeating import SeriesEnd
 from probes.throughput.direct.scanned import BatchRow, DirectScan, End, ModelFacts, Series, Way, latest
-from probes.throughput.document import (
-    KIND,
-    VERSION,
-    ScanSettings,
-    ThroughputReport,
-    write_new_scan,
-    write_scan,
-)
+from probes.throughput.document import ScanSettings, ThroughputReport, begun, write_new_scan, write_scan
 
 ROOT = Path("/")
 CEILINGS_LIMIT_S = 300.0
 START_LIMIT_S = 180.0  # to import torch from a slow disk, build a model, export it
 SLOWER = 4.0  # by how much a batch size may exceed its longest: warm-ups, draws of inputs, power
 CUT_OFF = "the scan was killed while it measured this way"
-NOTHING = Settings(quick=True, seed=0, vram_cap_bytes=None)
 
 
 class Listener:
@@ -74,21 +64,13 @@ Oversee = Callable[..., supervisor.Ended[worker.Heard]]
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    found = session.look(NOTHING)
+    found = session.look()
     listener.machine(found)
     if isinstance(found.torch, Unknown):
         raise DeviceUnusable(
             f"throughput runs a model in torch: {found.torch.reason}", "run it where torch is"
         )
-    return ThroughputReport(
-        kind=KIND,
-        schema_version=VERSION,
-        tool_version=tool_version(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        settings=settings,
-        machine=found,
-        ceilings=Unknown("not measured yet"),
-    )
+    return begun(settings, found, Unknown("not measured yet"))
 
 
 def direct(

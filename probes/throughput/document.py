@@ -5,6 +5,7 @@ Derived figures are not stored. New keys with a default don't change the version
 
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from probes.records.json_schema import document
 from probes.records.schema import Machine
 from probes.shared import files
 from probes.shared.codec import Misfit, check_figures, decode, encode, load
-from probes.shared.invocation import probe_command
+from probes.shared.invocation import probe_command, tool_version
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
 from probes.throughput.checked import check_parts, check_started
@@ -58,6 +59,12 @@ class ThroughputReport:
     ceilings: Ceilings | Unknown
     direct: DirectScan | None = None
     served: ServedScan | None = None
+
+
+def begun(settings: ScanSettings, machine: Machine, ceilings: Unknown) -> ThroughputReport:
+    """A report that begins now, without figures yet."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return ThroughputReport(KIND, VERSION, tool_version(), started, settings, machine, ceilings)
 
 
 def throughput_schema() -> str:

@@ -66,7 +66,7 @@ def test_a_seed_that_torch_does_not_take_is_a_usage_error(
     with pytest.raises(SystemExit) as ended:
         cli.main(["place", "mlp", "--vram", "1GiB", f"--seed={seed}"])
     assert ended.value.code == 2
-    assert "is not a whole number below 2^63" in capsys.readouterr().err
+    assert "is not a whole number from 0 to 2^63 - 1" in capsys.readouterr().err
 
 
 def test_a_host_without_torch_is_told_so_and_gets_no_traceback(

@@ -1,6 +1,7 @@
 """A scan from command line to report, with workers that are played; its text, ends and exit codes."""
 
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
                 how["heard"](record)
             return ended
 
-        monkeypatch.setattr(scan.session, "look", lambda _settings: CPU)
+        monkeypatch.setattr(scan.session, "look", lambda: CPU)
         monkeypatch.setattr(scan.supervisor, "oversee", oversee)
         monkeypatch.setattr(scan.direct, "__defaults__", (oversee,))
 
@@ -155,7 +156,7 @@ def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
 
 def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys) -> None:
     played(good)
-    monkeypatch.setattr(scan.session, "look", lambda _settings: make.machine())
+    monkeypatch.setattr(scan.session, "look", make.machine)
     assert run("", tmp_path) == Exit.DEVICE
     assert "runs a model in torch" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -242,7 +243,7 @@ def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
 
 
 def test_two_scans_of_one_second_do_not_share_a_file(played, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(scan.time, "strftime", lambda *_: "2026-11-22T02:00:00Z")
+    monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-22T02:00:00Z")
     played(good)
     assert run("--precision fp32", tmp_path) == run("--precision fp32", tmp_path) == Exit.OK
     assert sorted(path.name for path in tmp_path.iterdir()) == [
