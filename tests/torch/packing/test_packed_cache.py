@@ -188,7 +188,9 @@ def _many(folder: Path, seed: int) -> None:
 
 
 def test_several_processes_use_one_folder(tmp_path):
-    spawn = multiprocessing.get_context("fork")
+    # forks of a process that has only imported this module: here, threads of other tests may hold a lock
+    spawn = multiprocessing.get_context("forkserver")
+    spawn.set_forkserver_preload([__name__])
     processes = [spawn.Process(target=_many, args=(tmp_path, seed)) for seed in range(3)]
     for process in processes:
         process.start()
