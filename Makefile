@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests other-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests page-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,7 +23,8 @@ alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python |
 # $(call venv,FOLDER): from nothing where another Python made it; no mark outlives the begin of an install
 venv = rm -f $(1)/.ready-* $(1)/.docs-* && \
   $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
-pip = $(1) -m pip install -q --disable-pip-version-check $(2)
+# without bytecode: most modules of torch, transformers and others are never imported; those that are get it then
+pip = $(1) -m pip install -q --disable-pip-version-check --no-compile $(2)
 
 $(READY): $(if $(shell test -x $(PY) || echo no),no-python)
 	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev]'))
@@ -81,13 +82,15 @@ unit-second: $(READY)
 thorough: $(READY)
 	@$(PY) -m pytest -q -m thorough tests/unit
 
-test: check images docs ## everything that needs no GPU, two things at a time; makes the images and the site first
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 2 engine-tests other-tests
+# nothing is installed into .venv while tests start programs from it
+test: check images $(DOCS_READY) ## everything that needs no GPU, two things at a time; makes the images first
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 2 engine-tests torch-tests thorough page-tests
 
+# the longest of those in `test`, so it begins first; its files share an engine, and so one process
 engine-tests: $(READY)
 	@$(PY) -m pytest -q tests/docker
 
-other-tests: thorough torch-tests
+page-tests: docs
 	@$(PY) -m pytest -q tests/loopback tests/browser
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
