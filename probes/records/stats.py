@@ -12,6 +12,7 @@ are. The larger of the two is reported, as the half-width of an interval that co
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 FEW_SAMPLES = 10
@@ -99,6 +100,11 @@ def summarize(times: Sequence[Sequence[float]]) -> Summary:
 
     Raises ValueError where a process has no samples, or there is none.
     """
+    return _summary(tuple(map(tuple, times)))
+
+
+@lru_cache(maxsize=4096)  # every column of a table asks for the figures of its rows by itself
+def _summary(times: tuple[tuple[float, ...], ...]) -> Summary:
     medians = [median(samples) for samples in times]
     middle = median(medians)
     ordered = sorted(sample for samples in times for sample in samples)

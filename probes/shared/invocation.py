@@ -5,6 +5,7 @@ are, `python -m probes`.
 """
 
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def probe_command() -> str:
     return f"{PROGRAM} probe" if _is_weir() else "python -m probes"
 
 
+@cache
 def tool_version() -> str:
     """The version of the installed package; `source` where it isn't installed, as in our images."""
     try:

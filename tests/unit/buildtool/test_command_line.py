@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from architecture import nodes
 
 from buildtool import cli
 from buildtool.errors import DataError, Exit
@@ -229,7 +230,7 @@ def test_no_hint_needs_a_makefile_that_an_installed_package_lacks() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {text}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for text in re.findall(r"\bmake (?:engine|images|probe)\b", node.value)
         if "what `make images` does" not in node.value
