@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import yaml
 
 from buildtool.errors import ConfigError
+from probes.shared.codec import Json
 
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 KeyPath = tuple[str | int, ...]
 
 MERGE = "<<"

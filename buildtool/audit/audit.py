@@ -1,7 +1,7 @@
 """The audit from end to end: open, read, count, judge, write. What the command line and the builder call."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,15 +93,22 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
 
 def progress_lines(say: Say, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
+    return now_and_then(
+        lambda total: say(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
+    )
+
+
+def now_and_then(show: Callable[[int], None], *, every_s: float) -> Tick:
+    """A function that counts bytes, and hands their sum to `show` every so many seconds."""
     total, last_s = 0, time.monotonic()
 
     def tick(n_bytes: int) -> None:
         nonlocal total, last_s
         total += n_bytes
         now = time.monotonic()
-        if now - last_s >= PROGRESS_EVERY_S:
+        if now - last_s >= every_s:
             last_s = now
-            say(f"audit {label}: {decimal_bytes(total)} read")
+            show(total)
 
     return tick
 

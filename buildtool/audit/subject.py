@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines
+from buildtool.audit.audit import Wish, audit_image, audit_path, now_and_then, progress_lines
 from buildtool.audit.judge.budget import judge
 from buildtool.audit.read.archive import Tick
 from buildtool.audit.read.documents import Platform
@@ -36,10 +36,11 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
     there = place_at(path)
     if source.endswith(".json") and there is not Place.DIRECTORY:
         return _saved_again(path, wish)
-    progress = _Progress(source)
+    on_terminal = can_redraw()
+    tick = _redrawn(source) if on_terminal else progress_lines(say, source)
     try:
         if there is not Place.NOTHING or means_file(source):
-            return audit_path(path, wish=wish, tick=progress.tick)
+            return audit_path(path, wish=wish, tick=tick)
         if wish.image:
             raise ConfigError(
                 f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
@@ -48,9 +49,10 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
 
         engine = Engine()
         _bring(source, engine, wish.platform, pull=pull)
-        return audit_image(source, engine=engine, wish=wish, tick=progress.tick)
+        return audit_image(source, engine=engine, wish=wish, tick=tick)
     finally:
-        progress.end()
+        if on_terminal:
+            redraw("")
 
 
 def require_source(source: str) -> None:
@@ -110,28 +112,12 @@ def _bring(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool)
         registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
 
 
-class _Progress:
-    """Bytes read, on standard error: a line that is redrawn on a terminal, else one every few seconds."""
+def _redrawn(label: str) -> Tick:
+    """Progress for terminals: one line, which is drawn again in place."""
+    begun = time.monotonic()
 
-    def __init__(self, label: str) -> None:
-        self._terminal = can_redraw()
-        self._lines: Tick = progress_lines(say, label)
-        self._label = label
-        self._total, self._drawn, self._begun = 0, 0.0, time.monotonic()
+    def draw(total: int) -> None:
+        rate = decimal_bytes(total / (time.monotonic() - begun))
+        redraw(f"reading {label}: {decimal_bytes(total)}, {rate}/s")
 
-    def tick(self, n_bytes: int) -> None:
-        """Count, and report progress now and then."""
-        if not self._terminal:
-            self._lines(n_bytes)
-            return
-        self._total += n_bytes
-        now = time.monotonic()
-        if now - self._drawn >= _REDRAW_S:
-            self._drawn = now
-            rate = decimal_bytes(self._total / (now - self._begun))
-            redraw(f"reading {self._label}: {decimal_bytes(self._total)}, {rate}/s")
-
-    def end(self) -> None:
-        """Remove the line."""
-        if self._terminal:
-            redraw("")
+    return now_and_then(draw, every_s=_REDRAW_S)

@@ -1,12 +1,12 @@
 """Where a build keeps its things on the host: caches, contexts, the lock, what was observed of images."""
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildtool.builder.fingerprint import tool_fingerprint
 from buildtool.builder.plan import ImagePlan
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.sources import bootstrap_of
@@ -17,6 +17,9 @@ from buildtool.model import Resolved, Variant
 from buildtool.progress import Say
 from buildtool.prune.inputs import Inspections, PruneCache
 from probes.shared.files import sweep_partials
+
+# results of another version of this tool are not reused
+PACKAGES = tuple(Path(__file__).parents[2] / name for name in ("buildtool", "probes"))
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,21 @@ class Workplace:
             self.rootfs.verify(path, sha256)
         else:
             self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
+
+
+@functools.cache
+def tool_fingerprint() -> str:
+    """SHA-256 over every file of both programs: between releases the version number stays the same."""
+    return fingerprint(PACKAGES)
+
+
+def fingerprint(folders: tuple[Path, ...]) -> str:
+    """SHA-256 over names and contents of the sources below `folders`."""
+    total = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = f"{folder.name}/{path.relative_to(folder)}"
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                total.update(f"{name}\0{content}\n".encode())
+    return total.hexdigest()

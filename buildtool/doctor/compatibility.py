@@ -9,8 +9,7 @@ from typing import Literal
 
 from buildtool.errors import DataError
 from buildtool.gpucode.target import GENERIC_ISAS, TargetId, target_of_override
-from buildtool.yamltext import Json
-from probes.shared.codec import Misfit, decode
+from probes.shared.codec import Json, Misfit, decode
 
 Rank = Literal["official", "distribution", "community", "override", "none"]
 Runs = Literal["yes", "partly", "no"]

@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from buildtool.audit.report.sarif import Json, Tool, document, fitting
+from buildtool.audit.report.sarif import Tool, document, fitting
 from buildtool.doctor.lint.fault import Fault, Rule
+from probes.shared.codec import Json
 from probes.shared.quoting import sarif, terminal
 
 Found = tuple[str, Sequence[Fault]]  # a file's name and its faults

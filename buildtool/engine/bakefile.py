@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
+from probes.shared.codec import Json
 from probes.shared.quoting import bake_text
-
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def render_plan(plan: dict[str, Any]) -> str:

@@ -34,11 +34,8 @@ class Reference:
     @property
     def canonical(self) -> str:
         """The same for every way to write the same name: host, namespace and tag are filled in."""
-        host, _, path = self.repository.rpartition("/")
-        first, slash, rest = self.repository.partition("/")
-        if slash and _is_host(first):
-            host, path = first, rest
-        else:
+        host, slash, path = self.repository.partition("/")
+        if not (slash and _is_host(host)):
             host, path = _DEFAULT_HOST, self.repository
         if host == _DEFAULT_HOST and "/" not in path:
             path = f"{_DEFAULT_NAMESPACE}/{path}"

@@ -109,7 +109,7 @@ def push_fault(name: Reference, tail: str) -> ToolError:
     """Why a push failed, by the CLI's last lines. Pure."""
     words = _last(tail)
     signs = _signs(words, name)
-    if fault := _on_our_side(words, signs) or _passing(words, signs, name):
+    if fault := _common_fault(words, signs, name):
         return fault
     if _says(signs, _FORBIDDEN):
         return EnvironmentMissing(
@@ -127,7 +127,7 @@ def pull_fault(name: Reference, tail: str) -> ToolError:
     """Why a pull failed, by the CLI's last lines. Pure."""
     words = _last(tail)
     signs = _signs(words, name)
-    if fault := _on_our_side(words, signs) or _passing(words, signs, name):
+    if fault := _common_fault(words, signs, name):
         return fault
     if _says(signs, _SILENT):
         return SourceUnreachable(
@@ -144,23 +144,8 @@ def _signs(words: str, name: Reference) -> str:
     return _ADDRESS.sub("", words).replace(str(name), "").replace(name.repository, "").lower()
 
 
-def _passing(words: str, signs: str, name: Reference) -> ToolError | None:
-    """The failure, if it is one of a registry that answers, and may pass by itself."""
-    if _says(signs, _BUSY):
-        return SourceUnreachable(
-            f"{name.host} takes no more requests for now: {words}",
-            f"wait some minutes and run the same command again; logged in, you may do more: {_login(name)}",
-        )
-    if _BROKEN.search(signs):
-        return SourceUnreachable(
-            f"{name.host} is broken or under maintenance: {words}",
-            "run the same command again later; layers that it has are not sent again",
-        )
-    return None
-
-
-def _on_our_side(words: str, signs: str) -> ToolError | None:
-    """The failure, if it isn't the registry's."""
+def _common_fault(words: str, signs: str, name: Reference) -> ToolError | None:
+    """The failure, if it isn't the registry's, or one of a registry that answers and may pass by itself."""
     if _says(signs, _NO_ENGINE):
         return EngineUnavailable("no Docker engine answers", NEXT_STEP)
     if _says(signs, _NO_HELPER):
@@ -171,6 +156,16 @@ def _on_our_side(words: str, signs: str) -> ToolError | None:
     if _says(signs, _FULL):
         return EnvironmentMissing(
             f"the engine's disk is full: {words}", "docker system df; docker image prune"
+        )
+    if _says(signs, _BUSY):
+        return SourceUnreachable(
+            f"{name.host} takes no more requests for now: {words}",
+            f"wait some minutes and run the same command again; logged in, you may do more: {_login(name)}",
+        )
+    if _BROKEN.search(signs):
+        return SourceUnreachable(
+            f"{name.host} is broken or under maintenance: {words}",
+            "run the same command again later; layers that it has are not sent again",
         )
     return None
 

@@ -6,7 +6,7 @@ directory above. Layers, owner groups and kinds stay exact, and so does the sum 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from buildtool.audit.count.kinds import Kind
 from buildtool.audit.count.largest import sums_by_level
@@ -54,7 +54,7 @@ NO_TREE = Tree()
 
 @dataclass(slots=True)
 class _Sums:
-    """Running sums of one row."""
+    """Running sums of one row, in the order of its last fields."""
 
     unpacked_bytes: int = 0
     visible_bytes: int = 0
@@ -128,9 +128,9 @@ class TreeCounter:
             path = join(directory, name) if is_file else nearest.of(directory)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
-            _row(coarse, fine, sums)
-            for coarse, parts in cells.items()
-            for fine, sums in _merged(parts, least).items()
+            TreeRow(terminal(path), is_file, layer, group, owner, kind, target, *astuple(sums))
+            for (path, is_file, layer, group, kind), parts in cells.items()
+            for (owner, target), sums in _merged(parts, least).items()
             if sums.unpacked_bytes
         ]
 
@@ -176,20 +176,3 @@ class _Nearest:
         found = self._known[directory]
         self._known.update(dict.fromkeys(passed, found))
         return found
-
-
-def _row(coarse: _Coarse, fine: _Fine, sums: _Sums) -> TreeRow:
-    path, is_file, layer, group, kind = coarse
-    owner, target = fine
-    return TreeRow(
-        path=terminal(path),
-        is_file=is_file,
-        layer=layer,
-        group=group,
-        owner=owner,
-        kind=kind,
-        target=target,
-        unpacked_bytes=sums.unpacked_bytes,
-        visible_bytes=sums.visible_bytes,
-        n_files=sums.n_files,
-    )

@@ -10,6 +10,7 @@ from buildtool.audit.judge.budget import Verdict
 from buildtool.audit.judge.finding import Severity
 from buildtool.audit.report.baseline import Comparison
 from buildtool.audit.report.schema import AuditReport
+from probes.shared.codec import Json
 from probes.shared.quoting import sarif, terminal
 from probes.shared.units import decimal_bytes
 
@@ -20,8 +21,6 @@ MAX_BYTES = 10_000_000
 _MAX_TEXT = 4_000
 _SPARE_BYTES = 100_000  # for what surrounds the results
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-
-Json = dict[str, "Json"] | list["Json"] | str | int | bool
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from buildtool.doctor.lint.fault import Fault, Word
 AMD_IMAGE = re.compile(r"(^|/)rocm/|rocm|(^|[-_:.])hip([-_:.]|$)|gfx\d", re.I)
 NVIDIA_IMAGE = re.compile(r"nvcr\.io/|(^|/)nvidia/|cuda", re.I)
 TRAINS = re.compile(r"\btrain|torchrun|deepspeed|accelerate launch|num[_-]workers|finetun|fine-tun", re.I)
-TORCH_IMAGE = re.compile(r"pytorch|torch|vllm|rocm/", re.I)
 # of `docker run`, those that take no value
 SWITCHES = {
     "detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable",

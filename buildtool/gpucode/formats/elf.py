@@ -76,7 +76,6 @@ class Section:
     address: int
     offset: int
     n_bytes: int
-    entry_bytes: int
 
     @property
     def file_bytes(self) -> int:
@@ -191,7 +190,7 @@ def _read_sections(source: Source, offset: int, *, count: int, names_index: int)
         raise BadElf("the section names can't be found", place=offset)
     names = source.exactly(rows[names_index][4], rows[names_index][5], "the section names")
     return tuple(
-        Section(index, _name(names, row[0]), row[1], row[2], row[3], row[4], row[5], row[9])
+        Section(index, _name(names, row[0]), row[1], row[2], row[3], row[4], row[5])
         for index, row in enumerate(rows)
     )
 

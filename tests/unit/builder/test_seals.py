@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import catalog, fingerprint, pipeline, plan, workplace
+from buildtool.builder import catalog, pipeline, plan, workplace
 from buildtool.builder.workplace import Workplace
 from buildtool.engine.client import RunResult
 from buildtool.errors import ProofFailed
@@ -84,11 +84,11 @@ def test_other_settings_and_another_tool_look_again(
 def test_the_tool_is_distinguished_by_its_sources_not_by_its_version(tmp_path: Path) -> None:
     (tmp_path / "package/__pycache__").mkdir(parents=True)
     (tmp_path / "package/a.py").write_text("1")
-    before = fingerprint.fingerprint((tmp_path / "package",))
+    before = workplace.fingerprint((tmp_path / "package",))
     (tmp_path / "package/__pycache__/a.pyc").write_text("bytecode")
-    assert fingerprint.fingerprint((tmp_path / "package",)) == before
+    assert workplace.fingerprint((tmp_path / "package",)) == before
     (tmp_path / "package/a.py").write_text("2")
-    assert fingerprint.fingerprint((tmp_path / "package",)) != before
+    assert workplace.fingerprint((tmp_path / "package",)) != before
 
 
 def test_an_image_is_proved_by_digest_and_for_each_promise(place: Workplace) -> None:

@@ -41,7 +41,7 @@ def other(kind: int, offset: int, address: int, n_bytes: int) -> Segment:
 
 
 def section(name: str, offset: int, address: int, n_bytes: int, *, kind: int = 1, index: int = 1) -> Section:
-    return Section(index, name, kind, SHF_ALLOC if address else 0, address, offset, n_bytes, 0)
+    return Section(index, name, kind, SHF_ALLOC if address else 0, address, offset, n_bytes)
 
 
 def elf(
