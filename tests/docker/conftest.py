@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+VARIABLES = ("WEIR_", "APP_", "COMPOSE_", "HF_", "OTEL_")
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +19,7 @@ def compose_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     models = ROOT / "models"
     had_models = models.exists()
     with pytest.MonkeyPatch.context() as patch:
-        for name in [each for each in os.environ if each.startswith(("WEIR_", "APP_", "COMPOSE_"))]:
+        for name in [each for each in os.environ if each.startswith(VARIABLES)]:
             if name != "WEIR_CPU_IMAGE":
                 patch.delenv(name)
         patch.setenv("WEIR_PORT", "0")

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
-PROFILES = ("", "rocm", "wsl", "cuda", "probe", "probe-rocm", "probe-wsl", "probe-cuda")
+PROFILES = ("", "rocm", "wsl", "cuda", "grpc", "probe", "probe-rocm", "probe-wsl", "probe-cuda")
 LONG = "profits rose " * 500  # 512 tokens: about a second of two cores
 
 
@@ -128,6 +128,73 @@ def test_the_render_node_and_groups_are_the_hosts_to_say(compose_env: Path) -> N
     probe = json.loads(done.stdout)["services"]["probe-rocm"]
     assert probe["devices"][1]["source"] == "/dev/dri/renderD129"
     assert probe["group_add"] == ["993", "39"]
+
+
+APIS = (("", "api"), ("rocm", "api-rocm"), ("wsl", "api-wsl"), ("cuda", "api-cuda"), ("grpc", "api-grpc"))
+
+
+def composed(profile: str, **env: str) -> dict[str, Any]:
+    done = compose("--profile", profile or "none", "config", "--format", "json", **env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["services"]
+    return found
+
+
+@pytest.mark.parametrize(("profile", "name"), APIS)
+def test_settings_of_the_hub_and_of_opentelemetry_reach_every_service(
+    compose_env: Path, profile: str, name: str
+) -> None:
+    given = {
+        "HF_TOKEN": "hf_made",
+        "HF_ENDPOINT": "http://mirror.example",
+        "HF_HUB_OFFLINE": "1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.example:4318",
+        "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
+        "OTEL_SERVICE_NAME": "prices",
+        "OTEL_TRACES_SAMPLER_ARG": "0.1",
+    }
+    service = composed(profile, HF_HOME="/data/hub", **given)[name]
+    assert given.items() <= service["environment"].items()
+    assert service["environment"]["HF_HOME"] == "/hub"
+    (hub,) = [mount for mount in service["volumes"] if mount["target"] == "/hub"]
+    assert hub["source"] == "/data/hub"
+    assert not hub.get("read_only")
+    assert not hub.get("bind", {}).get("create_host_path")  # root would own it
+
+
+@pytest.mark.parametrize(("profile", "name"), APIS)
+def test_what_the_host_does_not_set_is_not_set_in_the_container(
+    compose_env: Path, profile: str, name: str
+) -> None:
+    service = composed(profile)[name]
+    there = {key for key, value in service["environment"].items() if value is not None}
+    assert not {key for key in there if key.startswith("OTEL_")}
+    assert {key for key in there if key.startswith("HF_")} == {"HF_HOME"}
+    assert service["environment"]["HF_HOME"] == ""
+    assert [mount["source"] for mount in service["volumes"] if mount["target"] == "/hub"] == ["/dev/null"]
+
+
+def test_grpc_has_a_port_of_its_own_on_the_loopback(compose_env: Path) -> None:
+    service = composed("grpc", WEIR_GRPC_PORT="9005")["api-grpc"]
+    assert service["image"] == "weir/cpu-extras:latest"
+    assert service["environment"]["WEIR_GRPC_LISTEN"] == "0.0.0.0:8001"
+    ports = [(port["host_ip"], port["published"], port["target"]) for port in service["ports"]]
+    assert ports == [("127.0.0.1", "8004", 8000), ("127.0.0.1", "9005", 8001)]
+
+
+def test_a_hubs_cache_of_the_host_can_be_read_and_written(
+    compose_env: Path, project: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("hf_made")
+    tmp_path.chmod(0o777)
+    see = 'import os; print(os.environ["HF_HOME"], os.listdir("/hub")); open("/hub/made", "w")'
+    run = ("run", "--rm", "--no-deps", "--entrypoint", "python3", "api", "-c")
+    done = compose(*run, see, project=f"{project}-hub", HF_HOME=str(tmp_path))
+    assert done.stdout == "/hub ['token']\n", done.stderr
+    assert (tmp_path / "made").exists()
+    seen = 'import os, stat; print(repr(os.environ["HF_HOME"]), stat.S_ISCHR(os.stat("/hub").st_mode))'
+    done = compose(*run, seen, project=f"{project}-hub")
+    assert done.stdout == "'' True\n", done.stderr
 
 
 # ---- the service -------------------------------------------------------------------------------------

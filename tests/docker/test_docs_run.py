@@ -62,12 +62,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     kept = {
-        name: text for name, text in os.environ.items() if not name.startswith(("WEIR_", "APP_", "COMPOSE_"))
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("WEIR_", "APP_", "COMPOSE_", "HF_", "OTEL_"))
     }
     own = {
         "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
         "COMPOSE_PROJECT_NAME": f"t-docs-{os.getpid()}",
         "WEIR_PORT": str(port),
+        "WEIR_EXTRAS_PORT": "0",
+        "WEIR_GRPC_PORT": "0",
     }
     reader = Reader(folder, kept | own, port)
     yield reader

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from service.errors import HubUnreachable, ModelUnreadable, ServiceError
@@ -32,6 +33,7 @@ class StandIn:
 
     files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
     commit: str = COMMIT
+    etag: str = ""  # instead of the content's hash
     error: tuple[int, str] | None = None
     asked: list[str] = field(default_factory=list)
     url: str = ""
@@ -51,7 +53,7 @@ class StandIn:
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
-        digest = hashlib.sha256(data).hexdigest()
+        digest = self.etag or hashlib.sha256(data).hexdigest()
         elsewhere = path.startswith(base) and name.endswith(".safetensors")
         handler.send_response(302 if elsewhere else 200)
         handler.send_header("X-Repo-Commit", self.commit)
@@ -171,8 +173,58 @@ def test_a_repository_with_pickles_alone_is_refused(hub: StandIn, tmp_path: Path
 
 def test_files_of_another_commit_are_refused(hub: StandIn, tmp_path: Path) -> None:
     hub.commit = "f" * 40
-    with pytest.raises(ModelUnreadable, match=f"another commit: {'f' * 40}"):
+    with pytest.raises(ModelUnreadable, match=f"another commit: '{'f' * 40}'"):
         fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+    assert not [line for line in hub.asked if line.startswith("GET")]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"etag": "../../../../evil"},
+        {"etag": "/evil"},
+        {"etag": ".."},
+        {"etag": "a" * 200},
+        {"commit": "../../../evil"},
+        {"commit": "../../../evil", "files": {}},  # the library keeps in mind what isn't there, too
+        {"commit": f"{COMMIT}/../../../evil"},
+    ],
+)
+def test_a_hub_cannot_choose_where_files_are_written(
+    hub: StandIn, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    cache = tmp_path / "deep" / "er" / "cache"
+    for name, value in given.items():
+        setattr(hub, name, value)
+    with pytest.raises(ModelUnreadable, match=r"another commit|is no hash"):
+        fetched(MODEL, endpoint=hub.url, cache=cache)
+    assert not [line for line in hub.asked if line.startswith("GET")]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.name == "evil"]
+
+
+def test_an_empty_variable_is_none_and_the_cache_is_not_in_the_current_directory(
+    hub: StandIn, tmp_path: Path
+) -> None:
+    """Compose sets HF_HOME to nothing where the host has none."""
+    empty = dict.fromkeys(("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"), "")
+    env = os.environ | empty | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
+    program = (
+        "from service.model.hub import fetched; from service.settings import Hub\n"
+        f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
+    )
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path / "cache" / "huggingface")
+    assert not list((tmp_path / "here").iterdir())
 
 
 def test_a_file_that_ends_too_soon_is_not_kept(hub: StandIn, tmp_path: Path) -> None:

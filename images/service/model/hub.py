@@ -3,9 +3,12 @@
 The only module that imports huggingface_hub, which reads HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE.
 """
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from service.errors import HubUnreachable, ModelUnreadable, SettingsError
 from service.settings import Hub
@@ -13,9 +16,27 @@ from service.settings import Hub
 if TYPE_CHECKING:
     from types import ModuleType
 
+
+class Request(Protocol):
+    """What is used of the request of the library's client."""
+
+    method: str
+
+
+class Response(Protocol):
+    """What is used of the answer."""
+
+    request: Request
+    headers: Mapping[str, str]
+
+
 # Data that is parsed and never run: no pickle, no Python file, whatever else the repository has
 NEEDED = ("config.json", "model.safetensors")
 OPTIONAL = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+_COMMIT = "x-repo-commit"
+_HASHES = ("etag", "x-linked-etag", "x-xet-hash")
+_HASH = re.compile(r'(?:W/)?"?[A-Za-z0-9_][A-Za-z0-9._:+=-]{0,127}"?')
+_VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE")
 
 
 def fetched(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
@@ -34,21 +55,48 @@ def fetched(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None)
             return None
         return _download(library, hub, name, endpoint=endpoint, cache=cache)
 
-    found = {name: get(name) for name in (*NEEDED, *OPTIONAL)}
+    with _checked(library, hub):
+        found = {name: get(name) for name in (*NEEDED, *OPTIONAL)}
     missing = [name for name in NEEDED if found[name] is None]
     if missing:
         raise ModelUnreadable(
             f"{hub} has no {' and no '.join(missing)}",
             "only config.json, model.safetensors and a tokenizer are fetched; convert a pytorch_model.bin",
         )
-    folders = {path.parent for path in found.values() if path}
-    if {folder.name for folder in folders} != {hub.revision}:
-        names = ", ".join(sorted(folder.name for folder in folders))
-        raise ModelUnreadable(f"the hub answered {hub} with the files of another commit: {names}")
-    return folders.pop()
+    (folder,) = {path.parent for path in found.values() if path}  # named after the commit
+    return folder
+
+
+@contextmanager
+def _checked(library: "ModuleType", hub: Hub) -> Iterator[None]:
+    """Check the hub's answers before the library makes paths of the commit and the hashes in them.
+
+    The block raises ModelUnreadable for an answer that isn't this commit's, or whose hashes are none.
+    """
+
+    def check(response: Response) -> None:
+        if response.request.method != "HEAD":
+            return  # the library takes names from those alone
+        commit = response.headers.get(_COMMIT, hub.revision)
+        if commit != hub.revision:
+            raise ModelUnreadable(f"the hub answered {hub} with the files of another commit: {commit[:80]!r}")
+        for name in _HASHES:
+            if (text := response.headers.get(name)) and not _HASH.fullmatch(text):
+                raise ModelUnreadable(f"the hub answered {hub} with a {name} that is no hash: {text[:80]!r}")
+
+    session = library.get_session()
+    before = session.event_hooks
+    session.event_hooks = {**before, "response": [*before["response"], check]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
 
 
 def _library() -> "ModuleType":
+    for name in _VARIABLES:
+        if not os.environ.get(name):  # compose sets an empty one, which the library takes for this directory
+            os.environ.pop(name, None)
     try:
         import huggingface_hub  # takes a while, and only such a model needs it
     except ImportError as error:
@@ -68,6 +116,8 @@ def _download(
     get: Callable[..., str] = library.hf_hub_download
     try:
         return Path(get(hub.repository, name, revision=hub.revision, endpoint=endpoint, cache_dir=cache))
+    except ModelUnreadable:
+        raise
     except errors.LocalEntryNotFoundError as error:  # which is an EntryNotFoundError as well
         raise HubUnreachable(
             f"{hub} isn't in the cache, and the hub can't be reached: {_reason(error)}",
