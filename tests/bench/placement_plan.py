@@ -50,9 +50,10 @@ def every_placement(
 ) -> Iterator[tuple[float, tuple[Option, ...]]]:
     """The simulated time of each placement that fits, with two slots and one scratch as large as it needs."""
     constants = profile(machine)
-    left = surroundings(model.blocks, constants, workload).left(vram, constants)
+    blocks = [block.computed(model.becomes) for block in model.blocks]
+    left = surroundings(blocks, constants, workload).left(vram, constants)
     pinned = int(constants.pinned_share * host)
-    for chosen in itertools.product(*(options(block, constants, work) for block in model.blocks)):
+    for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
         rings = Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch)
@@ -120,6 +121,40 @@ def seconds_of_largest() -> float:
     return max(taken)
 
 
+def seconds_of_many_blocks(blocks: int = 100_000) -> float:
+    """The longest time to a plan of very many tiny blocks of 3 and of 60 kinds, by machine and objective."""
+    taken = []
+    for of_kinds, machine, objective in itertools.product((3, 60), ("h200", "wx4100"), ("exact", "fast")):
+        model = tiny_blocks(blocks, of_kinds)
+        begun = time.perf_counter()
+        make(
+            model,
+            profile(machine),
+            vram=model.weight_bytes // 2 + 80 * MIB,
+            host=None,
+            workload=Workload(),
+            objective=objective,  # type: ignore[arg-type]
+        )
+        taken.append(time.perf_counter() - begun)
+    return max(taken)
+
+
+def tiny_blocks(count: int, of_kinds: int) -> ModelDescription:
+    """Linear layers of 64 outputs, of a few kinds in turn."""
+    return ModelDescription(
+        "tiny",
+        tuple(
+            BlockDescription(
+                f"{i}",
+                (TensorDescription(f"{i}.weight", (64, 64 * (1 + i % of_kinds)), "bfloat16"),),
+                operations=1,
+            )
+            for i in range(count)
+        ),
+        "drawn",
+    )
+
+
 def over_cards() -> list[float]:
     """For 2 and 4 cards of each profile, half the model's bytes in all: a pass over that of one card."""
     model = describe("qwen2.5-7b")
@@ -146,6 +181,7 @@ def over_cards() -> list[float]:
 def bars(board: Board) -> None:
     """The planner's bars."""
     board.bar("plan for a 70B config, slowest of 24", seconds_of_largest(), 1.0, "s")
+    board.bar("plan for 100,000 tiny blocks, slowest of 8", seconds_of_many_blocks(), 2.0, "s")
     over = against_every_placement()
     board.bar(
         f"plans within 2 % of the best of all placements, of {len(over)} small cases",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from probes.placement.values import Becomes
+
 Use = Literal["product", "lookup", "elementwise"]
 
 # The width of a number in bits, by torch's name of its dtype.
@@ -140,6 +142,16 @@ class BlockDescription:
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         return shapes, facts
 
+    def computed(self, dtype: str) -> "BlockDescription":
+        """The same block with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
+        if not dtype:
+            return self
+        tensors = tuple(
+            replace(tensor, dtype=dtype, given="bfloat16") if tensor.dtype == "bfloat16" else tensor
+            for tensor in self.tensors
+        )
+        return replace(self, tensors=tensors)
+
     def divided(self) -> "tuple[BlockDescription, ...]":
         """A block for each module that holds tensors, where possible; in sum they cost what this one does."""
         tensors: dict[str, list[TensorDescription]] = {}
@@ -173,6 +185,7 @@ class ModelDescription:
     source: str  # what it was read from, for people: "config.json of llama"
     tied: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()  # what was assumed where the source doesn't say
+    becomes: Becomes = ""  # what its bfloat16 tensors are converted to for computing
 
     @property
     def weight_bytes(self) -> int:
@@ -183,24 +196,10 @@ class ModelDescription:
         """The same model in smaller blocks, as far as they can be divided."""
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
-    def computed(self, dtype: str) -> "ModelDescription":
-        """The same model with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
-        if not dtype:
-            return self
-        return replace(self, blocks=tuple(_computed(block, dtype) for block in self.blocks))
-
     @property
     def numbers(self) -> int:
         """How many numbers the weights are."""
         return sum(tensor.numbers for block in self.blocks for tensor in block.tensors)
-
-
-def _computed(block: BlockDescription, dtype: str) -> BlockDescription:
-    tensors = tuple(
-        replace(tensor, dtype=dtype, given="bfloat16") if tensor.dtype == "bfloat16" else tensor
-        for tensor in block.tensors
-    )
-    return replace(block, tensors=tensors)
 
 
 def block_name(parameter: str) -> str:

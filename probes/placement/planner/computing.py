@@ -1,7 +1,7 @@
 """In which dtype a GPU without bfloat16 units computes with bfloat16 weights. Pure."""
 
 from dataclasses import replace
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from probes.errors import PlacementError, UsageError
 from probes.placement.models.description import ModelDescription
@@ -29,14 +29,14 @@ def ready(
     compute: Compute = "auto",
     ranges: Ranges | None = None,
 ) -> ModelDescription:
-    """The model as the machine computes it, with a note that says why.
+    """The model with what its bfloat16 weights become on the machine, and a note that says why.
 
     `auto` is float32 for the objective `exact`, because that holds every bfloat16 number, and float16 for
     `fast` unless `ranges` say that a number is too large for it. Raises PlacementError for such a number
     where float16 is asked for, and UsageError where nothing has to be converted. A model that is ready stays
     as it is.
     """
-    if becomes(model):
+    if model.becomes:
         return model
     if not machine.converts or not _has_bfloat16(model):
         if compute != "auto":
@@ -45,15 +45,8 @@ def ready(
             raise UsageError(f"nothing is computed in {compute}: {who} {why}", "leave --compute out")
         return model
     dtype, note = _chosen(machine, objective=objective, compute=compute, ranges=ranges)
-    return replace(
-        model.computed(dtype), notes=(*model.notes, f"{machine.name} has no bfloat16 units: {note}")
-    )
-
-
-def becomes(model: ModelDescription) -> Becomes:
-    """The dtype that bfloat16 weights are converted to; empty: none is."""
-    found = next((t.dtype for block in model.blocks for t in block.tensors if t.given), "")
-    return cast("Becomes", found)
+    note = f"{machine.name} has no bfloat16 units: {note}"
+    return replace(model, becomes=dtype, notes=(*model.notes, note))
 
 
 def _has_bfloat16(model: ModelDescription) -> bool:
@@ -62,7 +55,7 @@ def _has_bfloat16(model: ModelDescription) -> bool:
 
 def _chosen(
     machine: Constants, *, objective: Objective, compute: Compute, ranges: Ranges | None
-) -> tuple[str, str]:
+) -> tuple[Becomes, str]:
     """The dtype, and a note."""
     whole = "its weights become float32, which holds every number and takes twice the bytes"
     if compute == "float32" or (compute == "auto" and objective == "exact"):

@@ -1,18 +1,18 @@
 """Makes a plan: from a model's description, budgets and constants. No torch, no GPU, no weights. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.planner.computing import Compute, becomes, ready
+from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
-from probes.placement.planner.search import Found, Kind, anything, kinds, search
+from probes.placement.planner.search import Found, Kind, fits, kinds, search
 from probes.placement.values import (
     BlockPlan,
     Bound,
@@ -26,6 +26,7 @@ from probes.placement.values import (
 from probes.shared.units import binary_bytes
 
 MIB: Final = 2**20
+MOST_DIVIDED: Final = 1_000  # blocks of a model whose blocks are divided: more are small already
 NOTABLE_GAP: Final = 0.005
 WORTH_DIVIDING: Final = 0.97  # of the time of a plan in whole blocks, that one in parts of them may take
 
@@ -60,8 +61,9 @@ def make(
     _check(model, workload)
     model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
     models = [model]
-    if captured and len(model.divided().blocks) > len(model.blocks):
-        models.append(model.divided())
+    if captured and len(model.blocks) <= MOST_DIVIDED:
+        divided = model.divided()
+        models += [divided] if len(divided.blocks) > len(model.blocks) else []
     best: Made | None = None
     for one in models:
         task = _Task(one, machine, workload, objective, captured)
@@ -105,16 +107,16 @@ class _Task:
         rows = workload.batch * (1 if generating else workload.tokens)
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
-        self.kinds: Sequence[Kind] = kinds(self.model.blocks, machine, self.work)
-        self.around: Surroundings = surroundings(model.blocks, machine, workload, captured=captured)
+        self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
+        self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
+        one_of_each = [kind.block for kind in self.kinds]
+        self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
 
     def limits(self, vram: int, host: int | None) -> Limits:
         """What is left for weights."""
         machine = self.machine
         if host is None:
-            host = (
-                machine.host_bytes if machine.host_bytes is not None else 4 * self.model.weight_bytes + 2**34
-            )
+            host = machine.host_bytes if machine.host_bytes is not None else 4 * self.weight_bytes + 2**34
         pinned = int(machine.pinned_share * min(host, machine.host_bytes or host))
         left = self.around.left(vram, machine) if machine.has_gpu else 0
         return Limits(left, host, pinned, replayed=self.work.captured)
@@ -122,11 +124,11 @@ class _Task:
     def smallest(self, vram: int, host: int | None) -> tuple[str, str]:
         """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
         limits, model = self.limits(vram, host), self.model
-        weights, budget = binary_bytes(model.weight_bytes), binary_bytes(vram)
+        weights, budget = binary_bytes(self.weight_bytes), binary_bytes(vram)
         said = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
         if host is not None:
             said += f" and {binary_bytes(host)} of host memory"
-        most = 8 * model.weight_bytes + 2**34
+        most = 8 * self.weight_bytes + 2**34
         ways = []
         if self._fits(replace(limits, vram=most)):
             least = _least(lambda n: self._fits(replace(limits, vram=n)), most)
@@ -141,7 +143,7 @@ class _Task:
         return said, "; or ".join(ways)
 
     def _fits(self, limits: Limits) -> bool:
-        return limits.vram >= 0 and anything(self.kinds, limits) is not None
+        return limits.vram >= 0 and fits(self.kinds, limits)
 
     def _smallest_vram(self, least: int) -> str:
         """`least` bytes for weights, rings and cache as a budget, or as a card."""
@@ -159,10 +161,6 @@ class _Task:
     def plan(self, found: Found, vram: int, host: int) -> Plan:
         """The plan of what was found."""
         model, machine = self.model, self.machine
-        blocks = tuple(
-            _block_plan(block, option, self.work)
-            for block, option in zip(model.blocks, found.chosen, strict=True)
-        )
         return Plan(
             model=model.name,
             machine=machine.name,
@@ -171,7 +169,7 @@ class _Task:
             workload=self.workload,
             vram_budget=vram,
             host_budget=host,
-            blocks=blocks,
+            blocks=self._blocks(found),
             rings=found.rings,
             vram=self._vram(found),
             host=HostUse(
@@ -183,18 +181,31 @@ class _Task:
             time=self._time(found),
             captured=self.work.captured,
             compute_dtype=self._compute_dtype(),
-            bfloat16_becomes=becomes(model),
+            bfloat16_becomes=model.becomes,
             notes=self._notes(found),
         )
+
+    def _blocks(self, found: Found) -> tuple[BlockPlan, ...]:
+        """Each block's plan: those of one kind in one tier differ in their names."""
+        made: list[BlockPlan | None] = [None] * len(self.model.blocks)
+        for kind in self.kinds:
+            facts: dict[int, tuple[object, ...]] = {}
+            for place in kind.places:
+                option = found.chosen[place]
+                known = facts.get(id(option))
+                if known is None:
+                    known = facts[id(option)] = _facts(kind.block, option, self.work)
+                made[place] = BlockPlan(self.model.blocks[place].name, *known)  # type: ignore[arg-type]
+        return tuple(block for block in made if block is not None)
 
     def _vram(self, found: Found) -> VramUse:
         if not self.machine.has_gpu:
             return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
         rings, on_gpu = found.rings, [o for o in found.chosen if o.tier != "cpu"]
         cache = sum(
-            cache_bytes(block, self.work)
-            for block, option in zip(self.model.blocks, found.chosen, strict=True)
-            if option.tier != "cpu"
+            cache_bytes(kind.block, self.work) * sum(found.chosen[at].tier != "cpu" for at in kind.places)
+            for kind in self.kinds
+            if kind.block.attention
         )
         weights = sum(o.vram_bytes for o in on_gpu) - cache
         arena = weights + ring_bytes(rings)
@@ -217,18 +228,21 @@ class _Task:
 
     def _by_products(self) -> bool:
         """Whether multiplying takes longer than reading the weights."""
-        products = (
-            sum(2 * t.products * b.calls for b in self.model.blocks for t in b.tensors) * self.work.rows
+        each = (
+            2 * tensor.products * kind.block.calls * len(kind.places)
+            for kind in self.kinds
+            for tensor in kind.block.tensors
         )
+        products = sum(each) * self.work.rows
         rate = self.machine.rate_of_products(self._compute_dtype())
-        return self.machine.has_gpu and products / rate > self.model.weight_bytes / self.machine.vram_rate
+        return self.machine.has_gpu and products / rate > self.weight_bytes / self.machine.vram_rate
 
     def _compute_dtype(self) -> str:
         """The dtype in which most of the weights are multiplied."""
         sizes: dict[str, int] = {}
-        for block in self.model.blocks:
-            for tensor in block.tensors:
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes
+        for kind in self.kinds:
+            for tensor in kind.block.tensors:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes * len(kind.places)
         return max(sizes, key=sizes.__getitem__, default="float32")
 
     def _notes(self, found: Found) -> tuple[str, ...]:
@@ -236,7 +250,7 @@ class _Task:
         packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in found.chosen)
         if packed and not machine.triton:
             notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
-        elif packed and becomes(self.model):
+        elif packed and self.model.becomes:
             notes.append("torch operations unpack and convert: there is no kernel for that yet")
         if any(o.tier == "disk" for o in found.chosen):
             notes.append("the host memory is too small for all weights: some are read from disk in each pass")
@@ -256,19 +270,21 @@ def _least(works: Callable[[int], bool], high: int) -> int:
     return high
 
 
-def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPlan:
+def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object, ...]:
+    """The fields of a `BlockPlan` after its name."""
     cache = cache_bytes(block, work)
-    return BlockPlan(
+    one = BlockPlan(
         name=block.name,
         tier=option.tier,
         weight_bytes=block.weight_bytes,
         vram_bytes=option.vram_bytes - (cache if option.tier != "cpu" else 0),
         host_bytes=option.pinned_bytes + option.pageable_bytes,
         wire_bytes=option.wire_bytes,
+        predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
         dense=option.dense,
         kept=option.kept,
-        predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
     )
+    return tuple(getattr(one, field.name) for field in fields(one))[1:]
 
 
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:

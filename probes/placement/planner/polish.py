@@ -17,6 +17,9 @@ from probes.placement.values import Rings
 MOST_STEPS: Final = 24_000  # simulated blocks in all, about a tenth of a second
 FEW_BLOCKS: Final = 8  # of which two are moved at once
 GAIN: Final = 1e-4  # of the time that a move must save
+MANY_BLOCKS: Final = 4_096  # above which candidates are compared by windows of so many blocks:
+WINDOW: Final = 256
+WINDOWS: Final = 8
 SLOT_COUNTS: Final = (1, 2, 3, 4)
 SCRATCH_COUNTS: Final = (1, 2)
 
@@ -52,14 +55,38 @@ def staging_bytes(chosen: Sequence[Option], slot: int) -> int:
     return 2 * slot if any(option.tier == "disk" for option in chosen) else 0
 
 
+def rings_room(used: Sequence[tuple[Option, int]], limits: Limits) -> tuple[int, int, int] | None:
+    """Bytes of a slot and of a scratch buffer that options, so many of each, need, and what is left for them.
+
+    None where host memory is too small.
+    """
+    slot = max(option.slot_bytes for option, _ in used)
+    scratch = max(option.scratch_bytes for option, _ in used)
+    pinned = sum(option.pinned_bytes * number for option, number in used)
+    pinned += staging_bytes([option for option, _ in used], slot)
+    pageable = sum(option.pageable_bytes * number for option, number in used)
+    if pinned > limits.pinned or pinned + pageable > limits.host:
+        return None
+    return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used)
+
+
+def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> Timeline:
+    """The pass through the blocks. Of very many, some windows are simulated, and stand for the others."""
+    if len(chosen) <= MANY_BLOCKS:
+        return simulate(chosen, rings, replayed=limits.replayed)
+    last = len(chosen) - WINDOW
+    starts = [round(i * last / (WINDOWS - 1)) for i in range(WINDOWS)]
+    parts = [simulate(chosen[at : at + WINDOW], rings, replayed=limits.replayed) for at in starts]
+    seconds = sum(part.seconds for part in parts) * len(chosen) / (WINDOWS * WINDOW)
+    return Timeline(seconds, 0.0, ())
+
+
 def placed(chosen: Chosen, limits: Limits) -> Placed | None:
     """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
-    slot = max(option.slot_bytes for option in chosen)
-    scratch = max(option.scratch_bytes for option in chosen)
-    pinned = staging_bytes(chosen, slot) + sum(option.pinned_bytes for option in chosen)
-    if pinned > limits.pinned or pinned + sum(option.pageable_bytes for option in chosen) > limits.host:
+    room = rings_room([(option, 1) for option in chosen], limits)
+    if room is None:
         return None
-    left = limits.vram - sum(option.vram_bytes for option in chosen)
+    slot, scratch, left = room
     best = None
     for slots, scratches in itertools.product(
         SLOT_COUNTS if slot else (0,), SCRATCH_COUNTS if scratch else (0,)
@@ -67,7 +94,7 @@ def placed(chosen: Chosen, limits: Limits) -> Placed | None:
         rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1))
         if ring_bytes(rings) > left:
             continue
-        timeline = simulate(chosen, rings, replayed=limits.replayed)
+        timeline = simulated(chosen, rings, limits)
         if best is None or timeline.seconds < best.timeline.seconds * (1 - GAIN):
             best = Placed(chosen, rings, timeline)
     return best
@@ -78,7 +105,7 @@ def polished(
 ) -> Placed:
     """The placement after every move that shortens the pass; `choices` are the options of each block."""
     best, left = start, steps
-    moving = True
+    moving = len(start.chosen) * len(SLOT_COUNTS) * len(SCRATCH_COUNTS) <= steps
     while moving:
         moving = False
         for chosen in _near(best.chosen, choices):

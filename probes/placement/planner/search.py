@@ -7,14 +7,22 @@ group are then spread evenly over its blocks, so that copies can run while resid
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
-from probes.placement.models.description import BlockDescription
+from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
-from probes.placement.planner.polish import MOST_STEPS, Limits, Placed, placed, polished, ring_bytes
+from probes.placement.planner.polish import (
+    MOST_STEPS,
+    Limits,
+    Placed,
+    placed,
+    polished,
+    ring_bytes,
+    rings_room,
+)
 from probes.placement.planner.solver.integers import Choice, Counts, Group, Program, solve
-from probes.placement.planner.timeline import Timeline
+from probes.placement.planner.timeline import Timeline, simulate
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
@@ -39,6 +47,9 @@ ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one 
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 
 
+Used: TypeAlias = tuple[tuple[tuple[Option, int], ...], ...]
+
+
 @dataclass(frozen=True)
 class Found:
     """The option of each block, in call order, with the rings they need and the pass that follows."""
@@ -51,18 +62,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Kind:
-    """Blocks that cost the same, by their places in call order."""
+    """Blocks that cost the same, by their places in call order. `block` is one of them."""
 
     places: tuple[int, ...]
     options: tuple[Option, ...]
+    block: BlockDescription
 
 
-def kinds(blocks: Sequence[BlockDescription], machine: Constants, work: Pass) -> tuple[Kind, ...]:
-    """The blocks by cost."""
+def kinds(model: ModelDescription, machine: Constants, work: Pass) -> tuple[Kind, ...]:
+    """The model's blocks by cost, each kind as the machine computes it."""
     places: dict[object, list[int]] = {}
-    for place, block in enumerate(blocks):
+    for place, block in enumerate(model.blocks):
         places.setdefault(block.kind, []).append(place)
-    return tuple(Kind(tuple(found), options(blocks[found[0]], machine, work)) for found in places.values())
+    made = []
+    for found in places.values():
+        block = model.blocks[found[0]].computed(model.becomes)
+        made.append(Kind(tuple(found), options(block, machine, work), block))
+    return tuple(made)
 
 
 def search(found: Sequence[Kind], limits: Limits) -> Found | None:
@@ -90,22 +106,32 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     one block is computed or unpacked for long.
     """
     left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
-    starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits))]
+    known: dict[Used, Placed | None] = {}
+    starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits, known))]
     if any(one.rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one, _ in starts):
-        starts += [one for tiers in ONE_SLOT if (one := _best(_without(found, tiers), limits, slots=1))]
+        starts += [
+            one for tiers in ONE_SLOT if (one := _best(_without(found, tiers), limits, known, slots=1))
+        ]
     if not starts:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
         made = polished(tight, _choices(found), limits) if tight else None
-        return Found(made.chosen, made.rings, made.timeline, gap=1.0) if made else None
+        return _found(made, limits, gap=1.0) if made else None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
     if best.timeline.seconds > min(counts.cost for _, counts in starts) * (1 + WORTH_POLISHING):
-        different = {one.chosen: one for one, _ in starts}.values()
+        different = {id(one): one for one, _ in starts}.values()
         choices, steps = _choices(found), MOST_STEPS // len(different)
         best = min(
             (polished(one, choices, limits, steps=steps) for one in different),
             key=lambda one: one.timeline.seconds,
         )
-    return Found(best.chosen, best.rings, best.timeline, gap)
+    return _found(best, limits, gap=gap)
+
+
+def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
+    timeline = best.timeline
+    if not timeline.raw:  # only windows of it were simulated
+        timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
+    return Found(best.chosen, best.rings, timeline, gap)
 
 
 def _choices(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
@@ -116,6 +142,23 @@ def _choices(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
 
 def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
     """Some placement within the limits, however slow; None where nothing fits."""
+    for allowed, counts in _timeless(found, limits):
+        if made := placed(_spread(allowed, counts), limits):
+            return made
+    return None
+
+
+def fits(found: Sequence[Kind], limits: Limits) -> bool:
+    """Whether there is some placement within the limits."""
+    for allowed, counts in _timeless(found, limits):
+        room = rings_room([(option, n) for used in _used(allowed, counts) for option, n in used], limits)
+        if room and room[0] + room[1] <= room[2]:
+            return True
+    return False
+
+
+def _timeless(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
+    """For each size of the rings, counts that fit it, however slow."""
     for slot, scratch in _sizes(found):
         allowed = [replace(kind, options=tuple(_fitting(kind.options, slot, scratch))) for kind in found]
         program = _program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
@@ -124,17 +167,18 @@ def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
             for group in program.groups
         )
         counts = solve(Program(timeless, (1.0,), program.limits))
-        made = placed(_spread(allowed, counts), limits) if counts else None
-        if made:
-            return made
-    return None
+        if counts:
+            yield allowed, counts
 
 
 def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
     return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in found]
 
 
-def _best(found: Sequence[Kind], limits: Limits, *, slots: int = 2) -> tuple[Placed, Counts] | None:
+def _best(
+    found: Sequence[Kind], limits: Limits, known: dict[Used, Placed | None], *, slots: int = 2
+) -> tuple[Placed, Counts] | None:
+    """The best counts, placed. `known` has what was placed before, by what is used of each kind."""
     best: tuple[Counts, Sequence[Kind]] | None = None
     for slot, scratch in _sizes(found):
         least = best[0].cost if best else math.inf
@@ -143,8 +187,19 @@ def _best(found: Sequence[Kind], limits: Limits, *, slots: int = 2) -> tuple[Pla
     if best is None:
         return None
     counts, allowed = best
-    made = placed(_spread(allowed, counts), limits)
+    used = _used(allowed, counts)
+    if used not in known:
+        known[used] = placed(_spread(allowed, counts), limits)
+    made = known[used]
     return None if made is None else (made, counts)
+
+
+def _used(found: Sequence[Kind], counts: Counts) -> Used:
+    """The options that are used of each kind, and how often."""
+    return tuple(
+        tuple((option, n) for option, n in zip(kind.options, numbers, strict=True) if n)
+        for kind, numbers in zip(found, counts.counts, strict=True)
+    )
 
 
 def _with_rings(
@@ -220,11 +275,17 @@ def _undominated(found: Sequence[Option]) -> tuple[Option, ...]:
 def _spread(found: Sequence[Kind], counts: Counts) -> tuple[Option, ...]:
     """The option of each block: within a kind, each option's blocks are evenly apart."""
     chosen: dict[int, Option] = {}
-    for kind, numbers in zip(found, counts.counts, strict=True):
-        given = [0] * len(numbers)
+    for kind, used in zip(found, _used(found, counts), strict=True):
+        if len(used) == 1:
+            chosen.update(dict.fromkeys(kind.places, used[0][0]))
+            continue
+        given, total = [0] * len(used), len(kind.places)
         for nth, place in enumerate(kind.places, start=1):
-            behind = [n * nth / len(kind.places) - g for n, g in zip(numbers, given, strict=True)]
-            pick = max((i for i, n in enumerate(numbers) if given[i] < n), key=behind.__getitem__)
+            pick, most = 0, -math.inf
+            for i, (_, n) in enumerate(used):
+                behind = n * nth / total - given[i]
+                if behind > most and given[i] < n:
+                    pick, most = i, behind
             given[pick] += 1
-            chosen[place] = kind.options[pick]
-    return tuple(chosen[place] for place in sorted(chosen))
+            chosen[place] = used[pick][0]
+    return tuple(chosen[place] for place in range(len(chosen)))

@@ -11,13 +11,15 @@ a part of it, and nothing of the next one begins before it has ended.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Final, Literal
 
 from probes.placement.planner.costs import Option
 from probes.placement.values import Rings
 
 Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]
-PASSES = 3
+PASSES: Final = 3
+Raw = tuple[int, Lane, float, float]  # a span whose times count from the beginning of the first pass
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,17 @@ class Timeline:
     """One pass in a row of passes."""
 
     seconds: float
-    spans: tuple[Span, ...]
+    begun_s: float
+    raw: tuple[Raw, ...]
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """What each block does on which lane."""
+        begun = self.begun_s
+        return tuple(Span(block, lane, begin - begun, end - begun) for block, lane, begin, end in self.raw)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Card:
     """When the link and the buffers of one card are free."""
 
@@ -51,7 +60,7 @@ class _Card:
     ahead: set[int] = field(default_factory=set)  # blocks whose copies are in the pass before
 
 
-@dataclass
+@dataclass(slots=True)
 class _Lanes:
     """When everything that the cards share is free: they compute in turn, and one Python feeds them."""
 
@@ -59,7 +68,7 @@ class _Lanes:
     disk: float = 0.0
     device: float = 0.0
     python: float = 0.0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Raw] = field(default_factory=list)
 
 
 def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> Timeline:
@@ -82,16 +91,28 @@ def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed
         for card, (chosen, _) in zip(cards, stages, strict=True):
             lanes.card = card
             card.moved = card.unpacked = 0
-            for option in chosen:
-                _block(lanes, index, option)
-                index += 1
+            _blocks(lanes, index, chosen)
             if replayed:
-                _copy_ahead(lanes, index - len(chosen), chosen)
+                _copy_ahead(lanes, index, chosen)
+            index += len(chosen)
         lanes.python = max(lanes.python, lanes.device)
         if replayed:
             lanes.python = lanes.device = max(lanes.python, *(card.copy for card in cards))
-    spans = tuple(Span(s.block, s.lane, s.begin_s - begun, s.end_s - begun) for s in lanes.spans)
-    return Timeline(lanes.python - begun, spans)
+    return Timeline(lanes.python - begun, begun, tuple(lanes.spans))
+
+
+def _blocks(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
+    """One pass through the blocks of a card. Most of a large model stays where it is: it only computes."""
+    spans = lanes.spans
+    for index, option in enumerate(chosen, first):
+        if option.copy_s or option.unpack_s or option.cpu_s or option.shared_s:
+            _block(lanes, index, option)
+            continue
+        lanes.python += option.launch_s
+        if option.compute_s:
+            begin = max(lanes.device, lanes.python)
+            lanes.device = end = begin + option.compute_s
+            spans.append((index, "compute", begin, end))
 
 
 def _block(lanes: _Lanes, index: int, option: Option) -> None:
@@ -109,7 +130,7 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
         begin = max(lanes.python, lanes.device)
         lanes.python = lanes.device = begin + option.cpu_s
         lanes.card.copy += option.shared_s  # both read the host's memory
-        lanes.spans.append(Span(index, "cpu", begin, lanes.device))
+        lanes.spans.append((index, "cpu", begin, lanes.device))
     if option.unpack_s:
         ready = _unpack(lanes, index, option, ready)
         if slot is not None:
@@ -120,8 +141,8 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
         if option.shared_s:  # the link serves copies too
             start = max(begin, lanes.card.copy)
             lanes.card.copy = start + option.shared_s
-            lanes.spans.append(Span(index, "copy", start, lanes.card.copy))
-        lanes.spans.append(Span(index, "compute", begin, lanes.device))
+            lanes.spans.append((index, "copy", start, lanes.card.copy))
+        lanes.spans.append((index, "compute", begin, lanes.device))
     if option.unpack_s:
         lanes.card.scratches[(lanes.card.unpacked - 1) % len(lanes.card.scratches)] = lanes.device
     elif slot is not None:
@@ -141,10 +162,10 @@ def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
     if option.disk_s:
         begin = max(lanes.disk, lanes.card.called[slot])
         ready = lanes.disk = begin + option.disk_s
-        lanes.spans.append(Span(index, "disk", begin, ready))
+        lanes.spans.append((index, "disk", begin, ready))
     begin = max(lanes.card.copy, lanes.card.slots[slot], lanes.card.called[slot], ready)
     lanes.card.copy = begin + option.copy_s
-    lanes.spans.append(Span(index, "copy", begin, lanes.card.copy))
+    lanes.spans.append((index, "copy", begin, lanes.card.copy))
     return lanes.card.copy
 
 
@@ -153,5 +174,5 @@ def _unpack(lanes: _Lanes, index: int, option: Option, ready: float) -> float:
     lanes.card.unpacked += 1
     begin = max(lanes.device, ready, lanes.python, lanes.card.scratches[scratch])
     lanes.device = begin + option.unpack_s
-    lanes.spans.append(Span(index, "unpack", begin, lanes.device))
+    lanes.spans.append((index, "unpack", begin, lanes.device))
     return lanes.device

@@ -77,7 +77,8 @@ def make_cards(
         for part in _parts(model, cards)
     ]
     rows = workload.batch * (1 if workload.context_tokens else workload.tokens)
-    row = max((_row_bytes(part.blocks[0]) for part in list(_parts(model, cards))[1:]), default=0)
+    firsts = [part.blocks[0].computed(model.becomes) for part in _parts(model, cards)]
+    row = max(map(_row_bytes, firsts[1:]), default=0)
     return _joined(stages, machine, rows * row)
 
 

@@ -11,7 +11,7 @@ from probes.errors import CheckpointUnreadable, Exit, PlacementError, UsageError
 from probes.placement.models import ranges
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.ranges import Ranges, ranges_of, stored_ranges
-from probes.placement.planner.computing import becomes, ready
+from probes.placement.planner.computing import ready
 from probes.placement.planner.profiles import profile
 
 MODEL = ModelDescription(
@@ -94,9 +94,9 @@ def test_a_file_that_gets_shorter_meanwhile_is_an_error(
 
 
 def test_auto_is_what_the_objective_allows() -> None:
-    assert becomes(ready(MODEL, CARD, objective="exact")) == "float32"
-    assert becomes(ready(MODEL, CARD, objective="fast")) == "float16"
-    assert becomes(ready(MODEL, CARD, objective="fast", ranges=Ranges(16, beyond="0.weight"))) == "float32"
+    assert ready(MODEL, CARD, objective="exact").becomes == "float32"
+    assert ready(MODEL, CARD, objective="fast").becomes == "float16"
+    assert ready(MODEL, CARD, objective="fast", ranges=Ranges(16, beyond="0.weight")).becomes == "float32"
     assert ready(MODEL, profile("h200"), objective="exact") == MODEL
 
 

@@ -116,7 +116,7 @@ def test_without_triton_nothing_is_fused_and_unpacking_is_slow() -> None:
 
 def converted(dtype: str, tier: str, *, kept: bool) -> Option:
     """A bfloat16 layer on a card without units for it."""
-    block = ModelDescription("mlp", (linear(),), "drawn").computed(dtype).blocks[0]
+    block = linear().computed(dtype)
     found = options(block, profile("wx4100"), Pass(1, 1, 1, "exact"))
     return next(option for option in found if (option.tier, option.kept) == (tier, kept))
 
@@ -146,14 +146,13 @@ def test_float16_weights_take_no_more_bytes_and_packed_ones_keep_their_12_bits()
 def test_keys_and_values_are_counted_in_the_dtype_that_is_computed() -> None:
     block = linear(attention=Attention(8, 2, 128))
     work = Pass(1, 3, 1000, "exact", generating=True)
-    model = ModelDescription("mlp", (block,), "drawn")
-    sizes = [cache_bytes(model.computed(dtype).blocks[0], work) for dtype in ("float16", "float32")]
+    sizes = [cache_bytes(block.computed(dtype), work) for dtype in ("float16", "float32")]
     assert sizes[1] == 2 * sizes[0] == 2 * cache_bytes(block, work)
 
 
 def test_no_kernel_converts_so_unpacking_counts_as_torch_operations() -> None:
     """An RX 6800 has Triton and no bfloat16 units."""
-    block = ModelDescription("mlp", (linear(),), "drawn").computed("float16").blocks[0]
+    block = linear().computed("float16")
     card = profile("rx6800")
     found = {o.tier: o for o in options(block, card, Pass(1, 1, 1, "fast"))}["packed"]
     assert found.unpack_s > (found.vram_bytes + found.scratch_bytes) / card.operations_rate
