@@ -71,7 +71,7 @@ def rings_room(used: Sequence[tuple[Option, int]], limits: Limits) -> tuple[int,
 
 
 def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> Timeline:
-    """The pass through the blocks. Of very many, some windows are simulated, and stand for the others."""
+    """The pass through the blocks. Of very many blocks only some windows are simulated."""
     if len(chosen) <= MANY_BLOCKS:
         return simulate(chosen, rings, replayed=limits.replayed)
     last = len(chosen) - WINDOW
