@@ -21,7 +21,7 @@ def machine_lines(machine: Machine) -> list[str]:
         f"host {machine.host}, kernel {machine.kernel}, {machine.cpus} CPUs, {place}",
         f"RAM {bytes_or_why(machine.ram_total_bytes)}, "
         f"{bytes_or_why(machine.ram_available_bytes)} available, "
-        f"container limit: {_limit(machine.cgroup_limit_bytes)}",
+        f"container limit: {limit_text(machine.cgroup_limit_bytes)}",
         f"GPU driver: {machine.gpu_driver}; device files: {' '.join(machine.device_files) or 'none'}",
         _torch_line(machine.torch),
     ]
@@ -37,7 +37,7 @@ def machine_lines(machine: Machine) -> list[str]:
     return lines
 
 
-def _limit(limit_bytes: int | Unknown) -> str:
+def limit_text(limit_bytes: int | Unknown) -> str:
     """A limit that isn't set is known to be absent."""
     return limit_bytes.reason if isinstance(limit_bytes, Unknown) else binary_bytes(limit_bytes)
 

@@ -113,7 +113,7 @@ def _run(run: ProbeRun, every: Sequence[Record], *, markdown: bool) -> str:
         ),
         *(drawn_table(found, markdown=markdown) for found in run_tables(run.records, every)),
         _spill_text(run.records, markdown=markdown),
-        _noted("", _notes(run.records), markdown=markdown),
+        _noted("", notes(run.records), markdown=markdown),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -128,7 +128,7 @@ def drawn_table(found: Table, *, markdown: bool) -> str:
     return title + _noted(drawn, [found.note] if found.note else [], markdown=markdown)
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
+def notes(records: Sequence[Record]) -> list[str]:
     """Below the tables: what to do about doubts, what else went on, and what wasn't measured."""
     rows = [record for record in records if isinstance(record, Timed)]
     sized = ((gap, f" {size(gap.payload_bytes)}" if gap.payload_bytes else "") for gap in pick(records, Gap))

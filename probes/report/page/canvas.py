@@ -1,11 +1,13 @@
 """A figure in the page's style, and its SVG text.
 
-This module and `draw` are the only ones that know matplotlib.
+This package alone knows matplotlib.
 """
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -14,8 +16,17 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from probes.report.page.html import Plot
 from probes.report.page.palette import light
+from probes.report.page.svg import embed
 from probes.report.quantities import size
+from probes.shared.unknown import Unknown
+
+C = TypeVar("C")
+P = TypeVar("P")
+
+DOTTED = (0, (1, 2))
+DASHED = (0, (4, 3))
 
 
 @dataclass(frozen=True)
@@ -85,12 +96,55 @@ def svg_of(paint: Callable[[Figure], None], sheet: Sheet, height_in: float) -> s
         return text.getvalue()
 
 
+def panels_of(panels: Sequence[P], sheet: Sheet, paint: Callable[[Axes, P], None], each_in: float) -> str:
+    """The SVG text of panels, side by side where the sheet has room; each is so many inches high."""
+    columns = min(len(panels), sheet.panels)
+    rows = math.ceil(len(panels) / columns)
+
+    def paint_all(figure: Figure) -> None:
+        for at, panel in enumerate(panels, 1):
+            paint(figure.add_subplot(rows, columns, at), panel)
+
+    return svg_of(paint_all, sheet, rows * each_in)
+
+
+def plot_of(
+    head: tuple[str, str],
+    chart: C | Unknown,
+    *,
+    paint: Callable[[C, Sheet], str],
+    words: Callable[[C], tuple[str, str]],
+) -> Plot:
+    """A chart drawn for a desk and for a phone, ready for the page; or the reason why it is missing.
+
+    `head` is its name and its title; `words` are its caption and what it shows, for those who can't see it.
+    """
+    name, title = head
+    if isinstance(chart, Unknown):
+        return Plot(name, title, missing=chart.reason)
+    caption, said = words(chart)
+    drawn = tuple(
+        (sheet.name, embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=said))
+        for sheet in (DESK, PHONE)
+    )
+    return Plot(name, title, caption, drawn)
+
+
 def bytes_axis(axes: Axes, label: str) -> None:
     """A logarithmic axis of sizes with ticks at powers of sixteen: 4 KiB, 64 KiB, 1 MiB, ..."""
+    _binary_axis(axes, label, LogLocator(base=16, numticks=12), lambda n_bytes: size(round(n_bytes)))
+
+
+def counts_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis of counts with ticks at powers of two."""
+    _binary_axis(axes, label, LogLocator(base=2, numticks=14), lambda n: f"{n:g}" if n >= 1 else "")
+
+
+def _binary_axis(axes: Axes, label: str, ticks: LogLocator, tick: Callable[[float], str]) -> None:
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=16, subs=(16.0**0.0,), numticks=12))
+    axes.xaxis.set_major_locator(ticks)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda n_bytes, _at: size(round(n_bytes))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _at: tick(value)))
     axes.set_xlabel(label)
 
 

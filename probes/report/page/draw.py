@@ -1,6 +1,5 @@
 """Draws the four charts as SVG. Filled and open shapes are measured, lines without shapes are models."""
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -10,7 +9,17 @@ from matplotlib.patches import Patch
 from probes.records.schema import Label, Pass, Scenario
 from probes.records.stats import summarize
 from probes.report.answers import took_s
-from probes.report.page.canvas import PHONE, Sheet, bytes_axis, legend_below, plain_log_y, svg_of
+from probes.report.page.canvas import (
+    DASHED,
+    DOTTED,
+    PHONE,
+    Sheet,
+    bytes_axis,
+    legend_below,
+    panels_of,
+    plain_log_y,
+    svg_of,
+)
 from probes.report.page.charts import (
     BandwidthPanel,
     BreakEvenChart,
@@ -65,30 +74,19 @@ ROOM = {"desk": 1.85, "phone": 2.2}  # of the longest bar: its label is next to 
 def bandwidth(panels: Sequence[BandwidthPanel], sheet: Sheet) -> str:
     """Rate over size: points with standard errors, pale bars from p5 to p95, lines of the fits."""
 
-    def paint(figure: Figure) -> None:
-        places = _grid(figure, len(panels), sheet)
-        for axes, panel in zip(places, panels, strict=True):
-            for i, trace in enumerate(sorted(panel.traces, key=_place)):
-                _trace(axes, trace, PATHS.get(trace.path) or OTHER_PATHS[i % len(OTHER_PATHS)])
-            axes.set_title(terminal(panel.title))
-            bytes_axis(axes, "size of one buffer")
-            plain_log_y(axes, "bandwidth, GB/s")
-            legend_below(axes, columns=2)
+    def paint(axes: Axes, panel: BandwidthPanel) -> None:
+        for i, trace in enumerate(sorted(panel.traces, key=_place)):
+            _trace(axes, trace, PATHS.get(trace.path) or OTHER_PATHS[i % len(OTHER_PATHS)])
+        axes.set_title(terminal(panel.title))
+        bytes_axis(axes, "size of one buffer")
+        plain_log_y(axes, "bandwidth, GB/s")
+        legend_below(axes, columns=2)
 
-    return svg_of(paint, sheet, _rows(len(panels), sheet) * 4.9)
+    return panels_of(panels, sheet, paint, 4.9)
 
 
 def _place(trace: Trace) -> int:
     return list(PATHS).index(trace.path) if trace.path in PATHS else len(PATHS)
-
-
-def _rows(panels: int, sheet: Sheet) -> int:
-    return math.ceil(panels / sheet.panels)
-
-
-def _grid(figure: Figure, panels: int, sheet: Sheet) -> list[Axes]:
-    columns = min(panels, sheet.panels)
-    return [figure.add_subplot(_rows(panels, sheet), columns, i + 1) for i in range(panels)]
 
 
 def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
@@ -99,7 +97,7 @@ def _trace(axes: Axes, trace: Trace, style: tuple[str, str, bool]) -> None:
     if trace.fitted:
         axes.plot([x for x, _ in trace.fitted], [y for _, y in trace.fitted], color=colour, linewidth=1.2)
     else:  # no model: a thin line between the points, only to guide the eye
-        axes.plot(sizes, [r.value for r in rates], color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+        axes.plot(sizes, [r.value for r in rates], color=colour, linewidth=0.9, linestyle=DOTTED)
     axes.errorbar(
         sizes,
         [r.value for r in rates],
@@ -161,7 +159,7 @@ def _block_rates(axes: Axes, chart: ResidencyChart) -> None:
         axes.set_ylim(top=highest * 4)
     axes.set_ylim(bottom=lowest / 5)
     if chart.limit_bytes is not None:
-        axes.axvline(chart.limit_bytes / GIB, color=light("ink"), linestyle=(0, (4, 3)), linewidth=1.2)
+        axes.axvline(chart.limit_bytes / GIB, color=light("ink"), linestyle=DASHED, linewidth=1.2)
         axes.annotate(
             f"cap {size(chart.limit_bytes)} ",
             (chart.limit_bytes / GIB, 0.03),
@@ -172,7 +170,7 @@ def _block_rates(axes: Axes, chart: ResidencyChart) -> None:
 
 
 def _control(axes: Axes, gb_per_s: float, label: str) -> float:
-    axes.axhline(gb_per_s, color=light("ink"), linestyle=(0, (1, 2)), linewidth=1.2)
+    axes.axhline(gb_per_s, color=light("ink"), linestyle=DOTTED, linewidth=1.2)
     axes.annotate(
         f"{label}: {gb_per_s:.4g} GB/s",
         (0.01, gb_per_s),
@@ -201,24 +199,21 @@ def _signal_row(axes: Axes, cells: Sequence[Cell], signal: str, row: int, *, let
 def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
     """Wall-clock times of a pass as bars with standard errors; the time that the link needs as a line."""
 
-    def paint(figure: Figure) -> None:
-        for axes, panel in zip(_grid(figure, len(panels), sheet), panels, strict=True):
-            _bars(axes, panel.bars[::-1])
-            axes.tick_params(axis="y", length=0)
-            axes.grid(visible=False, axis="y")
-            longest = max(map(took_s, panel.bars))
-            axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
-            axes.locator_params(axis="x", nbins=5)
-            axes.set_title(terminal(panel.title))
-            axes.set_xlabel("wall-clock time of a forward pass, ms")
-            if panel.link_s is not None:
-                label = f"link's limit, computed: {span(panel.link_s, bare=True)}"
-                axes.axvline(
-                    panel.link_s * 1e3, color=light("ink"), linestyle=(0, (4, 3)), linewidth=1.2, label=label
-                )
-                legend_below(axes, columns=1, drop=0.26)
+    def paint(axes: Axes, panel: ScenarioPanel) -> None:
+        _bars(axes, panel.bars[::-1])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        longest = max(map(took_s, panel.bars))
+        axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_title(terminal(panel.title))
+        axes.set_xlabel("wall-clock time of a forward pass, ms")
+        if panel.link_s is not None:
+            label = f"link's limit, computed: {span(panel.link_s, bare=True)}"
+            axes.axvline(panel.link_s * 1e3, color=light("ink"), linestyle=DASHED, linewidth=1.2, label=label)
+            legend_below(axes, columns=1, drop=0.26)
 
-    return svg_of(paint, sheet, _rows(len(panels), sheet) * 3.3)
+    return panels_of(panels, sheet, paint, 3.3)
 
 
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
@@ -267,7 +262,7 @@ def break_even(chart: BreakEvenChart, sheet: Sheet) -> str:
         plain_log_y(axes, "full reads to break even, k*")
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.4), max(high, 2.5))
-        axes.axhline(1, color=light("ink"), linestyle=(0, (1, 2)), linewidth=1.2)
+        axes.axhline(1, color=light("ink"), linestyle=DOTTED, linewidth=1.2)
         where = {"transform": axes.transAxes, "ha": "right", "color": light("muted")}
         axes.text(0.99, 0.96, "above: copy to VRAM first", va="top", **where)
         axes.text(0.99, 0.04, "below: read in place", va="bottom", **where)

@@ -18,7 +18,7 @@ from probes.fit.answering.saying import (
     verdict,
 )
 from probes.fit.question import FitReport, Measured, Parts
-from probes.report.page.html import framed, prose, raw_section
+from probes.report.page.html import answer_section, framed, header, prose, raw_section, table_in_sight
 from probes.report.page.palette import COLOURS
 from probes.shared.quoting import html
 from probes.shared.units import binary_bytes, duration
@@ -30,21 +30,18 @@ def render_fit(report: FitReport, *, raw: str, name: str) -> str:
     """The whole page. `raw` is the answer's file, which the page includes."""
     title = f"{report.question.model}: what fits into {binary_bytes(report.budget_bytes)}"
     asked = report.question
-    details = f"{described(report)} · batch {asked.batch} x {asked.tokens} tokens · {report.machine}"
-    body = "\n".join(
-        (
-            f'<header><p class="kicker">What fits</p><h1>{html(title)}</h1>'
-            f'<p class="meta">{html(details)}</p></header>',
-            _answer(report),
-            _picture(report),
-            _section("parts", "What takes the bytes", _parts(report)),
-            _section("knobs", "Which change buys most", _changes(report)),
-            _section("trials", "Trials", _trials(report)),
-            _notes(report),
-            raw_section(raw, name),
-        )
+    details = (described(report), f"batch {asked.batch} x {asked.tokens} tokens", report.machine)
+    return framed(
+        title,
+        header("What fits", title, details),
+        _answer(report),
+        _picture(report),
+        _section("parts", "What takes the bytes", _parts(report)),
+        _section("knobs", "Which change buys most", _changes(report)),
+        _section("trials", "Trials", _trials(report)),
+        _notes(report),
+        raw_section(raw, name),
     )
-    return framed(title, body)
 
 
 def _answer(report: FitReport) -> str:
@@ -57,8 +54,7 @@ def _answer(report: FitReport) -> str:
         found = report.measured.largest
         said.append(f"Largest {found.axis}, measured: {size(found)}.")
     said.append(buys_most(report))
-    sentences = "".join(f"<p>{prose(sentence)}</p>" for sentence in said if sentence)
-    return f'<section class="answer" aria-label="The answer">{sentences}</section>'
+    return answer_section(filter(None, said))
 
 
 def _picture(report: FitReport) -> str:
@@ -118,21 +114,4 @@ def _section(name: str, title: str, inner: str) -> str:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in sight; its first column and those of words are set left."""
-    kinds = ["words" if place == 0 or name in WORDS else "" for place, name in enumerate(headers)]
-    head = "".join(
-        f'<th scope="col"{_kind(kind)}>{html(name)}</th>' for kind, name in zip(kinds, headers, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{_kind(k)}>{html(cell)}</td>" for k, cell in zip(kinds, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        '<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{html(headers[0])}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _kind(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+    return table_in_sight(headers[0], headers, rows, words={headers[0], *WORDS})

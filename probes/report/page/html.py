@@ -2,31 +2,19 @@
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from probes.machine.describe import limit_text
 from probes.records.rounds import merged
-from probes.records.schema import (
-    Gap,
-    Link,
-    Machine,
-    Measurement,
-    Noise,
-    Pass,
-    ProbeReport,
-    ProbeRun,
-    Reads,
-    Timed,
-    TorchFacts,
-    Unknown,
-)
-from probes.report.answers import all_records, answers, pick
+from probes.records.schema import Link, Machine, ProbeReport, ProbeRun, Timed, TorchFacts, Unknown
+from probes.report.answers import all_records, answers
 from probes.report.headline import headline
 from probes.report.page.palette import css_variables
 from probes.report.quantities import size, text
-from probes.report.render import ended_line
-from probes.report.tables import Table, doubts_of, facts, row_doubts, tables
+from probes.report.render import ended_line, notes
+from probes.report.tables import Table, doubts_of, facts, tables
 from probes.shared.quoting import html
 
 # nothing but what is in the file; browsers enforce it
@@ -39,29 +27,28 @@ class Plot:
 
     name: str
     title: str
-    caption: str
-    drawn: tuple[tuple[str, str], ...]  # (sheet, SVG element)
-    missing: str
+    caption: str = ""
+    drawn: tuple[tuple[str, str], ...] = ()  # (sheet, SVG element)
+    missing: str = ""
 
 
 def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
     """The whole page. `raw` is the report's file, which the page includes; `name` what to call that."""
-    body = "\n".join(
-        (
-            _header(report),
-            _answer(report),
-            *map(figure, plots),
-            machine_section(report.machine),
-            _doubts(report),
-            _all_tables(report),
-            raw_section(raw, name),
-        )
+    return framed(
+        f"{subject(report.machine)}: memory placement, measured",
+        header("Memory placement, measured", subject(report.machine), _details(report)),
+        _answer(report),
+        *map(figure, plots),
+        machine_section(report.machine),
+        _doubts(report),
+        _all_tables(report),
+        raw_section(raw, name),
     )
-    return framed(f"{subject(report.machine)}: memory placement, measured", body)
 
 
-def framed(title: str, body: str) -> str:
-    """A page around its content. Loads nothing."""
+def framed(title: str, *sections: str) -> str:
+    """A page around its sections. Loads nothing."""
+    body = "\n".join(sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -89,36 +76,45 @@ def subject(machine: Machine) -> str:
     return f"{machine.cpus} CPUs, {known}"
 
 
-def _header(report: ProbeReport) -> str:
-    asked = report.settings
-    cap = [] if asked.vram_cap_bytes is None else [f"VRAM capped to {size(asked.vram_cap_bytes)}"]
-    resumed = [f"resumed {report.resumed} times"] if report.resumed else []
-    details = [
-        report.started.replace("T", " ").replace("Z", " UTC"),
-        "quick run" if asked.quick else "full run",
-        *cap,
-        *resumed,
-        f"seed {asked.seed}",
-        f"Weir {report.tool_version}",
-    ]
+def header(kicker: str, title: str, details: Iterable[str]) -> str:
+    """The head of a page: of what kind it is, of what, and the circumstances."""
     return (
-        f'<header><p class="kicker">Memory placement, measured</p><h1>{html(subject(report.machine))}</h1>'
+        f'<header><p class="kicker">{html(kicker)}</p><h1>{html(title)}</h1>'
         f'<p class="meta">{html(" · ".join(details))}</p></header>'
     )
 
 
+def moment(started: str) -> str:
+    """A report's `started` as people read it."""
+    return started.replace("T", " ").replace("Z", " UTC")
+
+
+def _details(report: ProbeReport) -> list[str]:
+    asked = report.settings
+    return [
+        moment(report.started),
+        "quick run" if asked.quick else "full run",
+        *([] if asked.vram_cap_bytes is None else [f"VRAM capped to {size(asked.vram_cap_bytes)}"]),
+        *([f"resumed {report.resumed} times"] if report.resumed else []),
+        f"seed {asked.seed}",
+        f"Weir {report.tool_version}",
+    ]
+
+
+def answer_section(sentences: Iterable[str], more: str = "") -> str:
+    """The answer, a paragraph for each sentence, and what can be unfolded below it."""
+    said = "".join(f"<p>{prose(sentence)}</p>" for sentence in sentences)
+    return f'<section class="answer" aria-label="The answer">{said}{more}</section>'
+
+
 def _answer(report: ProbeReport) -> str:
-    sentences = "".join(f"<p>{prose(sentence)}</p>" for sentence in headline(report))
     more = "".join(f"<li>{prose(said)}</li>" for said in answers(report))
     rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
     outcomes = "".join(
         f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
         for run in merged(report).runs
     )
-    return (
-        f'<section class="answer" aria-label="The answer">{sentences}{rest if more else ""}</section>'
-        f'<ul class="outcomes">{outcomes}</ul>'
-    )
+    return answer_section(headline(report), rest if more else "") + f'<ul class="outcomes">{outcomes}</ul>'
 
 
 def ended(run: ProbeRun) -> str:
@@ -170,16 +166,11 @@ def _machine_terms(machine: Machine) -> list[tuple[str, str]]:
         (
             "System RAM",
             f"{size(machine.ram_total_bytes)}, {size(machine.ram_available_bytes)} available; "
-            f"container limit: {_limit(machine.cgroup_limit_bytes)}",
+            f"container limit: {limit_text(machine.cgroup_limit_bytes)}",
         ),
         ("Host", f"{machine.host}, {machine.cpus} CPUs, kernel {text(machine.kernel)}"),
         ("Seen from", "WSL" if machine.wsl else "a container" if machine.container else "no container seen"),
     ]
-
-
-def _limit(limit_bytes: int | Unknown) -> str:
-    """A limit that isn't set is known to be absent."""
-    return limit_bytes.reason if isinstance(limit_bytes, Unknown) else size(limit_bytes)
 
 
 def _link(link: Link | Unknown) -> str:
@@ -190,30 +181,13 @@ def _link(link: Link | Unknown) -> str:
 
 def _doubts(report: ProbeReport) -> str:
     records = all_records(report)
-    rows: list[Timed] = [*pick(records, Measurement), *pick(records, Reads), *pick(records, Pass)]
+    rows = [record for record in records if isinstance(record, Timed)]
     doubted = [row for row in rows if doubts_of(row)]
-    remedies = dict.fromkeys(doubt.remedy for row in rows for doubt in row_doubts(row))
-    flags = dict.fromkeys(flag for row in rows if isinstance(row.noise, Noise) for flag in row.noise.flags)
-    blind = dict.fromkeys(
-        reason for row in rows if isinstance(row.noise, Noise) for reason in row.noise.unwatched
-    )
-    gaps = dict.fromkeys(
-        f"{gap.name} at {size(gap.payload_bytes)}: {gap.reason}" for gap in pick(records, Gap)
-    )
-    items = [
-        *(f"Meant by a doubt: {remedy}." for remedy in remedies),
-        *(f"Seen during a measurement: {flag}." for flag in flags),
-        *(f"Could not be watched: {reason}." for reason in blind),
-        *(f"Not measured: {gap}." for gap in gaps),
-    ]
+    items = "".join(f"<li>{html(note)}</li>" for note in notes(records))
     said = "Nothing was timed, so there is nothing to doubt."
     if rows:
         said = f"{len(doubted)} of {len(rows)} measured rows raise a doubt; the tables say which and why."
-    return f'<section id="doubts"><h2>Doubts</h2><p>{html(said)}</p>{_list(items)}</section>'
-
-
-def _list(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html(item)}</li>' for item in items)}</ul>" if items else ""
+    return f'<section id="doubts"><h2>Doubts</h2><p>{html(said)}</p><ul>{items}</ul></section>'
 
 
 def _all_tables(report: ProbeReport) -> str:
@@ -227,25 +201,29 @@ def _all_tables(report: ProbeReport) -> str:
 
 def table_section(table: Table) -> str:
     """A table, folded."""
-    head = "".join(f"<th scope=col{_kind(table, name)}>{html(name)}</th>" for name in table.headers)
-    rows = "".join(f"<tr>{''.join(_cells(table, row))}</tr>" for row in table.rows)
     note = f"<p>{prose(table.note)}</p>" if table.note else ""
     count = f"{len(table.rows)} row{'s' if len(table.rows) != 1 else ''}"
     return (
         f"<details><summary>{html(table.title)} <small>{count}</small></summary>{note}"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html(table.title)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f"{table_in_sight(table.title, table.headers, table.rows, words=table.words)}</details>"
     )
 
 
-def _cells(table: Table, row: Sequence[str]) -> Iterable[str]:
+def table_in_sight(
+    label: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[str]
+) -> str:
+    """A table that isn't folded; columns of `words` are set left."""
+    kinds = [' class="words"' if name in words else "" for name in headers]
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        texts = zip(kinds, row, strict=True)
+        return "".join(f"<{tag}{kind}>{html(cell)}</{tag[:2]}>" for kind, cell in texts)
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return (
-        f"<td{_kind(table, name)}>{html(cell)}</td>" for name, cell in zip(table.headers, row, strict=True)
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html(label)}">'
+        f"<table><thead><tr>{cells('th scope=col', headers)}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def _kind(table: Table, header: str) -> str:
-    return ' class="words"' if header in table.words else ""
 
 
 def raw_section(raw: str, name: str) -> str:

@@ -1,13 +1,9 @@
 """Every plot of a report with title and caption, drawn and ready for the page; or why it is missing."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
-
-from probes.records.schema import Pass, ProbeReport, Unknown
+from probes.records.schema import Pass, ProbeReport
 from probes.records.stats import summarize
 from probes.report.page import draw
-from probes.report.page.canvas import DESK, PHONE, Sheet
+from probes.report.page.canvas import plot_of
 from probes.report.page.charts import (
     BandwidthPanel,
     BreakEvenChart,
@@ -16,60 +12,30 @@ from probes.report.page.charts import (
     charts,
 )
 from probes.report.page.html import Plot
-from probes.report.page.svg import embed
 from probes.report.quantities import size
 
-C = TypeVar("C")
-
-
-@dataclass(frozen=True)
-class _Words:
-    """The words about a plot. The alternative text is for those who can't see it."""
-
-    name: str
-    title: str
-    caption: str
-    alternative: str
+BANDWIDTH = "bandwidth", "Bandwidth over size"
+RESIDENCY = "residency", "Where device memory really is"
+SCENARIOS = "scenarios", "A model larger than VRAM, run in four ways"
+BREAK_EVEN = "break-even", "How often must data be read for a copy to pay?"
 
 
 def draw_plots(report: ProbeReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
     found = charts(report)
     return (
-        _plot(found.bandwidth, draw.bandwidth, _bandwidth_words),
-        _plot(found.residency, draw.residency, _residency_words),
-        _plot(found.scenarios, draw.scenarios, _scenario_words),
-        _plot(found.break_even, draw.break_even, _break_even_words),
+        plot_of(BANDWIDTH, found.bandwidth, paint=draw.bandwidth, words=_bandwidth_words),
+        plot_of(RESIDENCY, found.residency, paint=draw.residency, words=_residency_words),
+        plot_of(SCENARIOS, found.scenarios, paint=draw.scenarios, words=_scenario_words),
+        plot_of(BREAK_EVEN, found.break_even, paint=draw.break_even, words=_break_even_words),
     )
 
 
-def _plot(chart: C | Unknown, paint: Callable[[C, Sheet], str], words: Callable[[C | None], _Words]) -> Plot:
-    if isinstance(chart, Unknown):
-        said = words(None)
-        return Plot(said.name, said.title, "", (), chart.reason)
-    said = words(chart)
-    drawn = tuple(
-        (
-            sheet.name,
-            embed(
-                paint(chart, sheet),
-                name=f"{said.name}-{sheet.name}",
-                title=said.title,
-                description=said.alternative,
-            ),
-        )
-        for sheet in (DESK, PHONE)
-    )
-    return Plot(said.name, said.title, said.caption, drawn, "")
-
-
-def _bandwidth_words(chart: tuple[BandwidthPanel, ...] | None) -> _Words:
-    traces = [trace for panel in chart or () for trace in panel.traces]
+def _bandwidth_words(chart: tuple[BandwidthPanel, ...]) -> tuple[str, str]:
+    traces = [trace for panel in chart for trace in panel.traces]
     refused = [f"{trace.path} ({trace.no_fit})" for trace in traces if trace.no_fit]
     rates = "; ".join(f"{t.path} {t.points[-1][1]} GB/s at {size(t.points[-1][0])}" for t in traces)
-    return _Words(
-        "bandwidth",
-        "Bandwidth over size",
+    return (
         "Shapes: measured, median ± standard error. Pale bars: p5 to p95 of the samples. "
         "Lines: the model t(S) = α\u00a0+\u00a0S\u2060/\u2060β, fitted piece by piece to the medians."
         + (f" No line, because no fit is good enough: {', '.join(refused)}." if refused else ""),
@@ -77,37 +43,33 @@ def _bandwidth_words(chart: tuple[BandwidthPanel, ...] | None) -> _Words:
     )
 
 
-def _residency_words(chart: ResidencyChart | None) -> _Words:
-    cells = chart.cells if chart else ()
+def _residency_words(chart: ResidencyChart) -> tuple[str, str]:
+    cells = chart.cells
     outside = sum(cell.by_timing in ("host", "paged") for cell in cells)
     disagree = sum(cell.disagree for cell in cells)
     signals = (
         f"The two signals disagree on {disagree} of {len(cells)} blocks."
         if disagree
-        else ("Nowhere do the two signals contradict each other.")
+        else "Nowhere do the two signals contradict each other."
     )
-    return _Words(
-        "residency",
-        "Where device memory really is",
+    return (
         "Measured: each block of device memory, read again after all were allocated, mean ± standard error. "
-        f"{signals} " + (chart.ended if chart else ""),
+        f"{signals} {chart.ended}",
         f"{len(cells)} blocks of device memory; by timing {outside} are outside VRAM. {signals}",
     )
 
 
-def _scenario_words(chart: tuple[ScenarioPanel, ...] | None) -> _Words:
-    links = dict.fromkeys(panel.link_told for panel in chart or () if panel.link_told)
+def _scenario_words(chart: tuple[ScenarioPanel, ...]) -> tuple[str, str]:
+    links = dict.fromkeys(panel.link_told for panel in chart if panel.link_told)
     rates = f" ({', '.join(links)})" if links else ""
-    missing = chart is not None and all(panel.link_s is None for panel in chart)
-    return _Words(
-        "scenarios",
-        "A model larger than VRAM, run in four ways",
+    missing = all(panel.link_s is None for panel in chart)
+    return (
         "Bars: measured, wall clock, median ± standard error. Dashed line: computed, the bytes in system RAM "
         f"at the link's measured bandwidth{rates}; no way that moves all of them in each pass can be faster."
         + (" The link's bandwidth is unknown here (it was not measured)." if missing else ""),
         "; ".join(
             f"{panel.title}: " + ", ".join(f"{one.scenario} {_milliseconds(one)}" for one in panel.bars)
-            for panel in chart or ()
+            for panel in chart
         ),
     )
 
@@ -117,11 +79,9 @@ def _milliseconds(one: Pass) -> str:
     return f"{summary.median * 1e3:.4g} ms (n={summary.n})"
 
 
-def _break_even_words(chart: BreakEvenChart | None) -> _Words:
-    count = len(chart.measured) if chart else 0
-    return _Words(
-        "break-even",
-        "How often must data be read for a copy to pay?",
+def _break_even_words(chart: BreakEvenChart) -> tuple[str, str]:
+    count = len(chart.measured)
+    return (
         "k* is the number of full reads from which copying a buffer to VRAM first is faster than reading it "
         "in place. Line and band: predicted from single transfers (the rows of `transfer`), with its error. "
         + (

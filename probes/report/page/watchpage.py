@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from probes.records.watched import WatchReport
-from probes.report.page.html import Plot, figure, framed, raw_section
+from probes.report.page.html import Plot, figure, framed, header, moment, raw_section
 from probes.shared.quoting import html
 from probes.watch.showing.words import report_lines
 
@@ -12,17 +12,12 @@ def render_watch(report: WatchReport, plots: Sequence[Plot], *, raw: str, name: 
     """The whole page. `raw` is the report's file, which the page includes unless it is empty."""
     subject = report.subject
     title = f"{subject.host}, watched for {report.duration_s:.0f} s"
-    command = f" beside {' '.join(subject.command)}" if subject.command else ""
-    started = subject.started.replace("T", " ").replace("Z", " UTC")
-    details = f"{started}{command} · Weir {report.tool_version}"
-    body = "\n".join(
-        (
-            f'<header><p class="kicker">Watched</p><h1>{html(title)}</h1><p class="meta">{html(details)}</p>'
-            "</header>",
-            *map(figure, plots),
-            f'<section id="figures"><h2>Every figure</h2><div class="scroll" tabindex="0"><pre>'
-            f"{html(chr(10).join(report_lines(report)))}</pre></div></section>",
-            raw_section(raw, name) if raw else "",
-        )
+    beside = [f"beside {' '.join(subject.command)}"] if subject.command else []
+    return framed(
+        title,
+        header("Watched", title, [moment(subject.started), *beside, f"Weir {report.tool_version}"]),
+        *map(figure, plots),
+        f'<section id="figures"><h2>Every figure</h2><div class="scroll" tabindex="0"><pre>'
+        f"{html(chr(10).join(report_lines(report)))}</pre></div></section>",
+        raw_section(raw, name) if raw else "",
     )
-    return framed(title, body)

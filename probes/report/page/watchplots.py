@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from probes.records.samples import GAUGES
 from probes.records.watched import Track, WatchReport
-from probes.report.page.canvas import DESK, PHONE, Sheet, legend_below, svg_of
+from probes.report.page.canvas import legend_below, panels_of, plot_of
 from probes.report.page.html import Plot
 from probes.report.page.palette import light
-from probes.report.page.svg import embed
 from probes.shared.quoting import terminal
+from probes.shared.unknown import Unknown
 
 PANEL_IN = 2.9  # height
 _COLOURS = ("blue", "vermillion", "green", "purple", "amber")
@@ -46,18 +46,14 @@ def draw_watch(report: WatchReport) -> tuple[Plot, ...]:
 
 def _plot(name: str, title: str, tracks: Sequence[Track], step_s: float) -> Plot:
     panels = [panel for panel in _panels(tracks) if panel.tracks]
-    if not panels:
-        return Plot(name, title, "", (), "no gauge of it was ever known")
     shown = ", ".join(GAUGES[track.gauge].words for panel in panels for track in panel.tracks)
     caption = f"Means over steps of {step_s:g} s. A gap is time in which a gauge wasn't known."
-    drawn = tuple(
-        (
-            sheet.name,
-            embed(_paint(panels, sheet, step_s), name=f"{name}-{sheet.name}", title=title, description=shown),
-        )
-        for sheet in (DESK, PHONE)
+    return plot_of(
+        (name, title),
+        panels or Unknown("no gauge of it was ever known"),
+        paint=lambda panels, sheet: panels_of(panels, sheet, partial(_curves, step_s=step_s), PANEL_IN),
+        words=lambda _panels: (caption, shown),
     )
-    return Plot(name, title, caption, drawn, "")
 
 
 def _panels(tracks: Sequence[Track]) -> list[_Panel]:
@@ -70,16 +66,6 @@ def _panels(tracks: Sequence[Track]) -> list[_Panel]:
         )
         for unit, label in _PANELS.items()
     ]
-
-
-def _paint(panels: Sequence[_Panel], sheet: Sheet, step_s: float) -> str:
-    rows = -(-len(panels) // sheet.panels)
-
-    def paint(figure: Figure) -> None:
-        for at, panel in enumerate(panels):
-            _curves(figure.add_subplot(rows, sheet.panels, at + 1), panel, step_s)
-
-    return svg_of(paint, sheet, rows * PANEL_IN)
 
 
 def _curves(axes: Axes, panel: _Panel, step_s: float) -> None:

@@ -5,9 +5,17 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from probes.report.page.canvas import Sheet, legend_below, plain_log_y, svg_of
+from probes.report.page.canvas import (
+    DASHED,
+    DOTTED,
+    Sheet,
+    counts_axis,
+    legend_below,
+    panels_of,
+    plain_log_y,
+    svg_of,
+)
 from probes.report.page.palette import light
 from probes.report.page.scan.scancharts import SHARES, Dot, Line, LoadChart, SharesPanel
 from probes.report.page.svg import HALO
@@ -17,8 +25,6 @@ from probes.shared.unknown import Unknown
 STYLES = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("purple", "D"), ("amber", "P"), ("muted", "X"))
 OF_SHARE = dict(zip(SHARES, STYLES, strict=False))
 OF_PERCENTILE = (("p50", "blue", "o"), ("p90", "purple", "D"), ("p99", "vermillion", "s"))
-DOTTED = (0, (1, 2))
-DASHED = (0, (4, 3))
 
 
 def throughput(lines: Sequence[Line], sheet: Sheet) -> str:
@@ -36,7 +42,7 @@ def _over_inputs(lines: Sequence[Line], sheet: Sheet, label: str, factor: float)
         axes = figure.add_subplot()
         for i, line in enumerate(lines):
             _line(axes, line, i, factor)
-        _counts(axes, "inputs at once: batch size, or under way")
+        counts_axis(axes, "inputs at once: batch size, or under way")
         plain_log_y(axes, label)
         legend_below(axes, columns=1 if sheet.panels == 1 else 2)
 
@@ -70,24 +76,9 @@ def _bars(dots: Sequence[Dot], factor: float) -> list[list[float]]:
     return [low, [max(factor * (dot.high - dot.value), 0.0) for dot in dots]]
 
 
-def _counts(axes: Axes, label: str) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _at: f"{count:g}" if count >= 1 else ""))
-    axes.set_xlabel(label)
-
-
 def shares(panels: Sequence[SharesPanel], sheet: Sheet) -> str:
     """How near each resource is to its ceiling, and beside it what drivers call utilisation."""
-
-    def paint(figure: Figure) -> None:
-        columns = min(len(panels), sheet.panels)
-        for i, panel in enumerate(panels):
-            axes = figure.add_subplot(math.ceil(len(panels) / columns), columns, i + 1)
-            _shares(axes, panel)
-
-    return svg_of(paint, sheet, math.ceil(len(panels) / sheet.panels) * 4.2)
+    return panels_of(panels, sheet, _shares, 4.2)
 
 
 def _shares(axes: Axes, panel: SharesPanel) -> None:
@@ -104,25 +95,15 @@ def _shares(axes: Axes, panel: SharesPanel) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("% of a trial, at the ceiling")
     axes.set_title(terminal(panel.title))
-    _counts(axes, "batch size")
+    counts_axis(axes, "batch size")
     if panel.shares or panel.utilisation:
         legend_below(axes, columns=3)
 
 
 def load(chart: LoadChart, sheet: Sheet) -> str:
     """Answers over callers, and latency over rate."""
-
-    def paint(figure: Figure) -> None:
-        both = bool(chart.callers) + bool(chart.rates)
-        columns = min(both, sheet.panels)
-        places = [figure.add_subplot(math.ceil(both / columns), columns, i + 1) for i in range(both)]
-        if chart.callers:
-            _callers(places[0], chart)
-        if chart.rates:
-            _rates(places[-1], chart)
-
-    panels = bool(chart.callers) + bool(chart.rates)
-    return svg_of(paint, sheet, math.ceil(panels / sheet.panels) * 4.7)
+    panels = [paint for paint, dots in ((_callers, chart.callers), (_rates, chart.rates)) if dots]
+    return panels_of(panels, sheet, lambda axes, paint: paint(axes, chart), 4.7)
 
 
 def _callers(axes: Axes, chart: LoadChart) -> None:
@@ -142,7 +123,7 @@ def _callers(axes: Axes, chart: LoadChart) -> None:
     axes.set_title("Closed loop")
     axes.set_ylabel("answers per second")
     axes.set_ylim(bottom=0)
-    _counts(axes, "callers")
+    counts_axis(axes, "callers")
 
 
 def _rates(axes: Axes, chart: LoadChart) -> None:

@@ -1,71 +1,61 @@
 """Every plot of a throughput report with title and caption, drawn and ready for the page."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from probes.report.page.canvas import DESK, PHONE, Sheet
+from probes.report.page.canvas import plot_of
 from probes.report.page.html import Plot
 from probes.report.page.scan import scandraw
 from probes.report.page.scan.scancharts import Line, LoadChart, SharesPanel, scan_charts
-from probes.report.page.svg import embed
-from probes.shared.unknown import Unknown
 from probes.throughput.document import ThroughputReport
-
-C = TypeVar("C")
 
 
 def draw_scan(report: ThroughputReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
     found = scan_charts(report)
     return (
-        _plot(found.throughput, scandraw.throughput, _THROUGHPUT, _ends_of_lines),
-        _plot(found.latency, scandraw.latency, _LATENCY, _ends_of_lines),
-        _plot(found.shares, scandraw.shares, _SHARES, _ends_of_shares),
-        _plot(found.load, scandraw.load, _LOAD, _load_in_words),
+        plot_of(
+            ("throughput", "Throughput over batch size"),
+            found.throughput,
+            paint=scandraw.throughput,
+            words=lambda lines: (_THROUGHPUT, _ends_of_lines(lines)),
+        ),
+        plot_of(
+            ("latency", "Latency over batch size"),
+            found.latency,
+            paint=scandraw.latency,
+            words=lambda lines: (_LATENCY, _ends_of_lines(lines)),
+        ),
+        plot_of(
+            ("saturation", "Which resource is saturated?"),
+            found.shares,
+            paint=scandraw.shares,
+            words=lambda panels: (_SHARES, _ends_of_shares(panels)),
+        ),
+        plot_of(
+            ("load", "The service under load"),
+            found.load,
+            paint=scandraw.load,
+            words=lambda chart: (_LOAD, _load_in_words(chart)),
+        ),
     )
 
 
-Words = tuple[str, str, str]  # name, title, caption
-_THROUGHPUT: Words = (
-    "throughput",
-    "Throughput over batch size",
+_THROUGHPUT = (
     "Shapes: measured, mean ± standard error. Upright lines: the knee. Stars: through the service, by its "
-    "callers' inputs under way. Lines between shapes only guide the eye.",
+    "callers' inputs under way. Lines between shapes only guide the eye."
 )
-_LATENCY: Words = (
-    "latency",
-    "Latency over batch size",
+_LATENCY = (
     "Shapes: the median time from call to end, bars to the 95th percentile. Stars: through the service, from "
-    "sending to answer, bars to the 90th.",
+    "sending to answer, bars to the 90th."
 )
-_SHARES: Words = (
-    "saturation",
-    "Which resource is saturated?",
+_SHARES = (
     "Each share is the time that a resource would need alone, at this machine's measured ceiling, of what a "
     "trial took; 100 % can't go faster. Utilisation is what drivers report: the time in which any "
-    "kernel runs, which says nothing of saturation.",
+    "kernel runs, which says nothing of saturation."
 )
-_LOAD: Words = (
-    "load",
-    "The service under load",
+_LOAD = (
     "Closed loop: each caller asks again once answered; mean ± standard error between windows. Open loop: "
     "requests at random times, latency from when each was due, with 95 % intervals. Naive p99 counts from "
-    "sending and leaves out a request's wait for a connection.",
+    "sending and leaves out a request's wait for a connection."
 )
-
-
-def _plot(
-    chart: C | Unknown, paint: Callable[[C, Sheet], str], words: Words, alternative: Callable[[C], str]
-) -> Plot:
-    name, title, caption = words
-    if isinstance(chart, Unknown):
-        return Plot(name, title, "", (), chart.reason)
-    said = alternative(chart)
-    drawn = tuple(
-        (sheet.name, embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=said))
-        for sheet in (DESK, PHONE)
-    )
-    return Plot(name, title, caption, drawn, "")
 
 
 def _ends_of_lines(lines: tuple[Line, ...]) -> str:
