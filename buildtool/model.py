@@ -40,6 +40,10 @@ class Registry:
 
     ref: str
 
+    def pinned(self, pin: str) -> "PinnedBase":
+        """With the digest of its manifest."""
+        return PinnedBase("registry", self.ref, pin)
+
 
 @dataclass(frozen=True)
 class Bootstrap:
@@ -52,6 +56,10 @@ class Bootstrap:
     packages: tuple[str, ...]
     remove: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
+
+    def pinned(self, pin: str) -> "PinnedBase":
+        """With the SHA-256 of its tar."""
+        return PinnedBase("bootstrap", self.suite, pin)
 
 
 Base = Registry | Bootstrap

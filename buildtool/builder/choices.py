@@ -4,6 +4,7 @@ import argparse
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from buildtool.audit.read.image import host_platform, parse_platform
 from buildtool.builder import catalog
@@ -14,14 +15,21 @@ from buildtool.errors import ConfigError
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.progress import Say
-from buildtool.shipped import lock_file, state_directory
+from buildtool.shipped import IMAGES, lock_file, state_directory
 
 _VARIANT = "{variant}"
 _BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs
 
 
-def add_targets(parser: argparse.ArgumentParser) -> None:
-    """The argument that names the cards that an image is for."""
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name variants, where they are described, and the cards that an image is for."""
+    parser.add_argument(
+        "variants",
+        nargs="*",
+        metavar="VARIANT",
+        help="variants in variants.yaml (default: its list `default`)",
+    )
+    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",
@@ -109,7 +117,7 @@ def require_platform(asked: str, engine_machine: str) -> None:
     """
     here, wish = host_platform(), parse_platform(asked)
     plain = wish.variant in ("", _BASELINE.get(here.architecture))
-    if (wish.os, wish.architecture) != (here.os, here.architecture) or not plain:
+    if not (wish.resembles(here) and plain):
         raise ConfigError(
             f"can't build for {wish}: bases, wheels and proofs are made on this host, which is {here}",
             f"run this on a {wish} machine, and push from there; or leave --platform out",

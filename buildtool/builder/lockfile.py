@@ -14,7 +14,7 @@ from typing import Any
 
 from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
-from buildtool.model import Base, Registry, Resolved, Variant, Wheel
+from buildtool.model import Resolved, Variant, Wheel
 from probes.shared.codec import decode, load
 from probes.shared.files import read_text
 from probes.shared.quoting import command
@@ -82,8 +82,8 @@ class Lock:
         if entry.gpu_target not in ("", variant.first_target):
             return None
         bases = [source.base or variant.base for source in variant.torch if source.name == entry.torch_source]
-        pinned = (entry.base.origin, entry.base.name)
-        return entry if any(pinned == _pinned_as(base) for each in bases for base in each) else None
+        known = [base.pinned(entry.base.pin) for each in bases for base in each]
+        return entry if entry.base in known else None
 
     def put(self, entry: Resolved) -> None:
         """Pin a variant's inputs and save. Raises as `files.write_text` does, ConfigError as `load` does."""
@@ -113,11 +113,6 @@ class Lock:
             "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
         }
         return json.dumps(data, indent=1) + "\n"
-
-
-def _pinned_as(base: Base) -> tuple[str, str]:
-    """What a lock calls a base: `PinnedBase.origin` and `PinnedBase.name`."""
-    return ("registry", base.ref) if isinstance(base, Registry) else ("bootstrap", base.suite)
 
 
 def _to_json(entry: Resolved) -> dict[str, Any]:

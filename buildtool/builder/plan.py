@@ -7,7 +7,7 @@ from typing import Any
 
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
-from buildtool.model import LABEL, ZSTD_LEVEL, Bootstrap, PinnedBase, Registry, Resolved, Variant, Wheel
+from buildtool.model import LABEL, ZSTD_LEVEL, Bootstrap, Registry, Resolved, Variant, Wheel
 
 HEAVY_BYTES = 20_000_000  # wheels of at least this size get their own layer
 DISK_FLOOR = 2_000_000_000  # bytes; with less, no build is started
@@ -144,18 +144,14 @@ def unresolved(variant: Variant) -> Resolved:
     """Placeholder for inputs not resolved yet: a plan can be shown before anything is fetched."""
     source = variant.torch[0]
     base = (source.base or variant.base)[0]
-    pinned = (
-        PinnedBase("registry", base.ref, "sha256:not-resolved-yet")
-        if isinstance(base, Registry)
-        else PinnedBase("bootstrap", base.suite, "not-resolved-yet")
-    )
+    pin = "sha256:not-resolved-yet" if isinstance(base, Registry) else "not-resolved-yet"
     return Resolved(
         variant=variant.name,
         spec_sha256="",
         torch_source=source.name,
         torch_build=source.build,
         python=source.python or variant.python,
-        base=pinned,
+        base=base.pinned(pin),
         notes=("not resolved yet: run a build to find and lock the inputs",),
     )
 

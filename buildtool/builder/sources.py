@@ -27,11 +27,11 @@ class Sources:
 
         Raises SourceUnreachable when a whole list of sources fails, naming each one's reason.
         """
-        pinned = None if update_lock else self.lock.get(variant)
-        if pinned:
-            source = next(s for s in variant.torch if s.name == pinned.torch_source)
-            self.wheels.fetch(pinned.wheels, pinned.python, index=source.index)
-            return self._refresh_base(variant, pinned)
+        locked = None if update_lock else self.lock.get(variant)
+        if locked:
+            source = next(s for s in variant.torch if s.name == locked.torch_source)
+            self.wheels.fetch(locked.wheels, locked.python, index=source.index)
+            return self._refresh_base(variant, locked)
         notes: list[str] = []
         for source in variant.torch:
             try:
@@ -85,23 +85,20 @@ class Sources:
         raise SourceUnreachable(f"{variant.name}: no base answers: {'; '.join(tried)}")
 
     def _pin(self, base: Base, variant: Variant) -> PinnedBase:
-        match base:
-            case Registry(ref):
-                return PinnedBase("registry", ref, self.engine.registry_digest(ref))
-            case Bootstrap():
-                _, digest = self.rootfs.bring(with_packages(base, variant), self.epoch)
-                return PinnedBase("bootstrap", base.suite, digest)
+        if isinstance(base, Registry):
+            return base.pinned(self.engine.registry_digest(base.ref))
+        return base.pinned(self.rootfs.bring(with_packages(base, variant), self.epoch)[1])
 
-    def _refresh_base(self, variant: Variant, pinned: Resolved) -> Resolved:
+    def _refresh_base(self, variant: Variant, locked: Resolved) -> Resolved:
         """The root file system of a locked variant, made again if missing; reports newer Debian packages."""
-        recipe = bootstrap_of(variant, pinned)
+        recipe = bootstrap_of(variant, locked)
         if recipe is None:
-            return pinned
+            return locked
         _, digest = self.rootfs.bring(recipe, self.epoch)
-        if digest == pinned.base.pin:
-            return pinned
+        if digest == locked.base.pin:
+            return locked
         self.say(f"{variant.name}: Debian {recipe.suite} has newer packages than the lock; locking those")
-        fresh = replace(pinned, base=PinnedBase("bootstrap", recipe.suite, digest))
+        fresh = replace(locked, base=recipe.pinned(digest))
         self.lock.put(fresh)
         return fresh
 

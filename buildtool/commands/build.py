@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
-from buildtool.builder.choices import Wanted, add_targets, more_names, require_platform, wanted, workplace
+from buildtool.builder.choices import Wanted, add_choices, more_names, require_platform, wanted, workplace
 from buildtool.builder.plan import ImagePlan
 from buildtool.builder.workplace import Workplace
 from buildtool.engine import provision, registry
@@ -15,7 +15,6 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
 from buildtool.model import BuiltImage
 from buildtool.progress import Progress, Say
-from buildtool.shipped import IMAGES
 from probes.shared.output import tell
 
 REPORTS = Path("reports/images")
@@ -23,14 +22,7 @@ REPORTS = Path("reports/images")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument(
-        "variants",
-        nargs="*",
-        metavar="VARIANT",
-        help="variants in variants.yaml (default: its list `default`)",
-    )
-    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
-    add_targets(parser)
+    add_choices(parser)
     parser.add_argument("--update-lock", action="store_true", help="resolve every input again")
     parser.add_argument("--no-cache", action="store_true", help="build every layer again")
     parser.add_argument("--no-audit", action="store_true", help="stop after the proof")

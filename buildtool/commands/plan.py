@@ -1,22 +1,18 @@
 """`weir plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
 
 import argparse
-from pathlib import Path
 
 from buildtool.builder import pipeline
-from buildtool.builder.choices import add_targets, wanted, workplace
+from buildtool.builder.choices import add_choices, wanted, workplace
 from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
 from buildtool.errors import Exit, ToolError
-from buildtool.shipped import IMAGES
 from probes.shared.output import complain, hand_over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("variants", nargs="*", metavar="VARIANT")
-    add_targets(parser)
-    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
+    add_choices(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -150,19 +150,13 @@ def known_targets(names: Iterable[str]) -> set[TargetId]:
     return found
 
 
-def unserved(had: Iterable[TargetId], targets: Sequence[TargetId]) -> tuple[TargetId, ...]:
-    """The targets that nothing in `had` can serve."""
-    there = tuple(had)
-    return tuple(target for target in targets if not any(code.serves(target) for code in there))
-
-
 def served(had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool) -> tuple[TargetId, ...]:
     """The targets that something in `had` serves.
 
     Raises TargetMissing when that's none of them or, with `strict`, not all.
     """
     there = sorted(set(had))
-    missing = unserved(there, targets)
+    missing = [target for target in targets if not any(code.serves(target) for code in there)]
     if missing and (strict or len(missing) == len(targets)):
         if not there:
             raise TargetMissing("there is no GPU code at all")

@@ -61,9 +61,8 @@ def _names_others(text: bytes, place: str, limits: Limits) -> bool:
 def _chosen(index: Index, platform: Platform, place: str) -> str:
     """The digest for the platform in an index; a variant counts only where several differ in it."""
     rows = [row for row in index.manifests if not row.is_attestation]
-    same = [row for row in rows if row.platform and row.platform.os == platform.os
-            and row.platform.architecture == platform.architecture]  # fmt: skip
-    exact = [row for row in same if row.platform and row.platform.variant == platform.variant]
+    same = [row for row in rows if platform.resembles(row.platform)]
+    exact = [row for row in same if row.platform == platform]
     for row in (*exact, *same, *(rows if len(rows) == 1 else ())):
         return str(row.digest)
     raise DataError(f"{place} has no image for {platform}")

@@ -30,6 +30,10 @@ class Platform:
     architecture: str
     variant: str = ""
 
+    def resembles(self, other: "Platform | None") -> bool:
+        """Whether the two differ in the variant at most."""
+        return other is not None and (self.os, self.architecture) == (other.os, other.architecture)
+
     def __str__(self) -> str:
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 

@@ -171,12 +171,7 @@ def _chosen(leaves: list[_Leaf], wanted: Wanted, notes: list[str]) -> _Leaf:
         raise MissingContent(f"no image manifest with its config{why}", place=wanted.label, hint=FORMS)
     meant = [leaves[at] for at in choose(wanted, [leaf.called for leaf in leaves])]
     platform = wanted.platform or host_platform()
-    fitting = [
-        leaf
-        for leaf in meant
-        if (leaf.config.platform.os, leaf.config.platform.architecture)
-        == (platform.os, platform.architecture)
-    ]
+    fitting = [leaf for leaf in meant if platform.resembles(leaf.config.platform)]
     exact = [leaf for leaf in fitting if leaf.config.platform.variant == platform.variant] or fitting
     if not exact and (wanted.platform or len(meant) > 1):
         there = ", ".join(str(leaf.config.platform) for leaf in meant)

@@ -1,5 +1,6 @@
 """Rebuild a run of bundles with only the code that given targets can run."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -32,19 +33,6 @@ class Cut:
         return total_bytes(self.pieces)
 
 
-@dataclass
-class Tally:
-    """Unpacked bytes of code objects by target, kept and removed; accumulates."""
-
-    kept_bytes: dict[str, int] = field(default_factory=dict)
-    removed_bytes: dict[str, int] = field(default_factory=dict)
-
-    def count(self, target: str, n_bytes: int, *, kept: bool) -> None:
-        """Add a code object."""
-        totals = self.kept_bytes if kept else self.removed_bytes
-        totals[target] = totals.get(target, 0) + n_bytes
-
-
 def cut_bundles(
     source: Source,
     start: int,
@@ -65,11 +53,8 @@ def cut_bundles(
     places = list(iter_bundles(source, start, end))
     codes = {entry.target for place in places for entry in place.bundle.codes}
     wanted = served(codes, targets, strict=strict)
-    tally = Tally()
-    moved: dict[int, int] = {}
-    pieces: list[Piece] = []
-    position = 0
-    changed = False
+    kept_bytes, removed_bytes = Counter[str](), Counter[str]()
+    row: list[tuple[int, list[Piece]]] = []
     for index, place in enumerate(places):
         kept = kept_entries(place.bundle, wanted)
         if strict and len(kept) == len(place.bundle.entries):
@@ -77,15 +62,29 @@ def cut_bundles(
         staying = frozenset(kept)
         for entry in place.bundle.entries:
             if not entry.is_host:
-                tally.count(str(entry.target), entry.n_bytes, kept=entry in staying)
-        aligned = align_up(address + position, PAGE_BYTES) - address
-        new = _rebuild(source, place, kept, compress)
-        changed |= new != [Copy(place.start, place.stored_bytes)]
-        pieces += [Zeros(aligned - position), *new]
-        moved[place.start - start] = aligned
-        position = aligned + total_bytes(new)
-    filled = tuple(piece for piece in pieces if piece.n_bytes)
-    return Cut(filled, moved, tally.kept_bytes, tally.removed_bytes, changed)
+                totals = kept_bytes if entry in staying else removed_bytes
+                totals[str(entry.target)] += entry.n_bytes
+        row.append((place.start - start, _rebuild(source, place, kept, compress)))
+    pieces, moved = in_row(row, address=address, align=PAGE_BYTES)
+    changed = [new for _, new in row] != [[Copy(place.start, place.stored_bytes)] for place in places]
+    return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), changed)
+
+
+def in_row(
+    parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
+) -> tuple[tuple[Piece, ...], dict[int, int]]:
+    """Containers one after the other, each aligned in memory; where each was -> where it will be.
+
+    A part is where a container was, in bytes from the run's start, and its new content.
+    """
+    pieces: list[Piece] = []
+    moved: dict[int, int] = {}
+    position = 0
+    for old, new in parts:
+        moved[old] = align_up(address + position, align) - address
+        pieces += [Zeros(moved[old] - position), *new]
+        position = moved[old] + total_bytes(new)
+    return tuple(piece for piece in pieces if piece.n_bytes), moved
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:

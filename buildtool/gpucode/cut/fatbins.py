@@ -1,10 +1,10 @@
 """Rebuild a run of CUDA fat binaries with only the code that given cards can run."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from buildtool.gpucode.cut.bundles import Cut, Tally
-from buildtool.gpucode.cut.edit import Copy, Literal, Piece, Zeros, total_bytes
-from buildtool.gpucode.formats.bundle import align_up
+from buildtool.gpucode.cut.bundles import Cut, in_row
+from buildtool.gpucode.cut.edit import Copy, Literal, Piece, total_bytes
 from buildtool.gpucode.formats.nvfatbin import NvEntry, NvFatbin, iter_fatbins
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, served, serves_any
@@ -21,22 +21,17 @@ def cut_fatbins(
     """
     fatbins = list(iter_fatbins(source, start, end))
     served((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
-    tally = Tally()
-    pieces: list[Piece] = []
-    moved: dict[int, int] = {}
-    position = 0
+    kept_bytes, removed_bytes = Counter[str](), Counter[str]()
+    row: list[tuple[int, list[Piece]]] = []
     for fatbin in fatbins:
         kept = kept_entries(fatbin, targets)
         staying = frozenset(kept)
         for entry in fatbin.entries:
-            tally.count(str(entry.code), entry.unpacked_bytes, kept=entry in staying)
-        aligned = align_up(address + position, ALIGN_BYTES) - address
-        new = _rebuild(source, fatbin, kept)
-        pieces += [Zeros(aligned - position), *new]
-        moved[fatbin.start - start] = aligned
-        position = aligned + total_bytes(new)
-    filled = tuple(piece for piece in pieces if piece.n_bytes)
-    return Cut(filled, moved, tally.kept_bytes, tally.removed_bytes, bool(tally.removed_bytes))
+            totals = kept_bytes if entry in staying else removed_bytes
+            totals[str(entry.code)] += entry.unpacked_bytes
+        row.append((fatbin.start - start, _rebuild(source, fatbin, kept)))
+    pieces, moved = in_row(row, address=address, align=ALIGN_BYTES)
+    return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), bool(removed_bytes))
 
 
 def kept_entries(fatbin: NvFatbin, targets: Sequence[TargetId]) -> tuple[NvEntry, ...]:

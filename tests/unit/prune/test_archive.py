@@ -12,9 +12,10 @@ import pytest
 from gpucode.maker import Spec, bundles, make_library
 
 from buildtool.errors import DataError
+from buildtool.gpucode.errors import TargetMissing
 from buildtool.gpucode.formats.scan import scan_file
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId, parse_targets, unserved
+from buildtool.gpucode.target import TargetId, parse_targets, served
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
 from buildtool.prune.changes import TreeResult
 
@@ -134,8 +135,11 @@ def test_the_targets_of_an_archive_are_those_of_names_code_and_files_that_cannot
     had = archive_targets(whole, folder=tmp_path)
     assert {code.processor for code in had} == {"gfx906", "gfx803", "gfx1100"}
     asked = parse_targets("gfx906,gfx1030,gfx1200")
-    assert [str(target) for target in unserved(had, asked)] == ["gfx1030", "gfx1200"]
-    assert unserved([TargetId("gfx11-generic")], parse_targets("gfx1103")) == ()
+    assert served(had, asked, strict=False) == parse_targets("gfx906")
+    with pytest.raises(TargetMissing, match="no code for gfx1030, gfx1200, but"):
+        served(had, asked, strict=True)
+    family = [TargetId("gfx11-generic")]
+    assert served(family, parse_targets("gfx1103"), strict=True) == parse_targets("gfx1103")
 
 
 def test_a_foreign_file_that_a_link_or_another_name_needs_stays(tmp_path: Path) -> None:
