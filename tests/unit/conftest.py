@@ -4,11 +4,8 @@ import gc
 import socket
 import subprocess
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
 
 # a test leaves little behind: to look through it after every 700 objects takes longer than many a test
 gc.set_threshold(100_000, 20, 100)
@@ -26,17 +23,35 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Around each unit test and its fixtures alone: others may run in the same process and come here too."""
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Around unit tests and their fixtures alone: others may run in the same process and come here too."""
+    if not _is_unit(item):
+        return (yield)
+    if not _sandbox:
+        _sandbox.append(_shut())
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or not _is_unit(nextitem):
+            _sandbox.pop().undo()
 
+
+_sandbox: list[pytest.MonkeyPatch] = []  # one, while unit tests run
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    return item.nodeid.startswith("tests/unit/")
+
+
+def _shut() -> pytest.MonkeyPatch:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError(f"a unit test tried to reach outside: {args!r}")
 
-    if not item.path.is_relative_to(HERE):
-        return (yield)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(subprocess, "Popen", refuse)
-        patched.setattr(socket.socket, "connect", refuse)
-        for name, value in {"COLUMNS": "80", "LINES": "24", "LANGUAGE": "C"}.items():
-            patched.setenv(name, value)  # help reads alike everywhere, and argparse need not search for it
-        return (yield)
+    patched = pytest.MonkeyPatch()
+    patched.setattr(subprocess, "Popen", refuse)
+    patched.setattr(socket.socket, "connect", refuse)
+    for name, value in {"COLUMNS": "80", "LINES": "24", "LANGUAGE": "C"}.items():
+        patched.setenv(name, value)  # help reads alike everywhere, and argparse need not search for it
+    return patched

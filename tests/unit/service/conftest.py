@@ -1,13 +1,28 @@
 """The service is copied into images and never installed: its tests find it in place."""
 
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from logged import Logged
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "images"))
 
 from service.model.classifier import ModelInfo
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """What the service logs."""
+    kept, log = Logged(), logging.getLogger("service")
+    before = log.level
+    log.addHandler(kept)
+    log.setLevel(logging.INFO)
+    yield kept
+    log.setLevel(before)
+    log.removeHandler(kept)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from logged import Logged
 from service.batching import pulse
 from service.errors import DeviceFault, ModelUnreadable, RequestError, ServiceError
 from service.health import is_ready
@@ -109,12 +109,9 @@ def test_the_protocols_form_gives_the_same(client: TestClient) -> None:
     assert answer.json()["parameters"]["weights"] == "random"
 
 
-def test_every_prediction_is_logged_with_its_origin(
-    client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="service"):
-        client.post("/predict", json={"texts": ["abc", "d"]})
-    assert "predicted rows=2 tokens=4 weights=random device=cpu" in caplog.text
+def test_every_prediction_is_logged_with_its_origin(client: TestClient, logged: Logged) -> None:
+    client.post("/predict", json={"texts": ["abc", "d"]})
+    assert "predicted rows=2 tokens=4 weights=random device=cpu" in "\n".join(logged.lines)
 
 
 def test_while_loading_it_lives_and_is_not_ready(service: Service, client: TestClient) -> None:
@@ -465,16 +462,15 @@ def test_what_callers_choose_does_not_become_a_metric(client: TestClient) -> Non
     assert 'route="other",status="404"} 2.0' in text
 
 
-def test_a_request_keeps_its_id_and_its_trace(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_keeps_its_id_and_its_trace(client: TestClient, logged: Logged) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     given = {"X-Request-Id": "abc-1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    with caplog.at_level(logging.INFO, logger="service"):
-        caplog.handler.setFormatter(JsonLines())
-        answer = client.post("/predict", json={"texts": ["a"]}, headers=given)
+    logged.setFormatter(JsonLines())
+    answer = client.post("/predict", json={"texts": ["a"]}, headers=given)
     assert answer.headers["x-request-id"] == "abc-1"
     version, same, span, flags = answer.headers["traceparent"].split("-")
     assert (version, same, flags) == ("00", trace, "01")
-    line = json.loads(next(one for one in caplog.text.splitlines() if "predicted" in one))
+    line = json.loads(next(one for one in logged.lines if "predicted" in one))
     assert (line["request_id"], line["trace_id"], line["span_id"]) == ("abc-1", trace, span)
     assert line["parent_span_id"] == "b7ad6b7169203331"
     assert line["model"] == "finbert"

@@ -1,6 +1,7 @@
 """A report as whole values: every figure of its rows, its notes, its JSON, and what calls for them."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError
@@ -297,6 +298,14 @@ def test_progress_is_reported_every_five_seconds_with_all_bytes_so_far(
     assert said == ["audit weir/x: 2.00 MB read", "audit weir/x: 4.00 MB read"]
 
 
+@pytest.fixture
+def version_unknown_yet() -> Iterator[None]:
+    invocation.tool_version.cache_clear()
+    yield
+    invocation.tool_version.cache_clear()
+
+
+@pytest.mark.usefixtures("version_unknown_yet")
 def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -304,6 +313,7 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
     monkeypatch.setattr(invocation, "version", missing)
     assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "source"
     monkeypatch.setattr(invocation, "version", lambda name: f"{name} 7")
+    invocation.tool_version.cache_clear()
     assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "gpu-weir 7"
 
 
