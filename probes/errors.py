@@ -57,6 +57,10 @@ class OutOfMemory(DeviceUnusable):
     """An allocation was refused, by the driver or by a cap that the probe had set itself."""
 
 
+class ModelFails(ProbeError):
+    """A model whose pass raises an error of its own, such as for inputs of another shape."""
+
+
 class ContentMismatch(ProbeError):
     """The bytes that arrived differ from those sent; their timings must not be kept."""
 

@@ -30,7 +30,7 @@ from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
 from probes.throughput.direct.saturation import saturation
 from probes.throughput.direct.scanned import BatchRow, Way, latest
 from probes.throughput.direct.testmodels import SPECS, made
-from probes.throughput.direct.torchrunner import TorchRunner
+from probes.throughput.direct.torchrunner import TorchRunner, settle_allocator
 
 CPU = Way("cpu", "pytorch", "fp32", "resident")
 TRIALS, TURNS = 100, 400
@@ -92,6 +92,7 @@ class BareLoop:
 
 def against_a_bare_loop(board: Board) -> None:
     """The scan's throughput over that of a bare loop, trial by trial in turns in one process."""
+    settle_allocator()
     bench = TorchWorkbench(has_gpu=False)
     for name, batch in LOOPS:
         spec = SPECS[name]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from probes import scanning
-from probes.errors import LibraryMissing, OutOfMemory, Unsupported, UsageError
+from probes.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
 from probes.measure.device import TorchWorkbench
 from probes.run import supervisor
 from probes.shared.unknown import Unknown
@@ -20,7 +20,7 @@ from probes.throughput.ceilings.ceiling import Ceilings
 from probes.throughput.direct import onnxrunner, worker
 from probes.throughput.direct.counting import work
 from probes.throughput.direct.repeating import SeriesEnd
-from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way, Work
+from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way, Work, latest
 from probes.throughput.direct.testmodels import FEATURES, PARTICLES, SPECS, Spec, made, nearest, spec_of
 from probes.throughput.direct.torchrunner import HostMemory, TorchRunner
 
@@ -196,9 +196,61 @@ def test_a_trial_runs_the_model_once_on_its_inputs() -> None:
         assert isinstance(prepared.pass_s(), Unknown)
 
 
+FAULTS = """
+import resource
+import torch
+from probes.throughput.direct.torchrunner import settle_allocator
+
+{settled}
+torch.set_num_threads(1)
+net = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(8)))
+given = torch.ones(1 << 20)
+with torch.inference_mode():
+    for turn in range(20):
+        net(given)
+        if turn == 9:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize(("settled", "pages"), [("", range(1000, 10**6)), ("settle_allocator()", range(200))])
+def test_a_small_batch_does_not_pay_for_new_pages_because_no_large_one_came_before(
+    settled: str, pages: range
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(settled=settled)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) in pages  # of ten passes that take 4 MiB tensors
+
+
 def test_refused_memory_is_our_own_error() -> None:
     with pytest.raises(OutOfMemory, match="a pass of batch"), runner().at(2**50):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_file_whose_shapes_are_wrong_is_a_message_and_not_a_traceback(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(6, 2), torch.zeros(1, 6)), tmp_path / "net.pt")
+    spec = spec_of(str(tmp_path / "net.pt"), ((7,),))
+    with (
+        pytest.raises(ModelFails, match=r"net\.pt fails at batch 2: .*shapes cannot be multiplied") as caught,
+        runner(spec).at(2) as prepared,
+    ):
+        prepared.trial_s()
+    assert "--shape" in caught.value.hint
+
+
+def test_outputs_that_are_not_finite_are_doubted() -> None:
+    class Broken(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"good": x, "bad": x / 0}
+
+    with runner(Spec("broken", ((3,),), Broken)).at(2) as prepared:
+        assert prepared.doubt() == "the model's outputs hold NaN or infinity"
+    with runner().at(2) as prepared:
+        assert prepared.doubt() == ""
 
 
 def test_a_batch_that_the_one_before_says_will_not_fit_is_not_begun(tmp_path: Path) -> None:
@@ -318,7 +370,8 @@ def test_a_worker_measures_a_way_in_a_process_of_its_own() -> None:
     facts, *rows, last = ended.records
     assert isinstance(facts, ModelFacts)
     assert facts.weight_bytes == 8 * 2048 * 2048 * 4
-    assert [row.batch for row in rows if isinstance(row, BatchRow)] == [1, 2]
+    found = latest(row for row in rows if isinstance(row, BatchRow))
+    assert [(row.batch, len(row.wall_s)) for row in found] == [(1, 3), (2, 3)]
     assert last == SeriesEnd("finished")
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from probes.errors import LibraryMissing, OutOfMemory, Unsupported
+from probes.errors import LibraryMissing, ModelFails, OutOfMemory, ProbeError, Unsupported
 from probes.machine.torchfacts import first_line
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Device
 from probes.throughput.direct.scanned import Way, Work
 from probes.throughput.direct.testmodels import Spec, made
-from probes.throughput.direct.torchrunner import HostMemory, TorchRunner
+from probes.throughput.direct.torchrunner import HostMemory, TorchRunner, not_finite
 
 OPSET = 17
 # the first that is there; options keep TF32 for the way that asks for it
@@ -134,12 +134,12 @@ class OnnxRunner:
                     counted=self._counted,
                     host=self._host,
                 )
-        except OutOfMemory:
+        except ProbeError:
             raise
         except Exception as error:  # as above
             if any(words in str(error).lower() for words in REFUSALS):
                 raise OutOfMemory(f"ONNX Runtime: {first_line(error)}") from error
-            raise Unsupported(f"ONNX Runtime: {first_line(error)}") from error
+            raise ModelFails(f"ONNX Runtime, at batch {batch}: {first_line(error)}") from error
 
 
 class OnnxBatch:
@@ -178,6 +178,10 @@ class OnnxBatch:
     def pass_s(self) -> float | Unknown:
         """Not readable through a session."""
         return Unknown("ONNX Runtime doesn't show the device's clock")
+
+    def doubt(self) -> str:
+        """What to doubt about its outputs."""
+        return not_finite([torch.from_numpy(one) for one in self._session.run(None, self._given)])
 
     def work(self) -> Work | Unknown:
         """What one pass asks for, counted in torch."""

@@ -42,6 +42,9 @@ class Prepared(Protocol):
     def peak_bytes(self) -> int | Unknown:
         """The most memory so far."""
 
+    def doubt(self) -> str:
+        """What to doubt about the model's outputs; empty where there is nothing."""
+
 
 class Runner(Protocol):
     """One way of running a model."""
@@ -185,6 +188,7 @@ def _row(
         joules=joules,
         powered=powered,
         busy_percent=busy,
+        doubt=prepared.doubt(),
     )
 
 

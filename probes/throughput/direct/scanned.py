@@ -77,6 +77,7 @@ class BatchRow:
     joules: float | Unknown  # of the device over `powered` passes
     powered: int  # passes
     busy_percent: float | Unknown  # what nvidia-smi calls utilisation, its mean over the trials
+    doubt: str = ""  # about the model's outputs
 
 
 def latest(rows: Iterable[BatchRow]) -> tuple[BatchRow, ...]:

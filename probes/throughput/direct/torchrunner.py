@@ -7,8 +7,9 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from probes.errors import OutOfMemory
+from probes.errors import ModelFails, OutOfMemory
 from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.machine.sysfs import read_text
 from probes.measure.device import TorchWorkbench, refusals
@@ -20,11 +21,23 @@ from probes.throughput.ceilings.topspeed import DTYPES, float32_as, place
 from probes.throughput.direct.counting import work
 from probes.throughput.direct.saturation import AUTOCAST
 from probes.throughput.direct.scanned import Way, Work
-from probes.throughput.direct.testmodels import Spec, made
+from probes.throughput.direct.testmodels import SPECS, Spec, made
 
 READINGS = 5  # of the device's clock
 LEADS_S = (0.001, 0.01, 0.1)  # waits in front of a pass, until the host is ahead
 ROOT = Path("/")
+NOT_FINITE = "the model's outputs hold NaN or infinity"
+LARGEST_KEPT = 31 << 20  # bytes; with its header below glibc's DEFAULT_MMAP_THRESHOLD_MAX
+
+
+def settle_allocator() -> None:
+    """Bring the C library's allocator to where any process comes that has freed a large tensor once.
+
+    glibc keeps freed memory up to a limit that rises, for the process's life, with the largest block (at most
+    32 MiB) that it has freed. Until then every pass gives its memory back and gets new pages, which takes as
+    long as computing does: a small batch would come out twice as fast after a large one as before it.
+    """
+    torch.empty(LARGEST_KEPT, dtype=torch.uint8)
 
 
 def dtype_of(way: Way) -> torch.dtype:
@@ -52,6 +65,7 @@ class TorchRunner:
         """Memory for a batch size. Raises OutOfMemory, as everything within it may."""
         way = self._way
         with ExitStack() as stack:
+            stack.enter_context(_failures(self._spec, batch))
             stack.enter_context(refusals(f"a pass of batch {batch}"))
             stack.enter_context(torch.inference_mode())
             stack.enter_context(float32_as("tf32" if way.precision == "tf32" else "fp32"))
@@ -74,6 +88,26 @@ class TorchRunner:
                     module = self._spec.build().eval().to(dtype_of(self._way))
             inputs = [torch.zeros(shape, dtype=dtype_of(self._way), device=device) for shape in shapes]
             return work(module, inputs, autocast)
+
+
+@contextmanager
+def _failures(spec: Spec, batch: int) -> Iterator[None]:
+    """Maps what a model's own pass raises to our error; what torch refuses is an error of ours already."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
+        # TorchScript puts its own trace first, and what went wrong last
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
+        hint = "" if spec.name in SPECS else "each input of the file needs its --shape, without the batch"
+        raise ModelFails(f"{spec.name} fails at batch {batch}: {why}", hint) from error
+
+
+def not_finite(outputs: object) -> str:
+    """What to doubt about a model's outputs; empty where every number is finite."""
+    floats = [
+        one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+    return "" if all(bool(one.isfinite().all()) for one in floats) else NOT_FINITE
 
 
 @dataclass
@@ -196,6 +230,10 @@ class TorchBatch:
             if known and all(one.ahead for one in known):
                 return median([one.seconds for one in known])
         return Unknown("host-bound: the device runs out of work before the host has handed over a pass")
+
+    def doubt(self) -> str:
+        """What to doubt about its outputs."""
+        return not_finite(self._call())
 
     def work(self) -> Work | Unknown:
         """What one pass asks for."""

@@ -90,9 +90,10 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
     from probes.measure.device import TorchWorkbench
     from probes.throughput.ceilings.topspeed import supports
     from probes.throughput.direct import testmodels
-    from probes.throughput.direct.torchrunner import TorchRunner
+    from probes.throughput.direct.torchrunner import TorchRunner, settle_allocator
 
     _use_threads(job)
+    settle_allocator()
     if way.precision != "autocast":
         lacking = supports(way.device, way.precision)
         if lacking:

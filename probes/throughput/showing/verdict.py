@@ -96,7 +96,8 @@ def _way(series: Series, ceilings: Ceilings | Unknown) -> str:
     best = _best(series)
     limit = LIMITS[saturation(best, series.way, ceilings).binds]
     ended = "" if series.end == "finished" else f"; ended early ({series.reason})"
-    return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(of_series(series))}; {limit}{ended}"
+    doubts = "".join(f"; {doubt}" for doubt in dict.fromkeys(row.doubt for row in series.rows) if doubt)
+    return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(of_series(series))}; {limit}{doubts}{ended}"
 
 
 def _knee(found: Found) -> str:

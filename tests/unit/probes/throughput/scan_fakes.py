@@ -90,3 +90,7 @@ class FakeBatch:
     def peak_bytes(self) -> int | Unknown:
         """A kilobyte an input."""
         return 1000 * self.batch
+
+    def doubt(self) -> str:
+        """Nothing."""
+        return ""

@@ -105,3 +105,8 @@ def test_a_way_without_rows_is_not_judged() -> None:
     assert direct_answer(scan, make.ceilings()) == (
         "cpu pytorch fp32 resident: not measured: no onnxruntime (pip install onnxruntime)",
     )
+
+
+def test_a_model_whose_outputs_are_doubtful_is_said_once() -> None:
+    doubted = make.series(*(replace(row, doubt="outputs hold NaN") for row in flat(0.9).rows))
+    assert direct_answer(DirectScan(make.direct().model, (doubted,)), make.ceilings())[1].count("NaN") == 1
