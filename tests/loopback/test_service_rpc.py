@@ -24,6 +24,7 @@ import tritonclient.grpc as triton
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
+from service.rpc import endpoint
 from service.rpc.endpoint import METHODS, start
 from service.rpc.messages import _POOL, _TABLE, SERVICE, message
 from service.settings import Limits, Settings
@@ -353,7 +354,7 @@ def test_messages_that_do_not_arrive_make_room_and_end() -> None:
     stop = threading.Event()
     own = ("grpc.use_local_subchannel_pool", 1)
     with (
-        served(replace(LIMITS, body_timeout_s=4)) as here,
+        served(replace(LIMITS, body_timeout_s=4, max_in_flight=8)) as here,
         here.channel() as channel,
         here.channel(own) as one,
         here.channel(own) as other,
@@ -496,6 +497,105 @@ def test_idle_connections_can_not_take_all_files() -> None:
         assert not is_let_in(newcomer())
         inside[0].close()
         until(lambda: is_let_in(newcomer()))
+
+
+def in_time(here: Served, within_s: float) -> bool:
+    """Whether a newcomer who tries again and again is answered in time."""
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        channel = here.channel(("grpc.use_local_subchannel_pool", 1))
+        with channel, contextlib.suppress(grpc.RpcError):
+            return bool(call(channel, b"", "ServerReady", timeout=2))
+        time.sleep(0.1)
+    return False
+
+
+def held(here: Served, stack: contextlib.ExitStack) -> list[grpc.Channel]:
+    """All places of three, each taken by a connection that has had a call."""
+    own = ("grpc.use_local_subchannel_pool", 1)
+    made = [stack.enter_context(here.channel(own)) for _ in range(3)]
+    assert all(call(each, b"", "ServerLive") for each in made)
+    assert not in_time(here, 0.5)
+    return made
+
+
+def test_idle_callers_who_have_all_places_keep_newcomers_out_for_a_short_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert endpoint._IDLE_S <= 15
+    monkeypatch.setattr(endpoint, "_IDLE_S", 2)
+    with served(connections=3) as here, contextlib.ExitStack() as stack:
+        inside = held(here, stack)
+        assert in_time(here, 15)
+        assert call(inside[0], b"", "ServerLive")  # a caller who was idle notices nothing
+
+
+def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their calls never end: the model doesn't, and they have no deadline."""
+    assert endpoint._AGE_S <= 60
+    monkeypatch.setattr(endpoint, "_AGE_S", 2)
+    with served(replace(LIMITS, drain_s=1), connections=3) as here, contextlib.ExitStack() as stack:
+        here.fake.gate.clear()
+        method = f"/{SERVICE}/ModelInfer"
+        calls = [each.unary_unary(method).future(infer_bytes()) for each in held(here, stack)]
+        until(lambda: here.service.admission.in_flight == 3)
+        assert in_time(here, 15)
+        assert calls[0].exception(20).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        until(lambda: not here.service.admission.in_flight)  # and they leave their slots
+
+
+def test_a_caller_whose_connection_grows_old_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_AGE_S", 1)
+    with served(replace(LIMITS, max_in_flight=16)) as here, here.channel() as channel:
+        ends, n_calls = time.monotonic() + 5, 0
+        with ThreadPoolExecutor(4) as pool:
+            while time.monotonic() < ends:
+                assert all(pool.map(lambda _: call(channel, infer_bytes()), range(4)))
+                n_calls += 4
+        assert n_calls > 40
+
+
+def test_a_peer_that_is_gone_leaves_its_place_though_its_call_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing comes from it any more, not even the answer to a ping."""
+    monkeypatch.setattr(endpoint, "_PING_S", 1)
+    with (
+        served(replace(LIMITS, body_timeout_s=60)) as here,
+        socket.create_connection(("127.0.0.1", here.port), timeout=20) as silent,
+    ):
+        settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+        block = b"\x83\x86" + b"".join(
+            b"\x40" + bytes((len(name),)) + name + bytes((len(value),)) + value
+            for name, value in (
+                (b":path", f"/{SERVICE}/ModelInfer".encode()),
+                (b":authority", b"x"),
+                (b"content-type", b"application/grpc"),
+                (b"te", b"trailers"),
+            )
+        )
+        head = len(block).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big")
+        silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + head + block)
+        begun, heard = time.monotonic(), b""
+        with contextlib.suppress(ConnectionError):
+            while data := silent.recv(65536):
+                heard += data
+        assert heard
+        assert time.monotonic() - begun < 10
+
+
+def test_one_connection_has_no_more_calls_than_can_be_answered(here: Served) -> None:
+    here.fake.gate.clear()
+    with here.channel() as channel:
+        method = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        calls = [method.future(infer_bytes()) for _ in range(4 * LIMITS.max_in_flight)]
+        until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
+        here.fake.gate.set()
+        codes = [each.exception(20).code() if each.exception(20) else None for each in calls]
+    assert set(codes) <= {None, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert codes.count(None) >= LIMITS.max_in_flight
 
 
 @pytest.mark.parametrize(("host", "addresses"), [("::1", ["[::1]"]), ("::", ["[::1]", "127.0.0.1"])])

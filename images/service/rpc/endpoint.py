@@ -48,7 +48,10 @@ _CODES = {
 }
 _EXTRA_BYTES = 4 << 10  # of a message around its tensors
 MAX_CONNECTIONS = 8192  # however many files may be open: each takes some memory
-_IDLE_S = 300  # that a connection may have no call
+# When all places are taken, newcomers wait for one of these. grpc can't close a connection for them.
+_IDLE_S = 15  # that a connection may have no call; the next one makes another
+_AGE_S = 60  # of any connection, give or take a tenth; its calls have drain_s to end
+_PING_S = 10  # between two pings, and until an answer to one: else the other side is gone
 
 log = logging.getLogger("service")
 
@@ -217,9 +220,14 @@ async def start(
         options=(
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
             ("grpc.max_receive_message_length", limits.max_body_bytes + _EXTRA_BYTES),
-            ("grpc.max_concurrent_streams", limits.max_connections),
+            ("grpc.max_concurrent_streams", 2 * limits.max_in_flight),  # a client's own queue has the rest
             ("grpc.max_allowed_incoming_connections", connections),
             ("grpc.max_connection_idle_ms", 1000 * _IDLE_S),
+            ("grpc.max_connection_age_ms", 1000 * _AGE_S),
+            ("grpc.max_connection_age_grace_ms", 1000 * limits.drain_s),
+            ("grpc.keepalive_time_ms", 1000 * _PING_S),
+            ("grpc.keepalive_timeout_ms", 1000 * _PING_S),
+            ("grpc.http2.ping_timeout_ms", 1000 * _PING_S),
             ("grpc.server_handshake_timeout_ms", 1000 * limits.header_timeout_s),
         ),
     )
