@@ -126,11 +126,12 @@ def seconds_of_many_blocks(blocks: int = 100_000) -> float:
     taken = []
     for of_kinds, machine, objective in itertools.product((3, 60), ("h200", "wx4100"), ("exact", "fast")):
         model = tiny_blocks(blocks, of_kinds)
+        vram = model.weight_bytes // 2 + 80 * MIB
         begun = time.perf_counter()
         make(
             model,
             profile(machine),
-            vram=model.weight_bytes // 2 + 80 * MIB,
+            vram=vram,
             host=None,
             workload=Workload(),
             objective=objective,  # type: ignore[arg-type]

@@ -211,6 +211,14 @@ class Engine:
             lane.record(slot.unpacked)
             self._copies.due.discard(one.index)
 
+    def advance(self) -> None:
+        """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
+        if self.moving and self.lock.acquire(blocking=False):
+            try:
+                self._advance()
+            finally:
+                self.lock.release()
+
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
         if self._has_scratch:

@@ -102,7 +102,9 @@ class Handle:
                 if id(block) in moving:
                     self._homes.guard(module, partial(Called, engine=self._engine, one=moving[id(block)]))
                 elif tier == "cpu":
-                    self._homes.guard(module, partial(OnHost, device=self.device))
+                    self._homes.guard(
+                        module, partial(OnHost, device=self.device, advance=self._engine.advance)
+                    )
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""

@@ -312,16 +312,21 @@ class _Search:
             if found is None or found >= self._cost:
                 return
             self._best, self._cost = counts, found
-            counts = min(
-                _neighbours(counts),
-                key=lambda near: math.inf if (value := cost(self._program, near)) is None else value,
-                default=counts,
-            )
+            counts = _with_best_move(self._program, counts)
 
 
-def _neighbours(counts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """The counts with one block moved from one choice to another."""
-    return (_with_move(counts, *move) for move in _moves(counts))
+def _with_best_move(program: Program, counts: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The counts with that block moved from one choice to another which then cost least."""
+    lanes, memories = _sums(program, counts)
+    best, least = None, math.inf
+    for g, i, j in _moves(counts):
+        was, then = program.groups[g].choices[i], program.groups[g].choices[j]
+        taken = _moved(memories, was.memories, then.memories)
+        if all(n <= limit for n, limit in zip(taken, program.limits, strict=True)):
+            total = _total(_moved(lanes, was.lanes, then.lanes))
+            if total < least:
+                best, least = (g, i, j), total
+    return _with_move(counts, *best) if best else counts
 
 
 def _moves(counts: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, int, int]]:

@@ -73,18 +73,29 @@ _hide(uncompiled)
 
 
 class OnHost(Guard):
-    """A forward that computes on the CPU, of a model whose other blocks compute elsewhere."""
+    """A forward that computes on the CPU, of a model whose other blocks compute elsewhere.
 
-    def __init__(self, forward: Callable[..., Any], device: torch.device) -> None:
+    `advance` begins copies for the blocks that come next.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], device: torch.device, advance: Callable[[], None]
+    ) -> None:
         super().__init__(forward)
-        self._device = device
+        self._device, self._advance = device, advance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks."""
+        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
+
+        Those are begun before: nothing else would begin them while this thread computes.
+        """
         if is_compiled():
             return uncompiled(self, args, kwargs)
         host = torch.device("cpu")
-        return moved(self.forward(*moved(args, host), **moved(kwargs, host)), self._device)
+        self._advance()
+        given, named = moved(args, host), moved(kwargs, host)
+        self._advance()  # what was read from disk meanwhile can be copied now
+        return moved(self.forward(*given, **named), self._device)
 
 
 class Inputs(Guard):
