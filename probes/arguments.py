@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from probes.errors import ReportError, UsageError
+from probes.errors import UsageError
+from probes.records.reportfiles import writing
 from probes.shared import files
 from probes.shared.output import say
 from probes.shared.units import parse_bytes
+
+PLACE = "check the path, its permissions and the disk"  # where a file can't be written
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -73,12 +76,8 @@ def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path
 
 def write(path: Path, text: str) -> None:
     """Write an answer, and say so. Raises ReportError."""
-    try:
+    with writing(path, PLACE):
         files.write_text(path, text)
-    except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror or error}", "check the path, its permissions and the disk"
-        ) from error
     say(f"wrote {path}")
 
 

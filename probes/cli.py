@@ -20,7 +20,7 @@ from probes.report.headline import headline, next_step
 from probes.run import catalog, checkup, session
 from probes.run.child import Aside, Told
 from probes.run.remaining import BEGINNING, Planned, progress, sentence
-from probes.shared.codec import encode
+from probes.shared.codec import encode, to_json
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.output import Parser, hand_over, tell
@@ -162,7 +162,7 @@ def _list(_args: argparse.Namespace) -> Exit:
 def _machine(args: argparse.Namespace) -> Exit:
     found = session.look()
     if args.json:
-        hand_over(json.dumps(encode(found), indent=1, allow_nan=False) + "\n")
+        hand_over(to_json(found))
     else:
         tell("\n".join(machine_lines(found)))
         tell(f"asking for more VRAM than there is, {render.expectation_line(expect(found))}")

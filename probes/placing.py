@@ -94,8 +94,8 @@ def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.planning import make
     from probes.placement.showing.picture import draw
-    from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import lines
+    from probes.shared.codec import to_json
 
     model, machine = described(args.model), constants(args.machine)
     made = make(model, machine, **_asked(args, model, machine))
@@ -107,8 +107,8 @@ def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.cards.severalcards import make_cards
     from probes.placement.showing.picture import draw
-    from probes.placement.showing.planfile import to_json
     from probes.placement.showing.text import cards_lines
+    from probes.shared.codec import to_json
 
     model, machine = described(args.model), constants(args.machine)
     made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))

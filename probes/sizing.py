@@ -110,8 +110,8 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.fit.answering.bars import draw
-    from probes.fit.answering.fitfile import to_json
     from probes.fit.answering.saying import lines
+    from probes.shared.codec import to_json
 
     asked = _question(args)
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import Verbs
+from probes.arguments import PLACE, Verbs
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
+from probes.records.reportfiles import reading, writing
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
 from probes.shared import files
@@ -86,12 +87,8 @@ def _html(args: argparse.Namespace) -> Exit:
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
     page = _page(report, raw=raw, name=source.name)
-    try:
+    with writing(out, PLACE):
         files.write_text(out, page)
-    except OSError as error:
-        raise ReportError(
-            f"can't write {out}: {error.strerror or error}", "check the path, its permissions and the disk"
-        ) from error
     tell(f"wrote {out}")
     return Exit.OK
 
@@ -105,12 +102,8 @@ def _read(source: Path) -> "tuple[Report, str]":
     from probes.throughput.document import MOST_BYTES, is_scan, named_scan
 
     with ExitStack() as stack:
-        try:
+        with reading(source, f"make one: {probe_command()} run"):
             path = stack.enter_context(files.rereadable(source, most_bytes=MOST_BYTES))
-        except OSError as error:
-            raise ReportError(
-                f"can't read {source}: {error.strerror or error}", f"make one: {probe_command()} run"
-            ) from error
         if is_watch_file(path):
             return named_watch(path, name=source)
         if is_fit(path):

@@ -5,7 +5,6 @@ occurs once per round, and new kinds of records exist (`numa`). This program rea
 New keys with a default alone don't change the version.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -26,6 +25,7 @@ from probes.records.facts import (
     TorchFacts,
 )
 from probes.records.possible import require_possible
+from probes.records.reportfiles import json_of, reading, writing
 from probes.records.rows import (
     UNSPLIT,
     UNWATCHED,
@@ -54,26 +54,73 @@ from probes.records.rows import (
     case_name,
 )
 from probes.shared import files
-from probes.shared.codec import DERIVED, Json, Misfit, decode, encode, load
+from probes.shared.codec import DERIVED, Misfit, decode, to_json
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
 # fmt: off
 __all__ = [
     "MOST_BYTES",
-    "READABLE", "SCHEMA_VERSION", "UNSPLIT", "UNWATCHED", "Api", "Asked", "Behaviour", "Block", "Card",
-    "Case", "Clock", "DeviceFile", "DeviceMemoryLimit", "Done", "Expectation", "Failed", "Gap", "Gpu",
-    "KfdNode", "Label", "Link", "Machine", "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces",
-    "NvidiaCard", "Outcome",
-    "Pass", "ProbeReport", "ProbeRun", "Purpose", "Reading", "Reads", "Record", "Request", "Scenario",
-    "Settings", "Split", "Stop", "Surroundings", "Timed", "TorchFacts", "Unknown", "Waived", "Way",
-    "case_name", "from_json", "named_report", "read_report", "to_json", "write_report",
+    "READABLE",
+    "SCHEMA_VERSION",
+    "UNSPLIT",
+    "UNWATCHED",
+    "WRITABLE",
+    "Api",
+    "Asked",
+    "Behaviour",
+    "Block",
+    "Card",
+    "Case",
+    "Clock",
+    "DeviceFile",
+    "DeviceMemoryLimit",
+    "Done",
+    "Expectation",
+    "Failed",
+    "Gap",
+    "Gpu",
+    "KfdNode",
+    "Label",
+    "Link",
+    "Machine",
+    "Measurement",
+    "Noise",
+    "NumaMode",
+    "NumaNode",
+    "NumaPlaces",
+    "NvidiaCard",
+    "Outcome",
+    "Pass",
+    "ProbeReport",
+    "ProbeRun",
+    "Purpose",
+    "Reading",
+    "Reads",
+    "Record",
+    "Request",
+    "Scenario",
+    "Settings",
+    "Split",
+    "Stop",
+    "Surroundings",
+    "Timed",
+    "TorchFacts",
+    "Unknown",
+    "Waived",
+    "Way",
+    "case_name",
+    "from_json",
+    "named_report",
+    "read_report",
+    "write_report",
 ]
 # fmt: on
 
 SCHEMA_VERSION = 2
 READABLE = (1, 2)
 MOST_BYTES = 128 << 20  # of a file; that of a full run has a few MB
+WRITABLE = "choose a writable directory: --out DIR"
 
 NumaMode = Literal["as_found", "gpu"]
 
@@ -145,17 +192,9 @@ class ProbeReport:
     asked: tuple[str, ...] = ()  # the probes of this run, in order; fewer `runs` while it is unfinished
 
 
-def to_json(report: ProbeReport) -> str:
-    """The report as a file holds it."""
-    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
-
-
 def from_json(text: str) -> ProbeReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
-    try:
-        value: Json = load(text)
-    except ValueError as error:
-        raise ReportError(f"not JSON: {error}") from error
+    value = json_of(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in READABLE:
         known = " and ".join(map(str, READABLE))
@@ -176,28 +215,14 @@ def read_report(path: Path) -> ProbeReport:
 
 def named_report(path: Path, *, name: Path | None = None) -> tuple[ProbeReport, str]:
     """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
-    try:
+    with reading(name or path, f"make one: {probe_command()} run", "is not a probe report"):
         text = files.read_text(path, most_bytes=MOST_BYTES)
         report = from_json(text)
         require_possible(report.started, (run.records for run in report.runs))
-        return report, text
-    except OSError as error:
-        raise ReportError(
-            f"can't read {name or path}: {error.strerror or error}", f"make one: {probe_command()} run"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ReportError(
-            f"can't read {name or path}: not UTF-8 text", f"make one: {probe_command()} run"
-        ) from error
-    except ReportError as error:
-        raise ReportError(f"{name or path} is not a probe report: {error.message}", error.hint) from error
+    return report, text
 
 
 def write_report(report: ProbeReport, path: Path) -> None:
     """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
-    try:
+    with writing(path, WRITABLE):
         files.write_text(path, to_json(report))
-    except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
-        ) from error

@@ -4,16 +4,16 @@ Raw samples are not in it: `--jsonl` keeps them, and such a file can be read as 
 default don't change the version.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from probes.errors import ReportError
 from probes.records.json_schema import document
+from probes.records.reportfiles import json_of, writing
 from probes.records.samples import GAUGES, ProcessUse, Subject
 from probes.shared import files
-from probes.shared.codec import Misfit, check_figures, decode, encode, load, shown
+from probes.shared.codec import Misfit, check_figures, decode, shown, to_json
 from probes.shared.invocation import probe_command
 from probes.shared.unknown import Unknown
 
@@ -148,11 +148,6 @@ def watch_schema() -> str:
     )
 
 
-def to_json(report: WatchReport) -> str:
-    """The report as a file holds it."""
-    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
-
-
 def is_watch(value: object) -> bool:
     """Whether a JSON value is a watch's report, to distinguish it from others."""
     return isinstance(value, dict) and value.get("kind") == KIND
@@ -160,10 +155,7 @@ def is_watch(value: object) -> bool:
 
 def from_json(text: str) -> WatchReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
-    try:
-        value = load(text)
-    except ValueError as error:
-        raise ReportError(f"not JSON: {error}") from error
+    value = json_of(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not is_watch(value) or version not in READABLE:
         raise ReportError(f"not a watch's report of version {VERSION}", "read it with the Weir that wrote it")
@@ -188,10 +180,5 @@ def _check(report: WatchReport) -> None:
 
 def write_watch(report: WatchReport, path: Path, *, name: Path | None = None) -> None:
     """Write the whole report or nothing, over an older one. Raises ReportError, which calls it `name`."""
-    try:
+    with writing(name or path, f"choose another: {probe_command()} watch --report FILE"):
         files.write_text(path, to_json(report))
-    except OSError as error:
-        raise ReportError(
-            f"can't write {name or path}: {error.strerror}",
-            f"choose another: {probe_command()} watch --report FILE",
-        ) from error

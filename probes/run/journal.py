@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
-from probes.records.schema import MOST_BYTES, ProbeReport, Record
+from probes.records.reportfiles import writing
+from probes.records.schema import MOST_BYTES, WRITABLE, ProbeReport, Record
 from probes.shared.codec import decode, encode, load
 from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
@@ -78,14 +79,10 @@ class Journal:
 
     def _append(self, line: str) -> None:
         data = line.encode() + b"\n"
-        try:
+        with writing(self._path, "make room, then go on: --resume"):
             if os.write(self._descriptor, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise ReportError(
-                f"can't write {self._path}: {error.strerror}", "make room, then go on: --resume"
-            ) from error
 
     def remove(self) -> None:
         """The report holds everything: remove the journal."""
@@ -101,13 +98,9 @@ def open_journal(report: Path) -> Iterator[Journal]:
     alive, ReportError when the folder can't be written.
     """
     path = path_of(report)
-    try:
+    with writing(path, WRITABLE):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, _OPEN, 0o666)
-    except OSError as error:
-        raise ReportError(
-            f"can't write {path}: {error.strerror}", "choose a writable directory: --out DIR"
-        ) from error
     try:
         if not lock_now(descriptor):
             raise DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")

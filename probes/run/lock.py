@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from probes.errors import DeviceBusy, ReportError
+from probes.errors import DeviceBusy
+from probes.records.reportfiles import writing
+from probes.records.schema import WRITABLE
 from probes.shared.locks import lock_now
 
 
@@ -17,13 +19,9 @@ def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
     ReportError when the folder can't be written.
     """
     path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
-    try:  # reading is enough for flock, so that another user's file will do
+    with writing(folder, WRITABLE):  # reading is enough for flock, so that another user's file will do
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ReportError(
-            f"can't write to {folder}: {error.strerror}", "choose a writable directory: --out DIR"
-        ) from error
     try:
         if not lock_now(descriptor):
             raise DeviceBusy(

@@ -129,6 +129,11 @@ def encode(value: object) -> Json:
     return {TAG: tag, **fields} if tag else fields
 
 
+def to_json(value: object) -> str:
+    """The text of a value's JSON form, as files hold it. Raises TypeError or ValueError if it has none."""
+    return json.dumps(encode(value), indent=1, allow_nan=False) + "\n"
+
+
 @cache
 def kept_fields(shape: type) -> tuple[dataclasses.Field[typing.Any], ...]:
     """The fields of a dataclass that a file holds."""

@@ -3,7 +3,6 @@
 Derived figures are not stored. New keys with a default don't change the version.
 """
 
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import Literal
 
 from probes.errors import ReportError
 from probes.records.json_schema import document
-from probes.records.schema import Machine
+from probes.records.reportfiles import holds, json_of, reading, writing
+from probes.records.schema import WRITABLE, Machine
 from probes.shared import files
-from probes.shared.codec import Misfit, check_figures, decode, encode, load
+from probes.shared.codec import Misfit, check_figures, decode, to_json
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
@@ -79,17 +79,9 @@ def throughput_schema() -> str:
     )
 
 
-def to_json(report: ThroughputReport) -> str:
-    """The report as a file holds it."""
-    return json.dumps(encode(report), indent=1, allow_nan=False) + "\n"
-
-
 def from_json(text: str) -> ThroughputReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
-    try:
-        value = load(text)
-    except ValueError as error:
-        raise ReportError(f"not JSON: {error}") from error
+    value = json_of(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not is_throughput(value) or version not in READABLE:
         raise ReportError(
@@ -112,45 +104,25 @@ def is_throughput(value: object) -> bool:
 
 def is_scan(path: Path) -> bool:
     """Whether a file holds a throughput report; a file that can't be read doesn't."""
-    try:
-        return is_throughput(load(files.read_text(path, most_bytes=MOST_BYTES)))
-    except (OSError, ValueError):
-        return False
+    return holds(path, "kind", KIND, most_bytes=MOST_BYTES)
 
 
 def named_scan(path: Path, *, name: Path | None = None) -> tuple[ThroughputReport, str]:
     """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
-    make_one = f"make one: {probe_command()} throughput"
-    try:
+    with reading(name or path, f"make one: {probe_command()} throughput"):
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
-    except OSError as error:
-        raise ReportError(f"can't read {name or path}: {error.strerror or error}", make_one) from error
-    except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {name or path}: not UTF-8 text", make_one) from error
-    except ReportError as error:
-        raise ReportError(f"{name or path} can't be used: {error.message}", error.hint or make_one) from error
 
 
 def write_scan(report: ThroughputReport, path: Path) -> None:
     """Write the whole report or nothing, over an older one of the same name. Raises ReportError."""
-    try:
+    with writing(path, WRITABLE):
         files.write_text(path, to_json(report))
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def write_new_scan(report: ThroughputReport, folder: Path, name: str) -> Path:
     """Write it into `folder` as `TIME-NAME.json`, with a number where that is taken. Raises ReportError."""
     stem = f"{re.sub(r'[-:]', '', report.started)}-{name}"
     numbers = ("", *(f"-{number}" for number in range(2, MOST_ALIKE)))
-    try:
+    with writing(folder / f"{stem}.json", WRITABLE):
         return files.write_new((folder / f"{stem}{number}.json" for number in numbers), to_json(report))
-    except OSError as error:
-        raise _unwritable(folder / f"{stem}.json", error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> ReportError:
-    return ReportError(
-        f"can't write {path}: {error.strerror}", "choose a folder that can be written: --out DIR"
-    )

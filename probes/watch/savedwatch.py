@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from probes.errors import ReportError
+from probes.records.reportfiles import reading
 from probes.records.samples import Subject
 from probes.records.watched import KIND, MOST_BYTES, VERSION, WatchReport, from_json
 from probes.shared import files
@@ -30,8 +30,7 @@ def is_watch_file(path: Path) -> bool:
 
 def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, str]:
     """The report in a file and the text that it was read from. Raises ReportError, which calls it `name`."""
-    make_one = f"make one: {probe_command()} watch --report FILE"
-    try:
+    with reading(name or path, f"make one: {probe_command()} watch --report FILE"):
         with path.open(encoding="utf-8") as file:
             lines = _lines(file)
             subject = samplelines.subject_of(next(lines, ""))
@@ -39,14 +38,6 @@ def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, s
                 return _tallied(subject, lines), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
-    except OSError as error:
-        raise ReportError(f"can't read {name or path}: {error.strerror or error}", make_one) from error
-    except UnicodeDecodeError as error:
-        raise ReportError(f"can't read {name or path}: not UTF-8 text", make_one) from error
-    except ValueError as error:
-        raise ReportError(f"{name or path} is broken: {error}", make_one) from error
-    except ReportError as error:
-        raise ReportError(f"{name or path} can't be used: {error.message}", error.hint or make_one) from error
 
 
 def _lines(file: TextIO) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """A plan as a file: JSON, its schema, and its way back."""
 
-import json
 from pathlib import Path
 from typing import Final
 
@@ -9,14 +8,9 @@ from probes.placement.soundness import flaw
 from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, encode, load
+from probes.shared.codec import Misfit, decode, load
 
 MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
-
-
-def to_json(plan: Plan | CardsPlan) -> str:
-    """The plan as a file holds it."""
-    return json.dumps(encode(plan), indent=1, allow_nan=False) + "\n"
 
 
 def plan_schema() -> str:

@@ -10,7 +10,7 @@ from probe_samples import done, report
 from buildtool.cli import main as buildtool_main
 from probes.cli import main
 from probes.errors import Exit
-from probes.records.schema import to_json
+from probes.shared.codec import to_json
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from probes.errors import DeviceUnusable
 from probes.fit.answering.answer import on_cpu
 from probes.fit.answering.bars import draw
 from probes.fit.answering.bytrials import by_trials
-from probes.fit.answering.fitfile import to_json
 from probes.fit.answering.saying import lines
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.caps import verdict_of
@@ -22,7 +21,7 @@ from probes.fit.measured.nursery import Began, Found
 from probes.fit.measured.runs import NOT_BEGUN, Ask, assembled, refuse_what_the_host_lacks
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.report.page.fitpage import render_fit
-from probes.shared.codec import decode, load
+from probes.shared.codec import decode, load, to_json
 from probes.shared.unknown import Unknown
 
 NO = Unknown("not here")

@@ -15,9 +15,10 @@ from probes.placement.models.reading import describe
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import profile
 from probes.placement.showing.picture import draw
-from probes.placement.showing.planfile import plan_schema, read_plan, to_json
+from probes.placement.showing.planfile import plan_schema, read_plan
 from probes.placement.showing.text import lines
 from probes.placement.values import Objective, Plan, Workload
+from probes.shared.codec import to_json
 
 ROOT = Path(__file__).parents[4]
 GIB = 2**30

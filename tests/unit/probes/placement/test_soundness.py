@@ -12,9 +12,10 @@ from probes.errors import PlanImpossible, ReportError
 from probes.placement.models.reading import describe
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import names, profile
-from probes.placement.showing.planfile import read_plan, to_json
+from probes.placement.showing.planfile import read_plan
 from probes.placement.soundness import flaw
 from probes.placement.values import Objective, Plan, Workload
+from probes.shared.codec import to_json
 
 GIB = 2**30
 Edit = Callable[[dict[str, Any]], None]

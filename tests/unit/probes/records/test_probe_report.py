@@ -20,11 +20,10 @@ from probes.records.schema import (
     Unknown,
     from_json,
     read_report,
-    to_json,
     write_report,
 )
 from probes.run.child import Job, Line
-from probes.shared.codec import Misfit, decode, encode
+from probes.shared.codec import Misfit, decode, encode, to_json
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 seconds = st.lists(finite, min_size=1, max_size=5).map(tuple)

@@ -58,7 +58,7 @@ def test_a_prune_manifest_without_end_holds_no_targets(monkeypatch: pytest.Monke
 def test_a_number_that_no_clock_gives_is_no_traceback_in_any_verb(
     seconds: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = schema.to_json(report(done("transfer")))
+    text = codec.to_json(report(done("transfer")))
     hostile, kept = tmp_path / "hostile.json", tmp_path / "kept.json"
     kept.write_text(text)
     hostile.write_text(text.replace('"seconds": 1.0', f'"seconds": {seconds}'))
@@ -97,7 +97,7 @@ def test_what_no_run_can_have_measured_is_named_before_anything_is_computed_from
     record: schema.Record, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "r.json"
-    file.write_text(schema.to_json(report(done("transfer", ROW, BLOCK, record))))
+    file.write_text(codec.to_json(report(done("transfer", ROW, BLOCK, record))))
     for verb in ("show", "html", "prometheus"):
         assert cli.main([verb, str(file)]) == Exit.DATA
         assert f"report.runs[0].records[2].{place}" in capsys.readouterr().err
@@ -107,14 +107,14 @@ def test_a_row_whose_clock_now_and_then_shows_no_time_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "r.json"
-    file.write_text(schema.to_json(report(done("transfer", replace(ROW, device_s=(0.0, 1e-6, 2e-6))))))
+    file.write_text(codec.to_json(report(done("transfer", replace(ROW, device_s=(0.0, 1e-6, 2e-6))))))
     assert cli.main(["show", str(file)]) == Exit.OK
     assert "h2d_pinned" in capsys.readouterr().out
 
 
 def test_a_date_that_is_none_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.json"
-    file.write_text(schema.to_json(replace(report(), started="\x1b[2J yesterday")))
+    file.write_text(codec.to_json(replace(report(), started="\x1b[2J yesterday")))
     assert cli.main(["prometheus", str(file)]) == Exit.DATA
     told = capsys.readouterr().err
     assert "report.started: expected a date and time" in told

@@ -22,9 +22,9 @@ from probes.records.schema import (
     Unknown,
     from_json,
     read_report,
-    to_json,
 )
 from probes.shared import files
+from probes.shared.codec import to_json
 
 NONE = Unknown("none")
 ROW = Measurement("h2d", 4096, 8192, 1, "device", (1.0,), (2.0,))

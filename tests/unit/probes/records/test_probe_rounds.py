@@ -23,12 +23,12 @@ from probes.records.schema import (
     Stop,
     Unknown,
     from_json,
-    to_json,
 )
 from probes.records.stats import summarize
 from probes.report.answers import all_records, pick
 from probes.report.render import render
 from probes.run import catalog
+from probes.shared.codec import to_json
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 

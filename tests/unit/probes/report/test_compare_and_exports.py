@@ -10,9 +10,10 @@ from jsonschema import Draft202012Validator
 from buildtool.cli import main
 from probes.errors import ReportError
 from probes.records.json_schema import report_schema
-from probes.records.schema import ProbeReport, Unknown, to_json
+from probes.records.schema import ProbeReport, Unknown
 from probes.report.compare import compare, render_markdown
 from probes.report.prometheus import HELP, exposition
+from probes.shared.codec import to_json
 
 ROOT = Path(__file__).parents[4]
 RESULTS = sorted((ROOT / "docs" / "results").glob("h200*.json"))

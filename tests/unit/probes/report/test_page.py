@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import made_reports as make
 import pytest
 
-from probes.records.schema import Measurement, to_json
+from probes.records.schema import Measurement
 from probes.records.stats import summarize
 from probes.report.answers import all_records, pick
 from probes.report.compare import compare
@@ -17,6 +17,7 @@ from probes.report.prometheus import exposition
 from probes.report.quantities import rate, span
 from probes.report.render import render
 from probes.report.tables import facts, tables
+from probes.shared.codec import to_json
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (

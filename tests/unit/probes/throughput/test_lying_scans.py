@@ -11,7 +11,8 @@ from test_scan_shown import whole
 
 from probes.cli import main
 from probes.errors import ReportError, ServerUnusable, UsageError
-from probes.throughput.document import from_json, to_json
+from probes.shared.codec import to_json
+from probes.throughput.document import from_json
 from probes.throughput.served.client.address import parse_url
 from probes.throughput.served.serverscan import _resolved
 

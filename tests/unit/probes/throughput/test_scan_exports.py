@@ -10,8 +10,9 @@ from test_served_statistics import level
 
 from probes.cli import main
 from probes.errors import Exit, ReportError
+from probes.shared.codec import to_json
 from probes.shared.unknown import Unknown
-from probes.throughput.document import ThroughputReport, to_json
+from probes.throughput.document import ThroughputReport
 from probes.throughput.served.servedscan import Level
 from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
 from probes.throughput.showing.scanmetrics import HELP, scan_exposition

@@ -9,8 +9,9 @@ from test_served_statistics import BY, SETTINGS, level
 
 from probes.cli import main
 from probes.errors import Exit
+from probes.shared.codec import to_json
 from probes.shared.unknown import Unknown
-from probes.throughput.document import ThroughputReport, to_json
+from probes.throughput.document import ThroughputReport
 from probes.throughput.served.orderstats import Percentile
 from probes.throughput.served.servedscan import ClientSide, Count, ServedScan
 from probes.throughput.showing.servedtables import interval, level_line, served_answer, served_tables

@@ -213,7 +213,7 @@ def test_hostile_names_do_not_reach_the_terminal(capsys, tmp_path: Path) -> None
 
 
 def scan_text(report: scan.ThroughputReport) -> str:
-    from probes.throughput.document import to_json
+    from probes.shared.codec import to_json
 
     return to_json(report)
 

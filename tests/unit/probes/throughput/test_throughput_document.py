@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from probes.errors import ReportError
-from probes.throughput.document import from_json, named_scan, throughput_schema, to_json, write_scan
+from probes.shared.codec import to_json
+from probes.throughput.document import from_json, named_scan, throughput_schema, write_scan
 
 ROOT = Path(__file__).parents[4]
 SCHEMA = Draft202012Validator(json.loads(throughput_schema()))

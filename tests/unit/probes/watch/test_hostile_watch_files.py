@@ -11,7 +11,8 @@ from watch_samples import NONE, SUBJECT, sample
 
 from probes.errors import ReportError
 from probes.records.samples import Subject
-from probes.records.watched import Saturation, to_json
+from probes.records.watched import Saturation
+from probes.shared.codec import to_json
 from probes.watch import samplelines, savedwatch
 from probes.watch.savedwatch import named_watch, report_of
 from probes.watch.showing.words import report_lines, saturation_text

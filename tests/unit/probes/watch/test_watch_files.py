@@ -13,8 +13,8 @@ from probes import watching
 from probes.cli import main
 from probes.errors import ReportError, UsageError
 from probes.records.samples import ProcessUse, Sample
-from probes.records.watched import from_json, to_json, watch_schema, write_watch
-from probes.shared.codec import encode
+from probes.records.watched import from_json, watch_schema, write_watch
+from probes.shared.codec import encode, to_json
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import samplelines

@@ -1,0 +1,53 @@
+"""What files of all kinds of reports have in common: how they are distinguished, refused by name, written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from probes.errors import ReportError
+from probes.shared import files
+from probes.shared.codec import Json, load
+
+
+def holds(path: Path, key: str, word: str, *, most_bytes: int) -> bool:
+    """Whether a file is a JSON object with this word under the key; one that can't be read isn't."""
+    try:
+        value = load(files.read_text(path, most_bytes=most_bytes))
+    except (OSError, ValueError):
+        return False
+    return isinstance(value, dict) and value.get(key) == word
+
+
+def json_of(text: str) -> Json:
+    """The JSON value of a text. Raises ReportError."""
+    try:
+        return load(text)
+    except ValueError as error:
+        raise ReportError(f"not JSON: {error}") from error
+
+
+@contextmanager
+def reading(path: Path, make_one: str, verdict: str = "can't be used") -> Iterator[None]:
+    """Raises ReportError, which names the file, where the block can't read it or make sense of it.
+
+    `make_one` is what to type for a report that can be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror or error}", make_one) from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"can't read {path}: not UTF-8 text", make_one) from error
+    except ValueError as error:
+        raise ReportError(f"{path} is broken: {str(error)[:200]}", make_one) from error
+    except ReportError as error:
+        raise ReportError(f"{path} {verdict}: {error.message}", error.hint or make_one) from error
+
+
+@contextmanager
+def writing(path: Path, way_out: str) -> Iterator[None]:
+    """Raises ReportError, which names the file and the way out, where the block can't write it."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"can't write {path}: {error.strerror or error}", way_out) from error
