@@ -17,6 +17,7 @@ import pytest
 
 from probes.errors import Exit
 from probes.throughput.document import named_scan
+from probes.throughput.served.client.lines import resolve
 from probes.throughput.served.tallying import Load
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +49,10 @@ def answer(body: bytes, status: str = "200 OK") -> bytes:
 
 
 @contextmanager
-def server(infer: Callable[[socket.socket, int], bool]) -> Iterator[int]:
+def server(infer: Callable[[socket.socket, int], bool], host: str = "127.0.0.1") -> Iterator[int]:
     """A server whose answer to the n-th inference is what `infer` does; false: it closes the connection."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, 0), family=family)
     numbers = iter(range(1 << 30))
     open_ones: list[socket.socket] = []
 
@@ -130,6 +132,57 @@ def test_new_connections_are_measured_as_well(tmp_path: Path) -> None:
     assert saved(tmp_path).levels[0].answered > 20
 
 
+def test_a_name_with_two_addresses_is_asked_at_the_one_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        both = [(family, socket.SOCK_STREAM, 6, "", (address, port)) for family, address in ADDRESSES]
+        monkeypatch.setattr(socket, "getaddrinfo", _instead(socket.getaddrinfo, both))
+        assert resolve("two.test", port, tls=False).address == "127.0.0.1"
+    assert resolve("two.test", port, tls=False).address == "::1"  # nobody listens: the first, and its error
+
+
+ADDRESSES = ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+
+
+def _instead(real: Callable[..., object], both: list[tuple[object, ...]]) -> Callable[..., object]:
+    return lambda host, *words, **more: both if host == "two.test" else real(host, *words, **more)
+
+
+def test_a_server_is_asked_at_its_ipv6_address(tmp_path: Path) -> None:
+    with server(good, "::1") as port:
+        found = scan(port, tmp_path, "--url", f"http://[::1]:{port}/v2/models/m/infer")
+    assert found.returncode == 0, found.stderr
+    assert saved(tmp_path).by.url == f"http://[::1]:{port}/v2/models/m/infer"
+
+
+def test_an_old_server_that_closes_every_connection_is_measured(tmp_path: Path) -> None:
+    def old(line: socket.socket, _number: int) -> bool:
+        line.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+        return False
+
+    with server(old) as port:
+        found = scan(port, tmp_path)
+    assert found.returncode == 0, found.stderr
+    level = saved(tmp_path).levels[0]
+    assert level.answered > 20
+    assert level.failed == ()
+
+
+def test_a_server_that_speaks_no_tls_is_named_with_what_to_type(tmp_path: Path) -> None:
+    def speaks_first(listening: socket.socket) -> None:
+        with listening.accept()[0] as line:
+            line.sendall(answer(b"", "400 Bad Request"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=speaks_first, args=(listening,), daemon=True).start()
+        port = listening.getsockname()[1]
+        found = scan(port, tmp_path, "--url", f"https://127.0.0.1:{port}/v2/models/m/infer")
+    assert found.returncode == Exit.DEVICE
+    assert "TLS: " in found.stderr
+    assert "a server without TLS: http://" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -165,6 +218,16 @@ def _closes(line: socket.socket, _number: int) -> bool:
     return False
 
 
+def _redirects(line: socket.socket, _number: int) -> bool:
+    line.sendall(b"HTTP/1.1 308 Permanent\r\nLocation: https://other.test/v2\r\nContent-Length: 0\r\n\r\n")
+    return True
+
+
+def _is_full(line: socket.socket, _number: int) -> bool:
+    line.sendall(answer(b"", "503 Service Unavailable"))
+    return True
+
+
 def _refuses(line: socket.socket, _number: int) -> bool:
     line.sendall(answer(b'{"error":"no"}', "400 Bad Request"))
     return True
@@ -178,6 +241,8 @@ def _refuses(line: socket.socket, _number: int) -> bool:
         (_huge, "more than 64 MiB"),
         (_dribbles, "no answer within 2 s"),
         (_closes, "connection lost before the answer"),
+        (_redirects, "redirects (status 308) to https://other.test/v2"),
+        (_is_full, "status 503"),
         (_refuses, 'status 400: {"error":"no"}'),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -12,6 +12,7 @@ from probes.errors import ServerUnusable
 from probes.throughput.served.client import described
 from probes.throughput.served.client.address import Target
 from probes.throughput.served.client.driving import GOOD, MakeCaller, early
+from probes.throughput.served.client.httpanswer import AnswerReader
 from probes.throughput.served.client.lines import (
     MOST_CONNECTIONS,
     Endpoint,
@@ -189,6 +190,7 @@ async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:
     reply, answer = await caller.fetch(get(path, authority=authority))
     if not answer.done:
         raise _unreachable(authority, reply.outcome)
+    _refuse_redirect(answer, authority + path)
     return bytes(answer.body) if answer.status == 200 else None
 
 
@@ -198,6 +200,7 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     reply, answer = await caller.fetch(index)
     if not answer.done:
         raise _unreachable(authority, reply.outcome)
+    _refuse_redirect(answer, authority)
     if answer.status != 200:
         raise ServerUnusable("the server doesn't list its models", "name one: --served-model NAME")
     name = quote(described.only_model(bytes(answer.body)), safe="")
@@ -207,6 +210,7 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
 async def _tried(caller: HttpCaller, one: bytes, url: str) -> None:
     """One request before any is timed. Raises ServerUnusable with what the server says."""
     reply, answer = await caller.fetch(one)
+    _refuse_redirect(answer, url)
     if reply.outcome != GOOD:
         said = bytes(answer.body[:300]).decode(errors="replace").strip()
         raise ServerUnusable(
@@ -215,8 +219,21 @@ async def _tried(caller: HttpCaller, one: bytes, url: str) -> None:
         )
 
 
+def _refuse_redirect(answer: AnswerReader, where: str) -> None:
+    """Following it in every request would time two of them. Raises ServerUnusable with where it leads."""
+    if 300 <= answer.status < 400:
+        target = answer.headers.get(b"location", b"")[:300].decode(errors="replace") or "no address"
+        raise ServerUnusable(
+            f"{where} redirects (status {answer.status}) to {target}",
+            "give the address that it leads to: --url",
+        )
+
+
 def _unreachable(authority: str, why: str) -> ServerUnusable:
-    return ServerUnusable(f"can't ask {authority}: {why}", "check that the server runs, and --url")
+    hint = "check that the server runs, and --url"
+    if why.startswith("TLS"):
+        hint = "a server without TLS: http://; a certificate of your own: run it with SSL_CERT_FILE=CA.pem"
+    return ServerUnusable(f"can't ask {authority}: {why}", hint)
 
 
 def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...]]:

@@ -13,14 +13,11 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from probes.throughput.served.client.driving import GOOD, REFUSED, Reply
 from probes.throughput.served.client.httpanswer import AnswerReader, Garbled
 
-if TYPE_CHECKING:
-    pass
-
+CONNECT_S = 3.0  # to find out which address of a name takes connections
 MOST_CONNECTIONS = 900  # `select` takes descriptors below 1,024
 
 
@@ -62,9 +59,22 @@ def loop_with(watch: Watch) -> asyncio.AbstractEventLoop:
 
 
 def resolve(host: str, port: int, *, tls: bool) -> Endpoint:
-    """The endpoint of a name, looked up once. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return Endpoint(host, port, tls, str(found[0][4][0]))
+    """The endpoint of a name, looked up once. Raises OSError.
+
+    Of several addresses the first that takes a connection: `localhost` often has one in IPv6 first, and a
+    server only that of IPv4. Where none does, the first, whose error is then shown.
+    """
+    found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    takes = (one for one in found if len(found) == 1 or _connects(one, port))
+    return Endpoint(host, port, tls, next(takes, found[0]))
+
+
+def _connects(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 class _Line(asyncio.Protocol):
