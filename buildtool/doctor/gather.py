@@ -198,12 +198,8 @@ def _virtual(root: Path) -> str | Unknown:
 
 def read_cdi_kinds(root: Path, directories: tuple[str, ...]) -> tuple[str, ...]:
     """The kinds of devices (`amd.com/gpu`) that CDI specifications describe."""
-    found = set()
-    for directory in directories:
-        for place in listed(root / directory.lstrip("/")):
-            kind = _cdi_kind(place)
-            found |= {kind} if kind else set()
-    return tuple(sorted(found))
+    places = (place for directory in directories for place in listed(root / directory.lstrip("/")))
+    return tuple(sorted({_cdi_kind(place) for place in places} - {""}))
 
 
 def _cdi_kind(place: Path) -> str:

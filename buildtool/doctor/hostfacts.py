@@ -43,11 +43,8 @@ class Node:
     def opens_for(self, user: "User") -> bool:
         """Whether the user may read and write it, by its owner, group and mode (access lists aside)."""
         bits = int(self.mode, 8)
-        if user.number == 0:
-            return True
-        if user.number == self.owner:
-            return bits >> 6 & 6 == 6
-        return (bits >> 3 if self.group in user.groups else bits) & 6 == 6
+        shift = 6 if user.number == self.owner else 3 if self.group in user.groups else 0
+        return user.number == 0 or bits >> shift & 6 == 6
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.errors import DataError
@@ -91,16 +92,16 @@ def prune_tar(
     anything is written; VerifyFailed, and OSError when `out` can't be written.
     """
     result = TreeResult(tuple(map(str, targets)))
+    run = _Run(targets, say, result)
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
         members = members_of(original)
         gone = {*dropped} | _foreign(members, targets, result)
         for member in members:
             if member.path not in gone:
-                plan = _planned(member, descriptor, targets, result=result)
+                plan = _planned(member, descriptor, run)
                 _write_member(
                     member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
                 )
-                _announce(member.path, plan, result, say)
         for path, content in sorted(added(result).items()):
             _add(handle, path, content, latest or 0)
         handle.write(bytes(2 * BLOCK))
@@ -135,24 +136,34 @@ def _foreign(members: Sequence[Member], targets: Sequence[TargetId], result: Tre
     return gone
 
 
-def _planned(
-    member: Member, descriptor: int, targets: Sequence[TargetId], *, result: TreeResult
-) -> PrunePlan | None:
+@dataclass(frozen=True)
+class _Run:
+    """A prune of an archive: what it keeps, whom it tells, what it has done."""
+
+    targets: Sequence[TargetId]
+    say: Say
+    result: TreeResult
+
+    def cut(self, path: str, source: Source, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
+        """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
+        if not worth_a_look(source):
+            return None
+        try:
+            found = plan()
+        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+            self.result.refused.append(Refused(path, str(error).splitlines()[0]))
+            return None
+        if not found.changed:
+            return None
+        self.say(f"prune {path}: {found.bytes_before} to {found.bytes_after} bytes")
+        self.result.pruned.append(Pruned.by(found, path))
+        return found
+
+
+def _planned(member: Member, descriptor: int, run: _Run) -> PrunePlan | None:
     """How to prune a member; None when there is nothing to cut, or when it may not be cut."""
     source = window(descriptor, member.content, member.n_bytes)
-    return _cut(member.path, source, result, lambda: plan_prune(source, targets, strict=False))
-
-
-def _cut(path: str, source: Source, result: TreeResult, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
-    """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
-    if not worth_a_look(source):
-        return None
-    try:
-        found = plan()
-    except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-        result.refused.append(Refused(path, str(error).splitlines()[0]))
-        return None
-    return found if found.changed else None
+    return run.cut(member.path, source, lambda: plan_prune(source, run.targets, strict=False))
 
 
 def _write_member(
@@ -196,12 +207,6 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
     handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % BLOCK))
 
 
-def _announce(path: str, plan: PrunePlan | None, result: TreeResult, say: Say) -> None:
-    if plan is not None:
-        say(f"prune {path}: {plan.bytes_before} to {plan.bytes_after} bytes")
-        result.pruned.append(Pruned.by(plan, path))
-
-
 def prune_wheel(
     original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
 ) -> TreeResult:
@@ -210,11 +215,11 @@ def prune_wheel(
     Its changed files are in a temporary folder next to `out`, one at a time. RECORD stays
     as it is: installers write their own. Raises as `prune_tar` does.
     """
-    result = TreeResult(tuple(map(str, targets)))
+    run = _Run(targets, say, TreeResult(tuple(map(str, targets))))
     with _readable(original) as old, zipfile.ZipFile(out, "w") as new, scratch(out.parent) as folder:
         for info in old.infolist():
-            _wheel_member(old, new, info, folder=folder, targets=targets, result=result, say=say)
-    return result
+            _wheel_member(old, new, info, folder=folder, run=run)
+    return run.result
 
 
 @contextmanager
@@ -233,13 +238,11 @@ def _wheel_member(
     info: zipfile.ZipInfo,
     *,
     folder: Path,
-    targets: Sequence[TargetId],
-    result: TreeResult,
-    say: Say,
+    run: _Run,
 ) -> None:
-    if is_foreign_path(info.filename, targets):
+    if is_foreign_path(info.filename, run.targets):
         named = gfx_targets_of_path(info.filename)
-        result.deleted.append(Deleted(info.filename, info.file_size, named))
+        run.result.deleted.append(Deleted(info.filename, info.file_size, named))
         return
     fresh = zipfile.ZipInfo(info.filename, info.date_time)  # stored, not deflated: it is read once, soon
     fresh.external_attr = info.external_attr
@@ -250,7 +253,6 @@ def _wheel_member(
     with old.open(info) as packed, place.open("wb") as file:
         shutil.copyfileobj(packed, file, 1 << 20)
     with open_source(place) as (source, _):
-        plan = _cut(info.filename, source, result, lambda: prune_file(place, targets, strict=False))
-    _announce(info.filename, plan, result, say)
+        run.cut(info.filename, source, lambda: prune_file(place, run.targets, strict=False))
     with place.open("rb") as file, new.open(fresh, "w", force_zip64=True) as stored:
         shutil.copyfileobj(file, stored, 1 << 20)

@@ -22,7 +22,7 @@ from buildtool.gpucode.target import TargetId, served
 from buildtool.progress import Say
 from buildtool.prune.archives import archive_targets, prune_tar
 from buildtool.prune.changes import TreeResult
-from buildtool.prune.flat import FlatImage, archive, created, flat_image, read_config
+from buildtool.prune.flat import archive, created, flat_image, read_config
 from buildtool.prune.imageconfig import config_of
 from buildtool.prune.inputs import run_of
 from buildtool.prune.layerfile import pack_layer
@@ -49,17 +49,101 @@ class PrunedImage:
 
 
 @dataclass(frozen=True)
-class _Original:
+class _Job:
     """The image as the engine knew it when the prune began; from then on only its id is used."""
 
     ref: str
-    image_id: str
     record: Mapping[str, Any]
-    config: bytes
+    targets: tuple[TargetId, ...]
+    engine: Engine
+    folder: Path  # on disk for this prune alone
+    say: Say
 
     @property
-    def platform(self) -> Platform:
-        return Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
+    def image_id(self) -> str:
+        return str(self.record["Id"])
+
+    def config(self) -> bytes:
+        """As its maker wrote it. What can't be read is reported before anything is written."""
+        self.say(f"reading the configuration of {self.ref}")
+        platform = Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
+        config = config_of(self.engine.save(self.image_id), self.image_id, platform=platform)
+        read_config(config)
+        return config
+
+    def prune_files(self, room: int) -> TreeResult:
+        """Write the pruned files to `rootfs.tar`; what is on disk at once may take `room` bytes."""
+        whole = self.folder / "whole.tar"
+        self.say(f"taking the files out of {self.ref}")
+        with replacing(whole) as part, part.open("wb") as file:
+            for chunk in self.engine.export(self.image_id):
+                file.write(chunk)
+                if file.tell() * _TARS > room:
+                    raise EnvironmentMissing(
+                        f"{self.ref} has more files than the engine reports, and {decimal_bytes(room)} of "
+                        "disk isn't enough for two copies",
+                        "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
+                    )
+        with naming(self.ref):
+            served(archive_targets(whole, folder=self.folder), self.targets, strict=True)
+        self.say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, self.targets))}")
+
+        def manifest(result: TreeResult) -> dict[str, bytes]:
+            runs = [*_earlier_runs(whole), run_of(self.ref, result)]
+            return {IMAGE_PATH: image_manifest(self.targets, runs).encode()}
+
+        with replacing(self.folder / "rootfs.tar") as part:
+            result = prune_tar(
+                whole,
+                part,
+                self.targets,
+                latest=created(self.record),
+                dropped=(*_ENGINES_OWN, IMAGE_PATH),
+                added=manifest,
+                say=self.say,
+            )
+        whole.unlink()
+        return result
+
+    def made(self, config: bytes, temporary: str) -> str:
+        """Put the pruned image into the engine, under a temporary name, and return its id."""
+        self.say("making the pruned image")
+        path, tar = self.folder / "layer", self.folder / "rootfs.tar"
+        n_bytes = tar.stat().st_size
+        layer = pack_layer(tar, path, compress=self.engine.info().containerd_store)
+        # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
+        require_engine_room(self.engine, layer.n_bytes + n_bytes, "loading the pruned image", say=self.say)
+        name = f"docker.io/library/{temporary}"
+        image = flat_image(config, layer, name=name, targets=",".join(map(str, self.targets)))
+        self.say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
+        with path.open("rb") as file:
+            self.engine.load(archive(image, iter(partial(file.read, _CHUNK), b"")))
+        path.unlink()
+        record = self.engine.inspect(temporary)
+        if record is None or record["Id"] not in image.ids:
+            raise ProofFailed(f"the engine holds another image as {temporary} than the one it was given")
+        return str(record["Id"])
+
+    def proved(self, copy_id: str) -> str:
+        """Run both images' self-test (images/smoke.py); both must report the same."""
+        self.say("proving the pruned image in a fresh container")
+        script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
+        command = ["python3", "-B", "-c", script]
+        try:
+            before = self.engine.run(self.image_id, command)
+            facts = proof.facts_of(before.stdout)
+        except ToolError as error:
+            return f"not proved: {self.ref} itself fails the smoke test ({error.message})"
+        if before.exit_code or facts is None or not facts.product_ok:
+            return f"not proved: {self.ref} itself fails the smoke test (exit {before.exit_code})"
+        after = self.engine.run(copy_id, command)
+        if after.exit_code or proof.facts_of(after.stdout) != facts:
+            raise ProofFailed(
+                f"pruned, {self.ref} prints something other than before:\n"
+                f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n"
+                f"{proof.last_words(before.stdout)}"
+            )
+        return proof.sentence(facts)
 
 
 def prune_image(
@@ -94,15 +178,15 @@ def prune_image(
     _clean_up(engine, state)
     room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
     with scratch(state) as folder:
-        say(f"reading the configuration of {ref}")
-        original = _original(ref, record, engine)
-        result = _prune_files(original, targets, engine=engine, scratch=folder, room=room, say=say)
+        job = _Job(ref, record, tuple(targets), engine, folder, say)
+        config = job.config()
+        result = job.prune_files(room)
         if not result.changed:
             return None
         temporary = f"{temporary_prefix(state)}{_token(folder)}"
         try:
-            image_id = _made(original, targets, temporary, engine=engine, scratch=folder, say=say)
-            proved = _prove(original, image_id, engine=engine, say=say)
+            image_id = job.made(config, temporary)
+            proved = job.proved(image_id)
             engine.tag(image_id, name)
         finally:
             engine.forget(temporary)
@@ -137,89 +221,6 @@ def _is_id(ref: str, record: Mapping[str, Any]) -> bool:
     return ref not in names and str(record["Id"]).removeprefix("sha256:").startswith(given)
 
 
-def _original(ref: str, record: Mapping[str, Any], engine: Engine) -> _Original:
-    found = _Original(ref, str(record["Id"]), record, b"")
-    config = config_of(engine.save(found.image_id), found.image_id, platform=found.platform)
-    read_config(config)  # what can't be read is reported before anything is written
-    return _Original(ref, found.image_id, record, config)
-
-
-def _made(
-    original: _Original,
-    targets: Sequence[TargetId],
-    temporary: str,
-    *,
-    engine: Engine,
-    scratch: Path,
-    say: Say,
-) -> str:
-    """Put the pruned image into the engine, under a temporary name, and return its id."""
-    say("making the pruned image")
-    path = scratch / "layer"
-    tar = scratch / "rootfs.tar"
-    n_bytes = tar.stat().st_size
-    layer = pack_layer(tar, path, compress=engine.info().containerd_store)
-    # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
-    require_engine_room(engine, layer.n_bytes + n_bytes, "loading the pruned image", say=say)
-    name = f"docker.io/library/{temporary}"
-    image = flat_image(original.config, layer, name=name, targets=",".join(map(str, targets)))
-    say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
-    with path.open("rb") as file:
-        engine.load(archive(image, iter(partial(file.read, _CHUNK), b"")))
-    path.unlink()
-    return _loaded_id(image, temporary, engine)
-
-
-def _loaded_id(image: FlatImage, temporary: str, engine: Engine) -> str:
-    """The engine's id of it, which must be that of the image we made."""
-    record = engine.inspect(temporary)
-    if record is None or record["Id"] not in image.ids:
-        raise ProofFailed(f"the engine holds another image as {temporary} than the one it was given")
-    return str(record["Id"])
-
-
-def _prune_files(
-    original: _Original,
-    targets: Sequence[TargetId],
-    *,
-    engine: Engine,
-    scratch: Path,
-    room: int,
-    say: Say,
-) -> TreeResult:
-    whole = scratch / "whole.tar"
-    say(f"taking the files out of {original.ref}")
-    with replacing(whole) as part, part.open("wb") as file:
-        for chunk in engine.export(original.image_id):
-            file.write(chunk)
-            if file.tell() * _TARS > room:
-                raise EnvironmentMissing(
-                    f"{original.ref} has more files than the engine reports, and {decimal_bytes(room)} of "
-                    "disk isn't enough for two copies",
-                    "free some space (docker builder prune), or work elsewhere: WEIR_STATE=DIR",
-                )
-    with naming(original.ref):
-        served(archive_targets(whole, folder=scratch), targets, strict=True)
-    say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, targets))}")
-
-    def manifest(result: TreeResult) -> dict[str, bytes]:
-        runs = [*_earlier_runs(whole), run_of(original.ref, result)]
-        return {IMAGE_PATH: image_manifest(targets, runs).encode()}
-
-    with replacing(scratch / "rootfs.tar") as part:
-        result = prune_tar(
-            whole,
-            part,
-            targets,
-            latest=created(original.record),
-            dropped=(*_ENGINES_OWN, IMAGE_PATH),
-            added=manifest,
-            say=say,
-        )
-    whole.unlink()
-    return result
-
-
 def _earlier_runs(whole: Path) -> list[Any]:
     """What earlier prunes removed, by the image's own manifest."""
     with tarfile.open(whole, "r:") as tar:
@@ -229,27 +230,6 @@ def _earlier_runs(whole: Path) -> list[Any]:
                 file = tar.extractfile(info) if info.isreg() and info.size <= MAX_BYTES else None
                 return runs_in(file.read()) if file else []
     return []
-
-
-def _prove(original: _Original, copy_id: str, *, engine: Engine, say: Say) -> str:
-    """Run both images' self-test (images/smoke.py); both must report the same."""
-    say("proving the pruned image in a fresh container")
-    script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
-    command = ["python3", "-B", "-c", script]
-    try:
-        before = engine.run(original.image_id, command)
-        facts = proof.facts_of(before.stdout)
-    except ToolError as error:
-        return f"not proved: {original.ref} itself fails the smoke test ({error.message})"
-    if before.exit_code or facts is None or not facts.product_ok:
-        return f"not proved: {original.ref} itself fails the smoke test (exit {before.exit_code})"
-    after = engine.run(copy_id, command)
-    if after.exit_code or proof.facts_of(after.stdout) != facts:
-        raise ProofFailed(
-            f"pruned, {original.ref} prints something other than before:\n"
-            f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n{proof.last_words(before.stdout)}"
-        )
-    return proof.sentence(facts)
 
 
 def _clean_up(engine: Engine, state: Path) -> None:

@@ -63,13 +63,14 @@ def test_the_original_keeps_its_name_and_a_bad_name_costs_nothing(tmp_path: Path
     assert not (tmp_path / "state").exists()
 
 
+def job(engine: Any, folder: Path) -> images._Job:
+    return images._Job("x", {"Id": "sha256:a"}, GFX906, engine, folder, lambda _line: None)
+
+
 def test_more_files_than_there_is_room_for_stop_the_export(tmp_path: Path) -> None:
-    original: Any = SimpleNamespace(ref="x", image_id="sha256:a", record={})
     engine: Any = SimpleNamespace(export=lambda _ref: iter([bytes(600)] * 10))
     with pytest.raises(EnvironmentMissing, match="more files than the engine reports"):
-        images._prune_files(
-            original, GFX906, engine=engine, scratch=tmp_path, room=2000, say=lambda _line: None
-        )
+        job(engine, tmp_path).prune_files(2000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +93,6 @@ def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
         raise BuildFailed("far enough")
 
     engine: Any = SimpleNamespace(info=lambda: info, load=load)
-    original: Any = SimpleNamespace(config=b"{}")
     with pytest.raises(BuildFailed if fits else EnvironmentMissing):
-        images._made(original, GFX906, "x", engine=engine, scratch=scratch, say=lambda _line: None)
+        job(engine, scratch).made(b"{}", "x")
     assert bool(given) == fits
