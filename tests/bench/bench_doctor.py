@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "unit" / "doctor")]
 
 from board import Board, tell  # noqa: E402
+from contradictions import all_cells, contradictions  # noqa: E402
 from host_trees import host_of  # noqa: E402
 from lint_files import broken  # noqa: E402
 from lint_good import good  # noqa: E402
@@ -26,7 +27,7 @@ from test_compatibility import FAULTS, whole  # noqa: E402
 from test_hosts import CASES, TODAY, recorded  # noqa: E402
 
 from buildtool.doctor.advise import advise  # noqa: E402
-from buildtool.doctor.compatibility import all_cells, contradictions, read  # noqa: E402
+from buildtool.doctor.compatibility import read  # noqa: E402
 from buildtool.doctor.lint.linter import judged  # noqa: E402
 from buildtool.doctor.shipped_data import compatibility, rules  # noqa: E402
 from buildtool.doctor.shown import answer_text  # noqa: E402

@@ -11,8 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from contradictions import all_cells, contradictions
 
-from buildtool.doctor.compatibility import RANKS, all_cells, contradictions, read
+from buildtool.doctor.compatibility import RANKS, read
 from buildtool.doctor.shipped_data import FILE, compatibility
 from buildtool.errors import DataError
 from buildtool.shipped import IMAGES
