@@ -242,13 +242,16 @@ def test_all_documents_of_a_stream_have_one_limit() -> None:
         streamed(content, replace(LIMITS, documents_bytes=4))
 
 
-def test_a_file_of_more_members_than_its_memory_allows_is_refused(tmp_path: Path) -> None:
+def test_an_archive_of_more_members_than_its_memory_allows_is_refused(tmp_path: Path) -> None:
     """Links count as well: they are remembered, too."""
     members = [file(f"f{n}") for n in range(3)] + [symlink(f"l{n}", "f0") for n in range(3)]
     limits = replace(LIMITS, index_bytes=4 * KIB)
     assert len(filed(tar(*members[:5]), tmp_path / "a.tar", limits).paths()) == 5
     with pytest.raises(LimitExceeded, match="more members"):
         filed(tar(*members), tmp_path / "a.tar", limits)
+    assert len(streamed(tar(*members[:5]), limits).paths()) == 5
+    with pytest.raises(LimitExceeded, match="more members"):
+        streamed(tar(*members), limits)
 
 
 def test_an_archive_file_without_its_end_is_truncated(tmp_path: Path) -> None:
