@@ -138,7 +138,7 @@ def _foreign(members: Sequence[Member], targets: Sequence[TargetId], result: Tre
 
 @dataclass(frozen=True)
 class _Run:
-    """A prune of an archive: what it keeps, whom it tells, what it has done."""
+    """A prune of an archive: what to keep, where progress goes, what was done."""
 
     targets: Sequence[TargetId]
     say: Say
