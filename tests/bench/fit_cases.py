@@ -16,6 +16,7 @@ from probes.fit.answering.bytrials import by_trials
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.caps import CGROUP_LIMIT
 from probes.fit.measured.runs import Ask, measure
+from probes.fit.predicted.forecast import libraries
 from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.placement.models.reading import from_config
 from probes.placement.planner.constants import Constants
@@ -182,14 +183,14 @@ def checked(case: Case, device: str, report: FitReport, seconds: float) -> Seen:
     predicted = report.predicted_largest_batch if case.axis == "batch" else report.predicted_largest_tokens
     assert isinstance(predicted, Largest)
     here, traced = report.predicted_at_largest, measured.at_size
-    handles = here.workspace if isinstance(here, Taken) else 0
+    handles = here.workspace if isinstance(here, Taken) and here.workspace else libraries(case.asked)
     return Seen(
         case,
         measured,
         tried,
         brute,
         rules_bytes=here.allocated if isinstance(here, Taken) else 0,
-        trace_bytes=traced.allocated + handles if isinstance(traced, Taken) else 0,
+        trace_bytes=traced.allocated - traced.workspace + handles if isinstance(traced, Taken) else 0,
         guess=predicted.fits,
         seconds=seconds,
     )

@@ -88,6 +88,7 @@ THOUGHT = {
     "buildtool/prune/flat.py",
     "buildtool/prune/imageconfig.py",
     "probes/fit/answering/",
+    "probes/fit/lines.py",
     "probes/fit/question.py",
     "probes/fit/predicted/",
     "probes/fit/measured/bracket.py",

@@ -1,10 +1,11 @@
 """An answer for a model without rules: weights by its modules, the rest by two small trials. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from probes.errors import DeviceUnusable
+from probes.fit.lines import MOST, Line, highest, last, through
 from probes.fit.question import (
     STATES,
     Axis,
@@ -12,6 +13,7 @@ from probes.fit.question import (
     FitReport,
     Largest,
     Measured,
+    Parts,
     Question,
     Taken,
     Trial,
@@ -20,20 +22,19 @@ from probes.placement.planner.constants import Constants
 from probes.shared.unknown import Unknown
 
 TWO_TRIALS: Final = "two trials"
-MOST: Final = 10**9  # of a size: what grows by less than a byte a step
 NOT_TRIED: Final = Unknown("there are no rules for this architecture, and no trial made this larger")
 
 
 def by_trials(asked: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
     """What two small trials say. Raises DeviceUnusable where not even they fit."""
     axis = measured.largest.axis
-    lines = through(measured.trials)
+    lines = _through(measured.trials)
     if isinstance(lines, Unknown) or isinstance(measured.built, Unknown):
         why = lines if isinstance(lines, Unknown) else measured.built
         raise DeviceUnusable(
             f"two trials are needed where there are no rules: {why}", "give a larger --budget or --limit"
         )
-    taken = _taken(measured.built, asked, _highest(lines, asked.batch if axis == "batch" else asked.tokens))
+    taken = _taken(measured.built, asked, highest(lines, asked.batch if axis == "batch" else asked.tokens))
     found = _largest(lines, budget, axis)
     return FitReport(
         question=asked,
@@ -48,7 +49,7 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
         predicted_largest_tokens=found if axis == "tokens" else NOT_TRIED,
         smallest_budget_bytes=taken.total,
         knobs=(),
-        predicted_at_largest=_taken(measured.built, asked, _highest(lines, measured.largest.fits)),
+        predicted_at_largest=_taken(measured.built, asked, highest(lines, measured.largest.fits)),
         measured=measured,
         notes=(
             "there are no rules for this architecture: weights are exact, from its modules; activations are "
@@ -57,33 +58,21 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
     )
 
 
-Lines = Mapping[str, tuple[float, float]]  # phase -> bytes at size 0, and for each step of the size
-
-
-def through(trials: Sequence[Trial]) -> Lines | Unknown:
-    """A straight line for each phase of a step, through its peaks at the two smallest sizes that fit."""
-    divided = sorted((t.size, t.parts.phases) for t in trials if not isinstance(t.parts, Unknown))
-    if len(divided) < 2:
+def _through(trials: Sequence[Trial]) -> tuple[Line, ...] | Unknown:
+    """The lines through the two smallest sizes that fit."""
+    found = sorted((t.size, _peaks(t.parts)) for t in trials if not isinstance(t.parts, Unknown))
+    if len(found) < 2:
         return Unknown("fewer than two sizes fit")
-    (first, low), (second, high) = divided[:2]
-    lines = {}
-    for before, after in zip(low, high, strict=True):
-        steep = max((after.peak_bytes - before.peak_bytes) / (second - first), 0.0)
-        lines[before.name] = (before.peak_bytes - steep * first, steep)
-    return lines
+    (first, low), (second, high) = found[:2]
+    return through(first, low, second, high)
 
 
-def _highest(lines: Lines, size: int) -> int:
-    return round(max(start + steep * size for start, steep in lines.values()))
+def _peaks(parts: Parts) -> tuple[int, ...]:
+    return tuple(phase.peak_bytes for phase in parts.phases)
 
 
-def _largest(lines: Lines, budget: int, axis: Axis) -> Largest:
-    """The last size at which every phase is within the budget."""
-    fits = min(
-        (int((budget - start) // steep) if steep else MOST * (start <= budget))
-        for start, steep in lines.values()
-    )
-    fits = max(min(fits, MOST), 0)
+def _largest(lines: Sequence[Line], budget: int, axis: Axis) -> Largest:
+    fits = last(lines, budget)
     return Largest(axis, fits, fits + 1 if fits < MOST else None, exact=fits < MOST)
 
 

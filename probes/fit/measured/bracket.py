@@ -1,7 +1,7 @@
 """Search for the largest size that fits when each try costs a process: few tries along a measured line. Pure.
 
-What a size takes is close to a straight line, so each try that fits says where the limit is: its peak, and
-the rise for each step of the size, which is predicted until two tries have measured it.
+What each phase of a step takes is close to a straight line over the size, so tries that fit say where the
+limit is: by their peaks, and the rise for each step of the size, predicted until two tries have measured it.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
+from probes.fit import lines
 from probes.fit.question import Axis, Largest
 
 FAR: Final = 4  # the last try is at least this share (a quarter) beyond the largest size that fits
@@ -19,10 +20,10 @@ DOWN: Final = (16, 2)  # first guess too large: a sixteenth less, then half, the
 
 @dataclass(frozen=True)
 class Tried:
-    """Whether a size fits, and the bytes it took at its peak if that is known."""
+    """Whether a size fits, and the bytes that each phase took at its peak if that is known."""
 
     fits: bool
-    peak: int | None = None
+    peaks: tuple[int, ...] = ()
 
 
 Try = Callable[[int], Tried | None]  # None: it isn't known, and the search ends
@@ -88,20 +89,15 @@ def _first(known: Mapping[int, Tried], hint: Hint, most: int, high: int | None) 
 
 
 def _along(known: Mapping[int, Tried], hint: Hint, budget: int) -> int | None:
-    """The largest size by a line through what fits; None where nothing says how steep it is."""
+    """The largest size by lines through what fits; None where nothing says how steep they are."""
     low = _low(known)
-    peaks = {size: t.peak for size, t in known.items() if t.fits and size <= low and t.peak is not None}
+    peaks = {size: t.peaks for size, t in known.items() if t.fits and size <= low and t.peaks}
     if low not in peaks:
         return None
-    rise = _rise(peaks) or hint.rise
-    return low + (budget - peaks[low]) // rise if rise else None
-
-
-def _rise(peaks: Mapping[int, int]) -> int:
-    """Bytes a step, between the largest size and the next one that is well below; 0 where there is none."""
-    last = max(peaks)
-    below = [size for size in peaks if size <= last - max(last // APART, 1)]
-    return (peaks[last] - peaks[max(below)]) // (last - max(below)) if below else 0
+    below = [size for size in peaks if size <= low - max(low // APART, 1)]
+    if below and len(peaks[max(below)]) == len(peaks[low]):
+        return lines.last(lines.through(max(below), peaks[max(below)], low, peaks[low]), budget)
+    return low + (budget - max(peaks[low])) // hint.rise if hint.rise else None
 
 
 def _high(known: Mapping[int, Tried]) -> int | None:

@@ -3,8 +3,10 @@
 Works for whatever torch can run, so for any module. Not seen is what a kernel allocates within itself.
 """
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -65,7 +67,7 @@ class Counter(TorchDispatchMode):  # type: ignore[misc]
 def trace(config: Mapping[str, Any], asked: Question, device: str) -> Taken:
     """The bytes at the peak of a question's steps, by a trace. Raises what `onestep.prepare` raises."""
     made = onestep.make(config, asked, "meta")
-    with FakeTensorMode(), Counter(device) as counter:
+    with _no_packed_sequences(), FakeTensorMode(), Counter(device) as counter:
         _fill(made.module, device)
         ready = onestep.ready(made, asked, device)
         taken = [_divided(counter, ready)]
@@ -74,9 +76,26 @@ def trace(config: Mapping[str, Any], asked: Question, device: str) -> Taken:
             taken[0] = _divided(counter, ready)
 
         counter.at_highest = note
-        for _ in onestep.steps(ready, asked):
-            pass
+        onestep.run(ready, asked, lambda _: None)
         return taken[0]
+
+
+@contextmanager
+def _no_packed_sequences() -> Iterator[None]:
+    """Say for transformers that a batch has whole sequences: it sees that by values, which aren't there.
+
+    Otherwise it makes a mask, and repeats keys and values, that a real step does without.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    before = getattr(masks, "find_packed_sequence_indices", None)
+    if masks is None or before is None:
+        yield
+        return
+    masks.find_packed_sequence_indices = lambda *_, **__: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = before  # type: ignore[attr-defined]
 
 
 def _fill(module: torch.nn.Module, device: str) -> None:

@@ -206,8 +206,8 @@ class Searcher:
         self._tell(Found(trial))
         if trial.verdict == "out_of_time":
             return None
-        peak = trial.peak_bytes
-        return Tried(trial.verdict == "fits", peak if isinstance(peak, int) else None)
+        phases = () if isinstance(trial.parts, Unknown) else trial.parts.phases
+        return Tried(trial.verdict == "fits", tuple(phase.peak_bytes for phase in phases))
 
     def _try(self, size: int, left: float) -> Trial:
         self._tries += 1

@@ -1,7 +1,7 @@
 """A real pass or training step of a model with random weights, by torch, transformers and peft themselves."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ DTYPES: Final = {
     "amp-fp16": torch.float32,
 }
 HALVES: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+QUARTERS: Final = 4
 RATE: Final = 1e-4  # of learning: any that trains
 
 
@@ -153,22 +154,52 @@ def _optimizer(trained: list[torch.nn.Parameter], asked: Question, *, foreach: b
     return torch.optim.SGD(trained, lr=RATE, momentum=momentum, foreach=foreach)
 
 
-def steps(ready: Prepared, asked: Question) -> Iterator[str]:
-    """Do all that decides the peak, yielding what comes next: two steps of training, or two tokens."""
+def run(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
+    """Do all that decides the peak: two steps of training, or two tokens. `begins` hears of each phase."""
     if ready.optimizer is None:
-        yield from _infer(ready, asked)
+        _infer(ready, asked, begins)
         return
-    for number in (1, 2):  # from the second on, the optimizer has its state
-        for _ in range(asked.accumulate):
-            yield f"step {number}: forward"
-            loss = _loss(ready, asked)
-            yield f"step {number}: backward"
-            (loss / asked.accumulate).backward()
-            del loss
-        yield f"step {number}: optimizer"
-        ready.optimizer.step()
-        ready.optimizer.zero_grad(set_to_none=True)
-    yield "done"
+    with _quarters(ready.module, begins) as backward:
+        for number in (1, 2):  # from the second on, the optimizer has its state
+            for _ in range(asked.accumulate):
+                begins(f"step {number}: forward")
+                loss = _loss(ready, asked)
+                backward(number)
+                (loss / asked.accumulate).backward()
+                del loss
+            begins(f"step {number}: optimizer")
+            ready.optimizer.step()
+            ready.optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _quarters(module: Any, begins: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
+    """Makes phases of a backward pass: until each quarter of the weights has its gradient.
+
+    At its beginning activations take most, at its end gradients do; what each takes by itself is a straight
+    line over the batch.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    borders = {max(len(trained) * part // QUARTERS, 1): part for part in range(QUARTERS)}
+    step, done = 0, 0
+
+    def backward(number: int) -> None:
+        nonlocal step, done
+        step, done = number, 0
+        begins(f"step {step}: backward, to the first gradient")
+
+    def count(_: torch.Tensor) -> None:
+        nonlocal done
+        done += 1
+        if done in borders:
+            begins(f"step {step}: backward, part {borders[done] + 1} of {QUARTERS}")
+
+    hooks = [parameter.register_post_accumulate_grad_hook(count) for parameter in trained]
+    try:
+        yield backward
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _loss(ready: Prepared, asked: Question) -> torch.Tensor:
@@ -205,20 +236,18 @@ def _given(ready: Prepared, asked: Question) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens}
 
 
-def _infer(ready: Prepared, asked: Question) -> Iterator[str]:
+def _infer(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
     """The prompt with keys and values kept, then one more token; of what doesn't generate one pass."""
     with torch.no_grad():
-        yield "prompt"
+        begins("prompt")
         given = _given(ready, asked)
         if not ready.takes.has_head or ready.takes.decodes:
             ready.module(**given)
-            yield "done"
             return
         found = ready.module(**given, use_cache=True, logits_to_keep=1)
         chosen = found.logits[:, -1:].argmax(-1)
         cache = getattr(found, "past_key_values", None)
         del found
         if cache is not None:  # a state of another kind goes by another name
-            yield "next token"
+            begins("next token")
             ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        yield "done"

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,6 +12,7 @@ import torch
 from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.measured import caps, faketrace, onestep
 from probes.fit.measured.cgroups import Group
+from probes.fit.predicted.forecast import libraries
 from probes.fit.question import Built, Parts, Phase, Question, Taken, Trial, Verdict
 from probes.machine.nvml import open_nvml
 from probes.shared.unknown import Unknown
@@ -40,30 +41,46 @@ def run(
     torch.manual_seed(0)
     gauge = _on_cpu(budget, group) if device == "cpu" else _on_gpu(budget)
     said, verdict, ready = "", _FITS, None  # until an error says otherwise
-    now, phases = "building the model", list[Phase]()
+    phases = Phases(gauge.peak)
     try:
         ready = onestep.prepare(config, asked, TORCH_NAMES[device])
-        for coming in onestep.steps(ready, asked):
-            phases.append(Phase(now, gauge.peak()))
-            now = coming
+        onestep.run(ready, asked, phases.begin)
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, of any kind
         said = str(error)[:MOST_WORDS]
         verdict = caps.verdict_of(type(error).__name__, str(error))
-        phases.append(Phase(now, gauge.peak()))
-    highest = max(phase.peak_bytes for phase in phases)
+    phases.begin("")
+    highest = max(phase.peak_bytes for phase in phases.ended)
     trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), said)
-    return replace(trial, parts=_parts(ready, phases)) if ready and verdict == _FITS else trial
+    return replace(trial, parts=_parts(ready, phases.ended)) if ready and verdict == _FITS else trial
 
 
-def _parts(ready: onestep.Prepared, phases: Sequence[Phase]) -> Parts:
+class Phases:
+    """The phases of a step that have ended, each with its peak; one that comes again keeps its highest."""
+
+    def __init__(self, peak: Callable[[], int]) -> None:
+        self._peak, self._now = peak, "building the model"
+        self._highest: dict[str, int] = {}
+
+    def begin(self, name: str) -> None:
+        """End the phase that lasts, and begin the next."""
+        self._highest[self._now] = max(self._highest.get(self._now, 0), self._peak())
+        self._now = name
+
+    @property
+    def ended(self) -> tuple[Phase, ...]:
+        """In their order."""
+        return tuple(Phase(name, peak) for name, peak in self._highest.items())
+
+
+def _parts(ready: onestep.Prepared, phases: tuple[Phase, ...]) -> Parts:
     """The highest peak divided into what is known exactly and the rest."""
     weights = onestep.built(onestep.Made(ready.module, ready.takes)).weights
     state = ready.optimizer.state.values() if ready.optimizer else ()
     kept = sum(v.nbytes for each in state for v in each.values() if isinstance(v, torch.Tensor))
     peak = max(phase.peak_bytes for phase in phases)
-    return Parts(weights, kept, max(peak - weights - kept, 0), tuple(phases))
+    return Parts(weights, kept, max(peak - weights - kept, 0), phases)
 
 
 def warm(config: Mapping[str, Any], asked: Question) -> Built:
@@ -144,9 +161,10 @@ def _used_by_all() -> int | Unknown:
 
 
 def traced(config: Mapping[str, Any], asked: Question, device: Device) -> Taken | Unknown:
-    """The same, traced without its bytes."""
+    """The same, traced without its bytes. On a CPU with what libraries take besides."""
     try:
-        return faketrace.trace(config, asked, TORCH_NAMES[device])
+        taken = faketrace.trace(config, asked, TORCH_NAMES[device])
+        return taken if device == "gpu" else replace(taken, workspace=libraries(asked))
     except Exception as error:  # not every operation can be traced
         return Unknown(f"torch can't trace it: {str(error)[:MOST_WORDS]}")
 

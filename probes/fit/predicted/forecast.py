@@ -1,13 +1,14 @@
 """What a question takes, by rules: the bytes at its peak, and the largest size within a budget. Pure."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from probes.fit.predicted.programs import Attending, Pass, Weights, program_of
 from probes.fit.predicted.tape import Storage, Tape, Tensor
-from probes.fit.question import STATES, Axis, Largest, Question, Taken
+from probes.fit.question import STATES, Axis, Largest, Question, Taken, Task
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.constants import Constants
 
@@ -37,12 +38,32 @@ class Place:
 
 
 CPU: Final = Place(0, 0, "fused", foreach=False, rounds=False)
+# Bytes that C libraries take in a process for each direction of a pass, beside tensors: code that oneDNN
+# generates, buffers, the heap. Measured on an x86-64 with torch 2.13, in cases of bench_fit.py that are `tuned`.
+LIBRARIES: Final[Mapping[tuple[Task, bool], int]] = MappingProxyType(
+    {
+        ("inference", False): 3 << 19,
+        ("inference", True): 3 << 20,  # in halves
+        ("training", False): 5 << 19,
+        ("training", True): 6 << 20,
+    }
+)
+
+
+def libraries(asked: Question) -> int:
+    """Bytes that C libraries take besides on a CPU."""
+    return LIBRARIES[asked.task, asked.precision != "fp32"] * _directions(asked)
+
+
+def _directions(asked: Question) -> int:
+    """Of a pass: a backward pass has a thread, and a library's handle, of its own."""
+    return 2 if asked.task == "training" else 1
 
 
 def place_of(machine: Constants, model: ModelDescription, asked: Question) -> Place:
     """A machine as a place. Fused attention needs units for halves; of grouped heads also halves."""
     if not machine.has_gpu:
-        return CPU
+        return replace(CPU, workspace=LIBRARIES[asked.task, asked.precision != "fp32"])
     grouped = any(b.attention and b.attention.heads != b.attention.key_value_heads for b in model.blocks)
     halves = asked.precision != "fp32"
     fused = machine.triton and machine.bfloat16 and (halves or not grouped)
@@ -69,8 +90,7 @@ def forecast(model: ModelDescription, asked: Question, place: Place) -> Forecast
         with tape.named("forward"):
             run(work, model)
     ledger = tape.ledger
-    handles = 2 if training else 1  # the backward pass has a thread, and a handle, of its own
-    workspace = place.workspace * handles
+    workspace = place.workspace * _directions(asked)
     rounding = 0
     if place.rounds:
         used = ledger.highest + workspace

@@ -146,7 +146,13 @@ class Pass:
         return tape.op(x.numbers, x.width, (x, weight, bias), saved=saved)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-        """Scaled dot product attention."""
+        """Scaled dot product attention. Keys and values are kept from here on where there is a cache."""
+        found = self._attended(q, k, v, heads)
+        if self.cache is not None:
+            self.cache.append(self.tape.fresh(k.numbers + v.numbers, k.width, "kv_cache"))
+        return found
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
         tape, asked = self.tape, self.asked
         if asked.is_mixed:
             q, k, v = (tape.cast(x, 2) for x in (q, k, v))
@@ -246,10 +252,6 @@ def _through(work: Pass, model: ModelDescription, x: Tensor, layer: Layer) -> Te
             return layer(work, block, given)
 
         x = work.tape.checkpoint(run, x) if work.asked.checkpointing else run(x)
-        if work.cache is not None and block.attention:
-            numbers = work.rows * block.attention.numbers_per_token
-            width = 2 if work.asked.is_mixed else work.asked.width
-            work.cache.append(work.tape.fresh(numbers, width, "kv_cache"))
     return x
 
 

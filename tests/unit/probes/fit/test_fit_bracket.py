@@ -13,8 +13,7 @@ def tried(edge: int, hint: Hint, *, peaks: bool = True, most: int = 10**6) -> tu
 
     def fits(size: int) -> Tried:
         asked.append(size)
-        peak = WEIGHTS + RISE * size - 300 if peaks and size <= edge else None
-        return Tried(size <= edge, peak)
+        return Tried(size <= edge, (WEIGHTS + RISE * size - 300,) if peaks and size <= edge else ())
 
     budget = WEIGHTS + RISE * edge + RISE // 2
     return search(fits, hint, "batch", most=most, budget=budget), asked
@@ -51,13 +50,25 @@ def test_without_a_guess_two_small_trials_say_where_the_limit_is() -> None:
     assert asked == [1, 2, 900, 901, 1125]
 
 
+def test_a_phase_that_is_the_highest_only_in_small_sizes_does_not_mislead_the_search() -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> Tried:
+        asked.append(size)
+        phases = (10 * size, 300 + size)  # the optimizer's is the higher one up to size 33
+        return Tried(max(phases) <= 1000, phases if max(phases) <= 1000 else ())
+
+    assert search(fits, Hint(), "batch", most=10**6, budget=1000).fits == 100
+    assert asked == [1, 2, 100, 101, 125]
+
+
 def test_a_step_that_takes_more_than_the_line_says_is_still_found() -> None:
     asked: list[int] = []
 
     def fits(size: int) -> Tried:
         asked.append(size)
         taken = 50 * size * size
-        return Tried(taken <= 500_000, taken if taken <= 500_000 else None)
+        return Tried(taken <= 500_000, (taken,) if taken <= 500_000 else ())
 
     assert search(fits, Hint(), "tokens", most=10**6, budget=500_000).fits == 100
     assert len(asked) <= 14
