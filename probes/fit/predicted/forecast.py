@@ -39,7 +39,7 @@ class Place:
 
 CPU: Final = Place(0, 0, "fused", foreach=False, rounds=False)
 # Bytes that C libraries take in a process for each direction of a pass, beside tensors: code that oneDNN
-# generates, buffers, the heap. Measured on an x86-64 with torch 2.13, in cases of bench_fit.py that are `tuned`.
+# generates, buffers, the heap. Measured on an x86-64 with torch 2.13, in `tuned` cases of bench_fit.py.
 LIBRARIES: Final[Mapping[tuple[Task, bool], int]] = MappingProxyType(
     {
         ("inference", False): 3 << 19,
