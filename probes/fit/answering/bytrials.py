@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final
 
 from probes.errors import DeviceUnusable
-from probes.fit.lines import MOST, Line, highest, last, through
 from probes.fit.question import (
     STATES,
     Axis,
@@ -18,6 +17,7 @@ from probes.fit.question import (
     Taken,
     Trial,
 )
+from probes.fit.straight import MOST, Line, highest, last, through
 from probes.placement.planner.constants import Constants
 from probes.shared.unknown import Unknown
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
-from probes.fit import lines
+from probes.fit import straight
 from probes.fit.question import Axis, Largest
 
 FAR: Final = 4  # the last try is at least this share (a quarter) beyond the largest size that fits
@@ -96,7 +96,7 @@ def _along(known: Mapping[int, Tried], hint: Hint, budget: int) -> int | None:
         return None
     below = [size for size in peaks if size <= low - max(low // APART, 1)]
     if below and len(peaks[max(below)]) == len(peaks[low]):
-        return lines.last(lines.through(max(below), peaks[max(below)], low, peaks[low]), budget)
+        return straight.last(straight.through(max(below), peaks[max(below)], low, peaks[low]), budget)
     return low + (budget - max(peaks[low])) // hint.rise if hint.rise else None
 
 
