@@ -155,7 +155,7 @@ def _optimizer(trained: list[torch.nn.Parameter], asked: Question, *, foreach: b
 
 
 def run(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
-    """Do all that decides the peak: two steps of training, or two tokens. `begins` is called with the name of each phase."""
+    """Do all that decides the peak: two steps of training, or two tokens. `begins` takes a phase's name."""
     if ready.optimizer is None:
         _infer(ready, asked, begins)
         return
