@@ -26,17 +26,20 @@ _V1_1: _Layout = {
     "status": (68, "I"),
 }
 _MI300: _Layout = {"hotspot": (4, "H"), "memory": (6, "H"), "power": (10, "H")}
+_MI300_BITS = ("hardware hot", "power cap", "socket hot", "voltage regulator hot", "memory hot")
+
+
+def _counted(at: int) -> _Layout:
+    """The firmware's ticks, and after them those of each of MI300's throttlers."""
+    return {field: (at + 4 * place, "I") for place, field in enumerate(("ticks", *_MI300_BITS))}
+
+
 _V1_7: _Layout = {
     **_MI300,
     "energy": (24, "Q"),
     "core": (296, "H"),
     "clock": (336, "H"),
-    "ticks": (40, "I"),
-    "hardware hot": (44, "I"),
-    "power cap": (48, "I"),
-    "socket hot": (52, "I"),
-    "voltage regulator hot": (56, "I"),
-    "memory hot": (60, "I"),
+    **_counted(40),
 }
 _V2_1: _Layout = {"core": (76, "H"), "clock": (80, "H"), "status": (108, "I")}
 _LAYOUTS: Mapping[tuple[int, int], _Layout] = {
@@ -54,18 +57,7 @@ _LAYOUTS: Mapping[tuple[int, int], _Layout] = {
     (1, 3): {**_V1_1, "independent": (112, "Q")},
     (1, 4): {**_MI300, "energy": (24, "Q"), "core": (240, "H"), "clock": (280, "H"), "status": (40, "I")},
     (1, 5): {**_MI300, "energy": (56, "Q"), "core": (280, "H"), "clock": (320, "H"), "status": (72, "I")},
-    (1, 6): {
-        **_MI300,
-        "energy": (16, "Q"),
-        "core": (264, "H"),
-        "clock": (304, "H"),
-        "ticks": (32, "I"),
-        "hardware hot": (36, "I"),
-        "power cap": (40, "I"),
-        "socket hot": (44, "I"),
-        "voltage regulator hot": (48, "I"),
-        "memory hot": (52, "I"),
-    },
+    (1, 6): {**_MI300, "energy": (16, "Q"), "core": (264, "H"), "clock": (304, "H"), **_counted(32)},
     (1, 7): _V1_7,
     (1, 8): _V1_7,
     (2, 0): {"core": (80, "H"), "clock": (84, "H"), "status": (112, "I")},
@@ -94,14 +86,12 @@ _INDEPENDENT = (
     (range(23, 24), "current limit"),
     (range(32, 34), "hot"),
     (range(34, 35), "memory hot"),
-    (range(35, 37), "hot"),
-    (range(37, 38), "hot"),
+    (range(35, 38), "hot"),
     (range(38, 42), "voltage regulator hot"),
     (range(42, 44), "liquid hot"),
     (range(44, 46), "voltage regulator hot"),
     (range(46, 48), "hardware hot"),
 )
-_MI300_BITS = ("hardware hot", "power cap", "socket hot", "voltage regulator hot", "memory hot")
 _GAUGES = {  # field -> gauge and the factor that makes the gauge's unit of it
     "edge": ("edge_celsius", 1.0),
     "hotspot": ("hotspot_celsius", 1.0),

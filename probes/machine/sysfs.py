@@ -176,17 +176,8 @@ def _quantity(text: str) -> int | None:
     return int(words[0]) * FDINFO_UNITS[unit]
 
 
-def gtt_used_bytes(root: Path, pci_id: str | Unknown) -> int | Unknown:
-    """System memory mapped for the card, all processes. The spill indicator of amdgpu."""
-    return _gauge(root, pci_id, "gtt")
-
-
-def vram_used_bytes(root: Path, pci_id: str | Unknown) -> int | Unknown:
-    """VRAM in use on the card, all processes."""
-    return _gauge(root, pci_id, "vram")
-
-
-def _gauge(root: Path, pci_id: str | Unknown, region: str) -> int | Unknown:
+def used_bytes(root: Path, pci_id: str | Unknown, region: Literal["vram", "gtt"]) -> int | Unknown:
+    """VRAM in use on the card, or system memory mapped for it (amdgpu's spill indicator), all processes."""
     if isinstance(pci_id, Unknown):
         return pci_id
     return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
@@ -207,8 +198,8 @@ def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
 def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, ...]:
     """Every gauge of the card and of this process that the kernel offers, with its source."""
     found = [
-        Reading(moment, "sysfs mem_info_vram_used", vram_used_bytes(root, pci_id)),
-        Reading(moment, "sysfs mem_info_gtt_used", gtt_used_bytes(root, pci_id)),
+        Reading(moment, "sysfs mem_info_vram_used", used_bytes(root, pci_id, "vram")),
+        Reading(moment, "sysfs mem_info_gtt_used", used_bytes(root, pci_id, "gtt")),
     ]
     mine = [client for client in read_clients(root) if client.pci_id == pci_id]
     for region in ("vram", "gtt"):

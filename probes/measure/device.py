@@ -6,7 +6,7 @@ On ROCm torch calls the GPU "cuda" too; nothing below differs.
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -190,12 +190,9 @@ class TorchWorkbench:
         """What the plan needs to know about a model. Raises Unsupported when this image can't build it."""
         return architectures.shape(model, dtype=dtype, width=width)
 
-    def stack(self, plan: StackPlan, seed: int) -> AbstractContextManager[LayerStack]:
-        """The model of the scenarios, all weights in VRAM."""
-        return self._stack(plan, seed)
-
     @contextmanager
-    def _stack(self, plan: StackPlan, seed: int) -> Iterator[LayerStack]:
+    def stack(self, plan: StackPlan, seed: int) -> Iterator[LayerStack]:
+        """The model of the scenarios, all weights in VRAM."""
         with refusals(f"a model of {binary_bytes(plan.weight_bytes)}"):
             stack = LayerStack(plan, seed, zero_copy=zero_copy if self.has_gpu else None, wait=self.wait)
         try:

@@ -218,18 +218,19 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
     n_bytes = held.memory.n_bytes
     span = held.memory.span(0, n_bytes)
     read = bench.operation("read", result, span)
-    lead_s = LEAD_S
 
     def timed() -> float:
-        found = bench.device_s([read], lead_s=lead_s)
+        found = bench.device_s([read], lead_s=LEAD_S)
         return bench.wall_s([read]) if found is None else found.seconds
 
     first = timed()
     times = tuple(timed() for _ in range(READS))
-    if bench.words(result) != (pattern_of(held.index).total(0, n_bytes // WORD_BYTES),):
-        raise _changed(held)
-    if bench.total(span) != pattern_of(held.index).total(0, n_bytes // WORD_BYTES):
-        raise _changed(held)
+    written = pattern_of(held.index).total(0, n_bytes // WORD_BYTES)
+    if bench.words(result) != (written,) or bench.total(span) != written:
+        raise ContentMismatch(
+            f"block {held.index} of {binary_bytes(n_bytes)} does not hold what was written into it",
+            "the memory or the driver is faulty; see the kernel's log (dmesg)",
+        )
     return Block(
         index=held.index,
         asked=held.asked,
@@ -239,11 +240,4 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
         vram_drop_bytes=held.vram_drop_bytes,
         gtt_growth_bytes=held.gtt_growth_bytes,
         first_read_s=first,
-    )
-
-
-def _changed(held: _Held) -> ContentMismatch:
-    return ContentMismatch(
-        f"block {held.index} of {binary_bytes(held.memory.n_bytes)} does not hold what was written into it",
-        "the memory or the driver is faulty; see the kernel's log (dmesg)",
     )

@@ -11,12 +11,10 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from probes.records.schema import READABLE, ProbeReport
-from probes.shared.codec import kept_fields
+from probes.shared.codec import TAG, Json, kept_fields
 
-Json: typing.TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}
 _UNITS = {"_bytes": "bytes", "_s": "seconds", "gb_per_s": "GB/s, 10^9 bytes per second"}
-TAG = "is"  # the key under which a class of a union writes its name
 
 
 def report_schema() -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from probes.errors import ReportError
 from probes.records.schema import (
@@ -24,6 +25,7 @@ from probes.report.ratio import CLEAR, NOTABLE, Ratio, shared_by_kind, speed_rat
 from probes.report.render import plain_table
 from probes.shared.quoting import markdown, markdown_sentence
 
+R = TypeVar("R")
 Key = tuple[str, ...]
 LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
 
@@ -65,12 +67,9 @@ class Comparison:
 
 def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
     """The comparison. Raises ReportError naming what is unlike, unless forced; and where no row is common."""
-    unlike = _differences(a, b, _UNLIKE)
-    if unlike and not force:
-        raise ReportError(
-            f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
-            "compare like machines with the same settings, or add --force and judge for yourself",
-        )
+    unlike = differences(a, b, _UNLIKE)
+    if not force:
+        refuse_unlike(unlike, names, "compare like machines with the same settings")
     rows_a, rows_b = _rows(a), _rows(b)
     common = [key for key in rows_a if key in rows_b]
     shared = shared_by_kind(
@@ -85,7 +84,7 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
     return Comparison(
         names=names,
         forced=unlike,
-        remarks=_differences(a, b, _REMARKED),
+        remarks=differences(a, b, _REMARKED),
         lines=tuple(
             _line(key, rows_a[key], rows_b[key], shared.get(_kind(key, rows_a[key]), 0.0)) for key in common
         ),
@@ -95,11 +94,19 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
     )
 
 
-def _differences(
-    a: ProbeReport, b: ProbeReport, facts: Sequence[tuple[str, Callable[[ProbeReport], str]]]
-) -> tuple[Difference, ...]:
+def differences(a: R, b: R, facts: Sequence[tuple[str, Callable[[R], str]]]) -> tuple[Difference, ...]:
+    """In which of these facts two reports of a kind differ."""
     pairs = ((what, fact(a), fact(b)) for what, fact in facts)
     return tuple(Difference(what, of_a, of_b) for what, of_a, of_b in pairs if of_a != of_b)
+
+
+def refuse_unlike(unlike: Sequence[Difference], names: tuple[str, str], instead: str) -> None:
+    """Raises ReportError, which names what is unlike."""
+    if unlike:
+        raise ReportError(
+            f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
+            f"{instead}, or add --force and judge for yourself",
+        )
 
 
 def _gpu(report: ProbeReport) -> str:
@@ -196,34 +203,36 @@ def _verdict(report: ProbeReport) -> str:
 
 def render_markdown(found: Comparison) -> str:
     """The comparison as Markdown, readable as plain text."""
-    parts = [f"# A: {markdown(found.names[0])}, B: {markdown(found.names[1])}"]
-    if found.forced:
-        parts.append(
-            "**Unlike, compared because of --force:**\n"
-            + "\n".join(f"- {markdown(str(difference))}" for difference in found.forced)
-        )
-    if found.remarks:
-        parts.append(
-            "Also different (A / B):\n" + "\n".join(f"- {markdown(str(remark))}" for remark in found.remarks)
-        )
-    parts.append(_table(found.lines))
-    parts.append(
+    verdicts = zip(("A", "B"), found.verdicts, strict=True)
+    parts = [
+        *heading(found.names, found.forced),
+        *_listed("Also different (A / B):", found.remarks),
+        _table(found.lines),
         "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
         "A over that of B; its error is from how far processes scatter in rows of its kind "
         f"in both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
-        f"{NOTABLE:.1%}."
-    )
-    for name, keys in zip(("A", "B"), (found.only_a, found.only_b), strict=True):
-        if keys:
-            parts.append(f"Only in {name}:\n" + "\n".join(f"- {markdown(' '.join(key))}" for key in keys))
-    parts.append(
+        f"{NOTABLE:.1%}.",
+        *only_in_one(found.only_a, found.only_b),
         "Asking for more device memory:\n"
-        + "\n".join(
-            f"- {name}: {markdown_sentence(verdict)}"
-            for name, verdict in zip(("A", "B"), found.verdicts, strict=True)
-        )
-    )
+        + "\n".join(f"- {name}: {markdown_sentence(verdict)}" for name, verdict in verdicts),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def heading(names: tuple[str, str], forced: Sequence[Difference]) -> list[str]:
+    """The beginning of a comparison as Markdown: of what, and what makes the two unlike."""
+    title = f"# A: {markdown(names[0])}, B: {markdown(names[1])}"
+    return [title, *_listed("**Unlike, compared because of --force:**", forced)]
+
+
+def only_in_one(only_a: Sequence[Key], only_b: Sequence[Key]) -> list[str]:
+    """The rows that only one of the two has, as Markdown."""
+    a, b = ([" ".join(key) for key in keys] for keys in (only_a, only_b))
+    return [*_listed("Only in A:", a), *_listed("Only in B:", b)]
+
+
+def _listed(title: str, items: Sequence[object]) -> list[str]:
+    return ["\n".join((title, *(f"- {markdown(str(item))}" for item in items)))] if items else []
 
 
 def _table(lines: Sequence[Line]) -> str:

@@ -130,15 +130,15 @@ def _about(report: ProbeReport) -> Iterator[Metric]:
         outcome = (("probe", run.probe), ("outcome", type(run.outcome).__name__.lower()))
         yield Metric("weir_probe_outcome_info", outcome, 1)
         yield Metric("weir_probe_duration_seconds", (("probe", run.probe),), run.seconds)
-    yield from _known("weir_host_memory_total_bytes", (), machine.ram_total_bytes)
-    yield from _known("weir_host_memory_available_bytes", (), machine.ram_available_bytes)
+    yield from known("weir_host_memory_total_bytes", (), machine.ram_total_bytes)
+    yield from known("weir_host_memory_available_bytes", (), machine.ram_available_bytes)
     for index, gpu in enumerate(torch.gpus if isinstance(torch, TorchFacts) else ()):
         labels = (("index", str(index)), ("gpu", gpu.name))
-        yield from _known("weir_gpu_vram_total_bytes", labels, gpu.vram_total_bytes)
-        yield from _known("weir_gpu_vram_free_bytes", labels, gpu.vram_free_bytes)
+        yield from known("weir_gpu_vram_total_bytes", labels, gpu.vram_total_bytes)
+        yield from known("weir_gpu_vram_free_bytes", labels, gpu.vram_free_bytes)
 
 
-def _known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
+def known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
     """The metric, if its value is known."""
     if isinstance(value, int | float):
         yield Metric(name, labels, value)
@@ -148,13 +148,13 @@ def _transfer(row: Measurement) -> Iterator[Metric]:
     labels = (("path", row.name), ("payload_bytes", str(row.payload_bytes)), ("clock", row.clock))
     summary, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
     yield Metric("weir_transfer_time_seconds", labels, summary.median)
-    yield from _known("weir_transfer_time_error_seconds", labels, summary.error)
-    yield from _known("weir_transfer_time_within_seconds", labels, summary.within)
-    yield from _known("weir_transfer_time_between_seconds", labels, summary.between)
+    yield from known("weir_transfer_time_error_seconds", labels, summary.error)
+    yield from known("weir_transfer_time_within_seconds", labels, summary.within)
+    yield from known("weir_transfer_time_between_seconds", labels, summary.between)
     yield Metric("weir_transfer_samples", labels, summary.n)
     yield Metric("weir_transfer_processes", labels, summary.processes)
     yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.value)
-    yield from _known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
+    yield from known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
 
 
 def _break_even(records: Iterable[Record]) -> Iterator[Metric]:
@@ -189,7 +189,7 @@ def _spill(records: Iterable[Record]) -> Iterator[Metric]:
         yield Metric("weir_spill_first_read_seconds", (("of", "longest"),), max(first))
     for reading in pick(rows, Reading):
         labels = (("gauge", reading.gauge), ("moment", reading.moment))
-        yield from _known("weir_memory_gauge_bytes", labels, reading.value_bytes)
+        yield from known("weir_memory_gauge_bytes", labels, reading.value_bytes)
 
 
 def _pass(one: Pass) -> Iterator[Metric]:
@@ -201,8 +201,8 @@ def _pass(one: Pass) -> Iterator[Metric]:
     )
     summary = summarize(one.times_s)
     yield Metric("weir_scenario_pass_seconds", labels, summary.median)
-    yield from _known("weir_scenario_pass_error_seconds", labels, summary.error)
-    yield from _known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
+    yield from known("weir_scenario_pass_error_seconds", labels, summary.error)
+    yield from known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
     yield Metric("weir_scenario_pass_samples", labels, summary.n)
     yield Metric("weir_scenario_pass_processes", labels, summary.processes)
     yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)

@@ -14,6 +14,7 @@ from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
 from probes.records.schema import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
 from probes.run.remaining import BEGINNING, Planned
 
+QUICK_LIMIT_S = 120.0  # of a process of any probe, on a slow machine
 START_S = 2.0  # to start a process, import torch and open the card; less where one waits
 
 
@@ -50,23 +51,18 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """How often a probe is measured."""
-
-    quick: int
-    full: int
-
-
-@dataclass(frozen=True)
 class Probe:
-    """One probe. The time limits of a process are for a slow machine: past them it counts as hanging."""
+    """One probe. Each of its rounds is in a fresh process; what isn't a timing is measured once.
+
+    The time limit of a process in full mode is for a slow machine: past it, it counts as hanging.
+    """
 
     name: str
     summary: str
     needs_gpu: bool
-    quick_limit_s: float
-    full_limit_s: float
-    rounds: Rounds  # each in a fresh process; what isn't a timing is measured once
+    limit_s: float
+    quick_rounds: int
+    full_rounds: int
     run: Callable[[Workbench, Context], Iterator[Record]]
 
 
@@ -94,7 +90,7 @@ def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
         expectation=expect(context.machine),
         gauges=spill.Gauges(
             host_spendable_bytes=context.spendable_bytes,
-            gtt_used_bytes=lambda: sysfs.gtt_used_bytes(context.root, pci_id),
+            gtt_used_bytes=lambda: sysfs.used_bytes(context.root, pci_id, "gtt"),
             readings=readings,
         ),
     )
@@ -109,36 +105,36 @@ PROBES = (
         "transfer",
         "bandwidth and time of copies and reads, pageable, pinned, zero-copy and in VRAM, by size",
         needs_gpu=False,
-        quick_limit_s=120,
-        full_limit_s=900,
-        rounds=Rounds(quick=QUICK_ROUNDS, full=FULL_ROUNDS),
+        limit_s=900,
+        quick_rounds=QUICK_ROUNDS,
+        full_rounds=FULL_ROUNDS,
         run=_transfer,
     ),
     Probe(
         "breakeven",
         "read a buffer k times, copied to VRAM first or in place: from which k on does the copy pay",
         needs_gpu=True,
-        quick_limit_s=120,
-        full_limit_s=900,
-        rounds=Rounds(quick=QUICK_ROUNDS, full=FULL_ROUNDS),
+        limit_s=900,
+        quick_rounds=QUICK_ROUNDS,
+        full_rounds=FULL_ROUNDS,
         run=_breakeven,
     ),
     Probe(
         "spill",
         "ask for device memory up to and past the limit; say where the bytes went",
         needs_gpu=True,
-        quick_limit_s=120,
-        full_limit_s=600,
-        rounds=Rounds(quick=1, full=1),
+        limit_s=600,
+        quick_rounds=1,
+        full_rounds=1,
         run=_spill,
     ),
     Probe(
         "scenarios",
         "a model larger than VRAM: resident, zero-copy weights, inputs too, streamed, packed, as planned",
         needs_gpu=True,
-        quick_limit_s=120,
-        full_limit_s=900,
-        rounds=Rounds(quick=1, full=FULL_ROUNDS),  # placing a model takes longer than timing it
+        limit_s=900,
+        quick_rounds=1,  # placing a model takes longer than timing it
+        full_rounds=FULL_ROUNDS,
         run=_scenarios,
     ),
 )
@@ -186,7 +182,7 @@ def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, 
 
     Round by round, so that the rounds of a case are as far apart in time as the run allows. Pure.
     """
-    rounds = [probe.rounds.quick if settings.quick else probe.rounds.full for probe in probes]
+    rounds = [probe.quick_rounds if settings.quick else probe.full_rounds for probe in probes]
     return tuple(
         (probe, turn)
         for turn in range(max(rounds, default=0))
@@ -197,4 +193,4 @@ def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, 
 
 def limit_s(probe: Probe, settings: Settings) -> float:
     """How long the probe may take with these settings."""
-    return probe.quick_limit_s if settings.quick else probe.full_limit_s
+    return QUICK_LIMIT_S if settings.quick else probe.limit_s

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from probes.errors import DeviceBusy, ReportError
 from probes.records.reportfiles import writing
-from probes.records.schema import MOST_BYTES, WRITABLE, ProbeReport, Record
+from probes.records.schema import MOST_BYTES, ProbeReport, Record
+from probes.run.lock import held
 from probes.shared.codec import decode, encode, load
 from probes.shared.files import sweep_partials
 from probes.shared.invocation import probe_command
-from probes.shared.locks import lock_now
 
 SUFFIX = ".journal"
 # Its name follows from the report's, so a symbolic link there must not be followed.
@@ -98,17 +98,11 @@ def open_journal(report: Path) -> Iterator[Journal]:
     alive, ReportError when the folder can't be written.
     """
     path = path_of(report)
-    with writing(path, WRITABLE):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, _OPEN, 0o666)
-    try:
-        if not lock_now(descriptor):
-            raise DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")
-        held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        os.ftruncate(descriptor, held.rfind(b"\n") + 1)
+    busy = DeviceBusy(f"the run of {report.name} is still alive", "wait for it to end")
+    with held(path, _OPEN, 0o666, busy=busy) as descriptor:
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
         yield Journal(descriptor, path)
-    finally:
-        os.close(descriptor)
 
 
 def read(report: Path) -> Past | None:

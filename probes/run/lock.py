@@ -19,14 +19,21 @@ def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
     ReportError when the folder can't be written.
     """
     path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
-    with writing(folder, WRITABLE):  # reading is enough for flock, so that another user's file will do
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    busy = DeviceBusy(f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})")
+    # reading is enough for flock, so that another user's file will do
+    with held(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644, busy=busy):
+        yield
+
+
+@contextmanager
+def held(path: Path, flags: int, mode: int, *, busy: DeviceBusy) -> Iterator[int]:
+    """An open and locked file, in a folder that is made if need be. Raises `busy` or ReportError."""
+    with writing(path, WRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, mode)
     try:
         if not lock_now(descriptor):
-            raise DeviceBusy(
-                f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})"
-            )
-        yield
+            raise busy
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -89,7 +89,7 @@ def _measure(
     found = look()
     listener.machine(found)
     report = _empty(probes, settings, found)
-    with _exclusive(folder, found):
+    with exclusive(folder, found):
         for left in journal.sweep(folder):
             listener.unfinished(left)
         path = _free_name(folder / file_name(report))
@@ -118,7 +118,7 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     found = look()
     listener.machine(found)
     refuse_other_machine(past.begun.machine, found)
-    with _exclusive(path.parent, found), journal.open_journal(path) as book:
+    with exclusive(path.parent, found), journal.open_journal(path) as book:
         journal.sweep(path.parent)
         report = _kept(past.begun, path)
         return _go_on(report, past, _Run(path, book, listener, [])), path
@@ -244,9 +244,12 @@ def _empty(probes: tuple[Probe, ...], settings: Settings, found: Machine) -> Pro
 
 def file_name(report: ProbeReport) -> str:
     """`<timestamp>-<variant or host>.json`; WEIR_VARIANT names the image that the probes run in."""
-    stamp = re.sub(r"[-:]", "", report.started)
-    name = os.environ.get("WEIR_VARIANT") or report.machine.host
-    return f"{stamp}-{re.sub(r'[^A-Za-z0-9._]+', '-', name)}.json"
+    return f"{re.sub(r'[-:]', '', report.started)}-{place_name(report.machine)}.json"
+
+
+def place_name(machine: Machine) -> str:
+    """The variant or the host, for the name of a report's file."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", os.environ.get("WEIR_VARIANT") or machine.host)
 
 
 def _free_name(path: Path) -> Path:
@@ -257,7 +260,8 @@ def _free_name(path: Path) -> Path:
 
 
 @contextmanager
-def _exclusive(folder: Path, found: Machine) -> Iterator[None]:
+def exclusive(folder: Path, found: Machine) -> Iterator[None]:
+    """Hold the GPU that is measured, where there is one. Raises as `gpu_lock` does."""
     facts = found.torch
     if isinstance(facts, Unknown) or not facts.gpus:
         yield

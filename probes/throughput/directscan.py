@@ -1,9 +1,8 @@
 """Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each row."""
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from probes.machine import snapshot
 from probes.machine.sysfs import read_text
 from probes.records.schema import Failed, Machine, TorchFacts
 from probes.run import session, supervisor
-from probes.run.lock import gpu_lock
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings, Device
 from probes.throughput.direct import worker
@@ -86,7 +84,7 @@ def direct(
     KeyboardInterrupt when interrupted: the report then has what was measured.
     """
     on = devices(report.machine, asked.settings.devices)
-    with _exclusive(folder, report.machine, on):
+    with session.exclusive(folder, report.machine) if "gpu" in on else nullcontext():
         path = write_new_scan(report, folder, report_name(report))
         listener.kept(path)
         return _Scan(report, asked, path, listener, on=on, oversee=oversee).run(), path
@@ -228,8 +226,7 @@ def cpu_name(root: Path) -> str:
 
 def report_name(report: ThroughputReport) -> str:
     """`<variant or host>-throughput`, for the report's file."""
-    host = os.environ.get("WEIR_VARIANT") or report.machine.host
-    return f"{re.sub(r'[^A-Za-z0-9._]+', '-', host)}-throughput"
+    return f"{session.place_name(report.machine)}-throughput"
 
 
 def exit_code(report: ThroughputReport) -> Exit:
@@ -238,14 +235,3 @@ def exit_code(report: ThroughputReport) -> Exit:
     if any(one.end == "failed" for one in series):
         return Exit.BROKEN
     return Exit.OK if any(one.rows for one in series) else Exit.DEVICE
-
-
-@contextmanager
-def _exclusive(folder: Path, machine: Machine, on: Sequence[Device]) -> Iterator[None]:
-    facts = machine.torch
-    if "gpu" not in on or isinstance(facts, Unknown) or not facts.gpus:
-        yield
-        return
-    pci_id = snapshot.pci_id_of_first_gpu(facts, machine.cards, ROOT)
-    with gpu_lock(folder, pci_id if isinstance(pci_id, str) else "first"):
-        yield

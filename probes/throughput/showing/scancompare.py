@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from probes.errors import ReportError
 from probes.records.schema import TorchFacts
-from probes.report.compare import Difference
+from probes.report.compare import Difference, differences, heading, only_in_one, refuse_unlike
 from probes.report.quantities import span, with_error
 from probes.report.ratio import NOTABLE
 from probes.report.render import plain_table
@@ -70,13 +70,9 @@ def compare_scans(
     a: ThroughputReport, b: ThroughputReport, *, names: tuple[str, str], force: bool = False
 ) -> ScanComparison:
     """The comparison. Raises ReportError naming what is unlike, unless forced; and where no row is common."""
-    pairs = ((what, fact(a), fact(b)) for what, fact in _UNLIKE)
-    unlike = tuple(Difference(what, of_a, of_b) for what, of_a, of_b in pairs if of_a != of_b)
-    if unlike and not force:
-        raise ReportError(
-            f"{names[0]} and {names[1]} can't be compared: {'; '.join(map(str, unlike))}",
-            "compare like scans of like machines, or add --force and judge for yourself",
-        )
+    unlike = differences(a, b, _UNLIKE)
+    if not force:
+        refuse_unlike(unlike, names, "compare like scans of like machines")
     rows_a, rows_b = dict(_figures(a)), dict(_figures(b))
     rates = _matched(rows_a, rows_b)
     found = tuple(Compared(key, rows_a[key], rows_b[rates[key]]) for key in rates)
@@ -175,27 +171,13 @@ def _cells(row: Compared) -> tuple[str, ...]:
 
 def render_scan_markdown(found: ScanComparison) -> str:
     """The comparison as Markdown, readable as plain text."""
-    parts = [f"# A: {markdown(found.names[0])}, B: {markdown(found.names[1])}"]
-    if found.unlike:
-        listed = "\n".join(f"- {markdown(str(difference))}" for difference in found.unlike)
-        parts.append(f"**Unlike, compared because of --force:**\n{listed}")
     headers = ("", "where", "figure", "A", "B", "B over A", "B is")
-    rows = [
-        [
-            *map(
-                markdown,
-                (*row.key, row.a.shown, row.b.shown, f"{row.b.value / row.a.value:.3f}", row.verdict),
-            )
-        ]
-        for row in found.rows
-    ]
-    parts.append(plain_table(headers, rows, markdown=True))
-    parts.append(
+    parts = [
+        *heading(found.names, found.unlike),
+        plain_table(headers, [[*map(markdown, _cells(row))] for row in found.rows], markdown=True),
         "*Better* or *worse* only where the 95 % intervals of A and B don't overlap and the figures differ "
         f"by {NOTABLE:.1%} or more. Each report is one run, and another run of the same machine can differ "
-        "by more than its intervals say: repeat both before you conclude."
-    )
-    for name, keys in zip(("A", "B"), found.only, strict=True):
-        if keys:
-            parts.append(f"Only in {name}:\n" + "\n".join(f"- {markdown(' '.join(key))}" for key in keys))
+        "by more than its intervals say: repeat both before you conclude.",
+        *only_in_one(*found.only),
+    ]
     return "\n\n".join(parts) + "\n"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from probes.report.prometheus import Labels, Metric, written
+from probes.report.prometheus import Labels, Metric, known, written
 from probes.shared.unknown import Unknown
 from probes.throughput.direct import knee
 from probes.throughput.direct.figures import joules_per_input, latency_s, throughput
@@ -62,7 +62,7 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
             labels: Labels = (*way, ("batch", str(row.batch)))
             found = throughput(row)
             yield Metric("weir_scan_direct_inputs_per_second", labels, found.mean)
-            yield from _if("weir_scan_direct_error_inputs_per_second", labels, found.error)
+            yield from known("weir_scan_direct_error_inputs_per_second", labels, found.error)
             for quantile, seconds in zip(("0.5", "0.95"), latency_s(row), strict=True):
                 yield Metric("weir_scan_direct_latency_seconds", (*labels, ("quantile", quantile)), seconds)
             on = saturation(row, series.way, report.ceilings)
@@ -72,16 +72,11 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
                 ("link", on.link),
                 ("host", on.host),
             ):
-                yield from _if("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
-            yield from _if("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
+                yield from known("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
+            yield from known("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
         bend = knee.of_series(series)
         if isinstance(bend, knee.Knee):
             yield Metric("weir_scan_direct_knee_batch", way, bend.batch)
-
-
-def _if(name: str, labels: Labels, value: float | Unknown | None) -> Iterator[Metric]:
-    if isinstance(value, int | float):
-        yield Metric(name, labels, value)
 
 
 def _served(served: ServedScan) -> Iterator[Metric]:
@@ -100,13 +95,13 @@ def _served(served: ServedScan) -> Iterator[Metric]:
 def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]:
     found = servedcurve.throughput(level)
     yield Metric("weir_scan_served_answers_per_second", labels, found.value)
-    yield from _if("weir_scan_served_error_answers_per_second", labels, found.error)
+    yield from known("weir_scan_served_error_answers_per_second", labels, found.error)
     latencies, naive = servedcurve.latencies(level), servedcurve.naive_latencies(level)
     for one in () if isinstance(latencies, Unknown) else latencies:
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_latency_seconds", at, one.value)
-        yield from _if("weir_scan_served_latency_low_seconds", at, one.low)
-        yield from _if("weir_scan_served_latency_high_seconds", at, one.high)
+        yield from known("weir_scan_served_latency_low_seconds", at, one.low)
+        yield from known("weir_scan_served_latency_high_seconds", at, one.high)
     for one in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_naive_latency_seconds", at, one.value)
