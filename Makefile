@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests page-tests images engine probe docs check types unit unit-first unit-second test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -64,23 +64,21 @@ check: $(READY) ## lint, types and unit tests, in seconds
 types: $(READY)
 	@$(PY) -m mypy
 
-unit: unit-first unit-second
+unit: unit-probes unit-others
 
-# two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests
-FIRST := $(addprefix tests/unit/,audit builder doctor engine gpucode prune service)
-
+# two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests;
 # plugins that no unit test uses take half of pytest's own time for each test
-unit-first unit-second: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 UNIT := $(PY) -m pytest -q -p no:logging -m "not thorough"
+unit-probes unit-others: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 
 # their files lie in memory where that can be: a thousand of them are synced
-unit-first unit-second: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
+unit-probes unit-others: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
-unit-first: $(READY)
-	@$(UNIT) $(FIRST)
+unit-probes: $(READY)
+	@$(UNIT) tests/unit/probes
 
-unit-second: $(READY)
-	@$(UNIT) tests/unit $(addprefix --ignore=,$(FIRST))
+unit-others: $(READY)
+	@$(UNIT) tests/unit --ignore=tests/unit/probes
 
 # simulations, fuzzing and limits at full size, which `check` leaves out
 thorough: $(READY)
