@@ -1,5 +1,6 @@
 """The service's torch side on the CPU: a small BERT, compared with transformers' own."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -196,8 +197,59 @@ def test_a_model_whose_file_is_cut_short_is_refused(saved: tuple[Path, object], 
         (tmp_path / name).write_bytes((saved[0] / name).read_bytes())
     whole = (saved[0] / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-4])
-    with pytest.raises(ModelUnreadable, match="no whole safetensors file"):
+    with pytest.raises(ModelUnreadable, match="it is cut"):
         inference.load(settings(tmp_path), "tiny", tmp_path)
+
+
+SWAP = """
+import os, sys
+sys.path[:0] = [{images!r}, {root!r}]
+from pathlib import Path
+from service.errors import ModelUnreadable
+from service.model import checkpoint, inference, mounted
+from service.settings import Limits, Settings
+
+folder = Path({folder!r})
+file = folder / "model.safetensors"
+there = mounted.parameter_shapes
+
+def swapping(shape):
+    names = list(there(shape))
+    yield from names[:3]
+    {swap}
+    yield from names[3:]
+
+mounted.parameter_shapes = swapping
+try:
+    settings = Settings("test", "cpu", folder, "mounted", "127.0.0.1", 0, Limits(), threads=1)
+    inference.load(settings, "tiny", folder)
+except ModelUnreadable as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("swap", "said"),
+    [
+        ("os.truncate(file, 4096)", "it was cut while it was read"),
+        ("file.write_bytes(file.read_bytes()[:-1] + b'x')", "changed while it was read"),
+        ("new = folder / 'new'; new.write_bytes(b'other'); new.replace(file)", ""),
+    ],
+)
+def test_a_model_that_is_swapped_while_it_is_loaded_does_not_kill_the_service(
+    saved: tuple[Path, object], tmp_path: Path, swap: str, said: str
+) -> None:
+    """A mapped file that is cut ends the process with SIGBUS; one that was renamed away stays readable."""
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        (tmp_path / name).write_bytes((saved[0] / name).read_bytes())
+    root = Path(__file__).parents[2]
+    program = SWAP.format(images=str(root / "images"), root=str(root), folder=str(tmp_path), swap=swap)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert said in done.stdout
+    assert bool(said) == bool(done.stdout)
 
 
 def test_gtt_is_the_sum_of_the_cards_and_absent_without_one(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """Checks a mounted model before its weights are read: config.json and the header of model.safetensors."""
 
+import errno
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
+from probes.errors import CheckpointUnreadable
+from probes.placement.loading.checkpoint import Checkpoint
+from probes.placement.loading.checkpoint import opened as open_checkpoint
 from service.errors import ModelUnreadable
 from service.model.architecture import BertShape, Shape, parameter_shapes
 
@@ -25,6 +30,7 @@ _SIZES = (
     "type_vocab_size",
 )
 _MAX_SIZE = 1 << 20
+MOST_TEXT_BYTES = 64 << 20  # of config.json or a tokenizer; the largest ones known have some 30 MB
 _SHOWN = 4
 
 
@@ -39,7 +45,7 @@ class Stored:
 def is_present(directory: Path) -> bool:
     """Whether a model was mounted. Raises ModelUnreadable when only a part of one is there."""
     try:
-        there = [name for name in _FILES if (directory / name).is_file()]
+        there = [name for name in _FILES if is_file(directory / name)]
         others = sorted(path.name for path in directory.glob("*.bin")) if directory.is_dir() else []
     except OSError as error:  # not absent but unreadable: random weights instead would be misleading
         raise _unreadable(directory, error) from error
@@ -52,6 +58,33 @@ def is_present(directory: Path) -> bool:
         f"{directory} has {', '.join(there + others)} but not {missing}",
         "mount a directory with config.json, model.safetensors and vocab.txt or tokenizer.json "
         "(a pytorch_model.bin must be converted to safetensors first)",
+    )
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a regular file of at most MOST_TEXT_BYTES: a pipe would be waited for.
+
+    Raises OSError and UnicodeDecodeError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(MOST_TEXT_BYTES + 1)
+    if len(data) > MOST_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_TEXT_BYTES:,} bytes", str(path))
+    return data.decode("utf-8")
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Raises ModelUnreadable for what isn't one: a link to nowhere, a pipe."""
+    if path.is_file():
+        return True
+    if not os.path.lexists(path):
+        return False
+    raise ModelUnreadable(
+        f"{path} is not a regular file" + (", but a link that leads nowhere" if path.is_symlink() else ""),
+        "mount the files themselves; links of a hub's cache lead out of a mounted snapshot",
     )
 
 
@@ -82,7 +115,7 @@ def read_shape(path: Path) -> BertShape:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
     if not isinstance(found, dict):
@@ -117,23 +150,24 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(named[number] for number in numbers)
 
 
-def read_header(path: Path, framework: str = "pt") -> dict[str, Stored]:
-    """Name, type and shape of every tensor of a safetensors file, without reading the data.
+@contextmanager
+def opened(path: Path) -> Iterator[Checkpoint]:
+    """A safetensors file with its header checked, closed after the block.
 
-    `framework` is what the `safetensors` library imports for it. Raises ModelUnreadable for a file that is
-    none, or was cut short.
+    Raises ModelUnreadable for a file that is none, was cut short, or changes within the block.
     """
     try:
-        with path.open("rb"), safe_open(path, framework=framework) as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it isn't iterable
-            return {name: Stored(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (SafetensorError, ValueError) as error:
-        raise ModelUnreadable(
-            f"{path} is no whole safetensors file: {error}",
-            "if a download was cut short, fetch the file again",
-        ) from error
+        with open_checkpoint(path) as file:
+            yield file
+    except CheckpointUnreadable as error:
+        if isinstance(error.__cause__, OSError):
+            raise _unreadable(path, error.__cause__) from error
+        raise ModelUnreadable(error.message, error.hint) from error
+
+
+def stored_in(file: Checkpoint) -> dict[str, Stored]:
+    """Name, type and shape of every tensor, as the header has them."""
+    return {name: Stored(each.dtype, each.shape) for name, each in file.tensors.items()}
 
 
 def check(shape: BertShape, stored: Mapping[str, Stored], path: Path) -> None:

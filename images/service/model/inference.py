@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
 from service.model import bert, checkpoint, hub
-from service.model.architecture import BertShape, parameter_count, parameter_shapes
+from service.model.architecture import BertShape, parameter_count
 from service.model.buckets import buckets
 from service.model.captured import Captured, GraphRecorder, Recorder, capture
 from service.model.cards import check_cards
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.model.compiled import Compiled
 from service.model.device import Device, Gpu, TorchBuild, choose
+from service.model.mounted import weights as mounted_weights
 from service.model.tokenizer import Tokenizer, load_tokenizer, stand_in
 from service.settings import Dtype, Settings, quota_cpus
 
@@ -279,7 +279,11 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
     max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
     make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
     tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
-    tensors = _mounted(shape, directory) if mounted else bert.random_weights(shape, SEED)
+    tensors = (
+        mounted_weights(shape, directory / "model.safetensors")
+        if mounted
+        else bert.random_weights(shape, SEED)
+    )
     cpu = Device("cpu", "cpu", "cpu")
     weights, source = (
         ("mounted", str(directory / "model.safetensors"))
@@ -302,19 +306,6 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
         hidden_size=shape.hidden_size,
     )
     return TorchClassifier(info, Resident(tensors, shape), tokenizer, cpu)
-
-
-def _mounted(shape: BertShape, directory: Path) -> bert.Weights:
-    """The file's weights as float32 copies: a mapped file that is replaced while we run would kill us."""
-    path = directory / "model.safetensors"
-    checkpoint.check(shape, checkpoint.read_header(path), path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {
-                name: file.get_tensor(name).to(torch.float32, copy=True) for name in parameter_shapes(shape)
-            }
-    except (SafetensorError, OSError) as error:
-        raise ModelUnreadable(f"{path} can't be read: {error}") from error
 
 
 def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> TorchClassifier:

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from service.errors import ModelUnreadable
+from service.model.checkpoint import is_file, read_text
 from service.model.classifier import Encoded, Text
 
 MAX_WORD_CHARS = 100  # longer words become [UNK], as in BERT's reference tokenizer
@@ -96,9 +97,9 @@ def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokeniz
     Raises ModelUnreadable for a tokenizer that can't be read or doesn't fit the model.
     """
     whole, vocabulary = directory / "tokenizer.json", directory / "vocab.txt"
-    if whole.is_file():
+    if is_file(whole):
         made, path, name = _from_json(whole), whole, "tokenizer.json"
-    elif vocabulary.is_file():
+    elif is_file(vocabulary):
         made, path, name = _from_vocabulary(vocabulary), vocabulary, "wordpiece"
     else:
         return stand_in(vocab_size, max_tokens)
@@ -116,7 +117,7 @@ def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokeniz
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return tokenizers.Tokenizer.from_str(read_text(path))
     except Exception as error:  # the library raises plain Exceptions
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
 
@@ -124,7 +125,7 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 def _from_vocabulary(path: Path) -> tokenizers.Tokenizer:
     """BERT's WordPiece. `do_lower_case` of tokenizer_config.json is honoured (true by default)."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_text(path).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
     vocabulary = {line: number for number, line in enumerate(lines)}
@@ -148,10 +149,10 @@ def _from_vocabulary(path: Path) -> tokenizers.Tokenizer:
 
 
 def _lower_case(path: Path) -> bool:
-    if not path.is_file():
+    if not is_file(path):
         return True
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
     return bool(said.get("do_lower_case", True)) if isinstance(said, dict) else True

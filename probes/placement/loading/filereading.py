@@ -28,7 +28,7 @@ class OpenFile:
         self.path = path
         self._descriptor = -1
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # not to wait for a pipe
         except OSError as error:
             raise CheckpointUnreadable(f"{path} can't be read: {error.strerror or error}") from error
         self._begun = self._now()

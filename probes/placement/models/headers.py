@@ -81,7 +81,8 @@ def read_header(path: Path) -> StoredFile:
     """
     require_regular(path)
     try:
-        with path.open("rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that has come there isn't waited for
+        with os.fdopen(descriptor, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(LENGTH.size)
             if len(start) < LENGTH.size:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from service.errors import Exit, ModelUnreadable
 from service.model.architecture import BertShape, parameter_count, parameter_shapes
-from service.model.checkpoint import IGNORED, Stored, check, is_present, read_header, read_shape
+from service.model.checkpoint import IGNORED, Stored, check, is_present, opened, read_shape, stored_in
 
 CONFIG: dict[str, Any] = {
     "model_type": "bert",
@@ -94,16 +95,21 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]], *, spare:
     return path
 
 
+def read_header(path: Path) -> dict[str, Stored]:
+    with opened(path) as file:
+        return stored_in(file)
+
+
 def test_a_header_gives_every_tensors_type_and_shape(tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "m", {"a": (2, 3), "b": ()})
-    assert read_header(path, "np") == {"a": Stored("F32", (2, 3)), "b": Stored("F32", ())}
+    assert read_header(path) == {"a": Stored("F32", (2, 3)), "b": Stored("F32", ())}
 
 
 @pytest.mark.parametrize("spare", [-1, 1])
 def test_a_file_of_another_length_than_its_header_says_is_refused(tmp_path: Path, spare: int) -> None:
-    with pytest.raises(ModelUnreadable, match="no whole safetensors file") as caught:
-        read_header(write_safetensors(tmp_path / "m", {"a": (2, 3)}, spare=spare), "np")
-    assert "cut short" in caught.value.hint
+    with pytest.raises(ModelUnreadable, match=r"it is (cut|followed by other bytes)") as caught:
+        read_header(write_safetensors(tmp_path / "m", {"a": (2, 3)}, spare=spare))
+    assert "copy or download the file again" in caught.value.hint
 
 
 def framed(text: bytes) -> bytes:
@@ -130,16 +136,17 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelUnreadable, match=r"model\.safetensors"):
-        read_header(path, "np")
+        read_header(path)
 
 
 def test_a_file_that_may_not_be_read_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    path = write_safetensors(tmp_path / "model.safetensors", {})
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ModelUnreadable, match="Permission denied") as caught:
-        read_header(tmp_path / "model.safetensors")
+        read_header(path)
     assert "10001" in caught.value.hint
 
 
@@ -201,3 +208,63 @@ def test_a_part_of_a_model_is_an_error_and_not_a_random_one(tmp_path: Path, only
     with pytest.raises(ModelUnreadable, match=f"has {only} but not") as caught:
         is_present(tmp_path)
     assert "safetensors" in caught.value.hint
+
+
+def odd(path: Path, kind: str) -> Path:
+    """Something at `path` that isn't a file that can be read."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path.name if kind == "loop" else "../../blobs/0123")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "dangling"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_is_no_file_is_not_taken_for_an_absent_model(tmp_path: Path, kind: str, name: str) -> None:
+    """Random weights instead of a model whose links lead nowhere would be misleading."""
+    odd(tmp_path / name, kind)
+    with pytest.raises(ModelUnreadable, match=f"{name} is not a regular file") as caught:
+        is_present(tmp_path)
+    assert ("leads nowhere" in str(caught.value)) == (kind in ("loop", "dangling"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "dangling"])
+def test_a_file_that_was_swapped_after_it_was_seen_is_refused_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    with pytest.raises(ModelUnreadable, match=r"config\.json can't be read"):
+        read_shape(odd(tmp_path / "config.json", kind))
+    with pytest.raises(ModelUnreadable, match=r"model\.safetensors"):
+        read_header(odd(tmp_path / "model.safetensors", kind))
+
+
+def test_a_pipe_that_comes_between_a_look_and_the_open_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_safetensors(tmp_path / "m", {"a": (2, 3)})
+
+    def swapping(seen: Path) -> None:
+        odd(seen, "pipe")
+
+    monkeypatch.setattr("probes.placement.models.headers.require_regular", swapping)
+    with pytest.raises(ModelUnreadable, match="fewer than a header's length takes"):
+        read_header(path)
+
+
+def test_a_config_or_a_header_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.model.checkpoint.MOST_TEXT_BYTES", 1000)
+    (tmp_path / "config.json").write_text(" " * 1001)
+    with pytest.raises(ModelUnreadable, match="it has more than 1,000 bytes"):
+        read_shape(tmp_path / "config.json")
+    huge = tmp_path / "model.safetensors"
+    with huge.open("wb") as file:
+        file.write((90_000_000).to_bytes(8, "little"))
+        file.truncate(100_000_000)
+    with pytest.raises(ModelUnreadable, match="its header has 90"):
+        read_header(huge)

@@ -10,9 +10,8 @@ HERE = Path(service.__file__).parent
 MODULES = sorted(HERE.rglob("*.py"))
 # package -> the modules that may import it; whatever else isn't the standard library's or ours is refused
 DOORS = {
-    "torch": {"bert", "captured", "compiled", "inference", "placed"},
-    "probes": {"placed"},
-    "safetensors": {"checkpoint", "inference"},
+    "torch": {"bert", "captured", "compiled", "inference", "mounted", "placed"},
+    "probes": {"checkpoint", "mounted", "placed"},
     "tokenizers": {"tokenizer"},
     "yaml": {"profile"},
     "starlette": {"app", "repository"},
@@ -49,6 +48,7 @@ TORCH_SIDE = {
     "service.model.captured",
     "service.model.compiled",
     "service.model.inference",
+    "service.model.mounted",
     "service.model.placed",
 }
 

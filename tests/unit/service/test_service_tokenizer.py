@@ -189,3 +189,12 @@ def test_a_tokenizer_json_that_is_none_is_an_error(tmp_path: Path, text: str) ->
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelUnreadable, match=r"tokenizer\.json can't be read"):
         load_tokenizer(tmp_path, 100, 8)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+def test_a_tokenizer_whose_link_leads_nowhere_is_not_replaced_by_the_stand_in(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).symlink_to("../../blobs/0123")
+    with pytest.raises(ModelUnreadable, match=f"{name} is not a regular file, but a link that leads nowhere"):
+        load_tokenizer(tmp_path, 2000, 8)
