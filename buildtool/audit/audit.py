@@ -82,13 +82,13 @@ def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
     return _audited(contents, wish)
 
 
-def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, Path, Path]:
+def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, ...]:
     """Write `stem.json`, `.md` and `.html`; returns these paths. Raises as `files.write_text` does."""
     forms = {"json": to_json(report), "md": render_markdown(report), "html": render_html(report)}
-    for ending, text in forms.items():
-        write_text(directory / f"{stem}.{ending}", text)
-    as_json, as_markdown, as_html = (directory / f"{stem}.{ending}" for ending in forms)
-    return as_json, as_markdown, as_html
+    written = {directory / f"{stem}.{ending}": text for ending, text in forms.items()}
+    for path, text in written.items():
+        write_text(path, text)
+    return tuple(written)
 
 
 def progress_lines(say: Say, label: str) -> Tick:

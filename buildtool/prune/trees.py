@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.scan import targets_in, worth_a_look
 from buildtool.gpucode.links import Links
 from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
 from buildtool.progress import Say
 from buildtool.prune.changes import Change, Deleted, Pruned, Refused, TreeResult
@@ -22,6 +24,7 @@ from buildtool.prune.rewrite import open_source, prune_file
 from probes.shared.files import sweep_partials
 from probes.shared.units import decimal_bytes
 
+T = TypeVar("T")
 Announce = Callable[[Sequence["Change"]], None]
 
 
@@ -86,7 +89,7 @@ def prune_tree(
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
         going = [path for path in names if dry_run and path in foreign]  # not deleted: they count as links
-        if remaining and _worth_a_look(remaining[0]):
+        if any(_looked_into(path, worth_a_look, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
 
@@ -140,11 +143,16 @@ def _require_served(job: _Job, listing: _Listing) -> None:
 def _codes_of(job: _Job, path: Path) -> set[TargetId]:
     if named := gfx_targets_of_path(job.relative(path)):
         return known_targets(named)
+    return _looked_into(path, targets_in, set())
+
+
+def _looked_into(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
+    """What is found in a file; `otherwise` where it can't be read, which is reported when its turn comes."""
     try:
         with open_source(path) as (source, _):
-            return targets_in(source)
-    except (OSError, PruneRefused):  # reported when its turn comes
-        return set()
+            return look(source)
+    except (OSError, PruneRefused):
+        return otherwise
 
 
 def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
@@ -190,14 +198,6 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
             with _translated(path, "deleted"):
                 path.unlink()
         result.add([change])
-
-
-def _worth_a_look(path: Path) -> bool:
-    try:
-        with open_source(path) as (source, _):
-            return worth_a_look(source)
-    except (OSError, PruneRefused):
-        return False
 
 
 def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:

@@ -135,29 +135,27 @@ def _cuda_inventory(
 ) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
     for fatbin in iter_fatbins(source, start, end):
         entries = fatbin.entries if targets is None else kept_entries(fatbin, targets)
-        codes = []
-        for entry in entries:
-            digest = hashlib.sha256()
-            for chunk in source.chunks(entry.start, entry.stored_bytes, "a code object"):
-                digest.update(chunk)
-            codes.append((str(entry.code), digest.digest()))
-        yield fatbin.start, codes
+        yield fatbin.start, [(str(e.code), _digest(source, e.start, e.stored_bytes)) for e in entries]
 
 
 def _digests(source: Source, place: BundlePlace, wanted: Sequence[Entry]) -> dict[str, bytes]:
-    hashes = {entry.id: hashlib.sha256() for entry in wanted}
     if place.header is None:
+        return {entry.id: _digest(source, place.start + entry.offset, entry.n_bytes) for entry in wanted}
+    hashes = {entry.id: hashlib.sha256() for entry in wanted}
+    position = 0
+    for chunk in ccob.Unpacking(source, place.start, place.start + place.stored_bytes):
         for entry in wanted:
-            for chunk in source.chunks(place.start + entry.offset, entry.n_bytes, "a code object"):
-                hashes[entry.id].update(chunk)
-    else:
-        position = 0
-        for chunk in ccob.Unpacking(source, place.start, place.start + place.stored_bytes):
-            for entry in wanted:
-                first, last = entry.offset - position, entry.offset + entry.n_bytes - position
-                hashes[entry.id].update(chunk[max(first, 0) : max(last, 0)])
-            position += len(chunk)
+            first, last = entry.offset - position, entry.offset + entry.n_bytes - position
+            hashes[entry.id].update(chunk[max(first, 0) : max(last, 0)])
+        position += len(chunk)
     return {name: found.digest() for name, found in hashes.items()}
+
+
+def _digest(source: Source, start: int, n_bytes: int) -> bytes:
+    digest = hashlib.sha256()
+    for chunk in source.chunks(start, n_bytes, "a code object"):
+        digest.update(chunk)
+    return digest.digest()
 
 
 def _check_headers(before: _File, after: _File) -> None:

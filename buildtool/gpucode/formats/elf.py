@@ -6,7 +6,7 @@ gABI's. pyelftools reads lazily and trusts sizes, which is unsafe on hostile inp
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 from buildtool.gpucode.errors import BadElf
@@ -59,10 +59,7 @@ class Segment:
 
     def pack(self) -> bytes:
         """As it stands in the file."""
-        return struct.pack(
-            SEGMENT_FORMAT, self.type, self.flags, self.offset, self.address,
-            self.physical_address, self.file_bytes, self.memory_bytes, self.align,
-        )  # fmt: skip
+        return struct.pack(SEGMENT_FORMAT, *astuple(self))
 
 
 @dataclass(frozen=True)
