@@ -1,6 +1,8 @@
 """The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,18 +81,21 @@ def _plan(args: argparse.Namespace) -> Exit:
     text, document, picture = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
-        hand_over(document)
+        hand_over(document())
     else:
         tell(text)
     if args.json and not printed:
-        write(args.json, document)
+        write(args.json, document())
     if args.picture:
-        write(args.picture, picture)
+        write(args.picture, picture())
     return Exit.OK
 
 
-def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
-    """The plan as text, as JSON and as a picture."""
+Shown = tuple[str, Callable[[], str], Callable[[], str]]
+
+
+def _one_card(args: argparse.Namespace) -> Shown:
+    """The plan as text, and what makes JSON and a picture of it."""
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.planning import make
     from probes.placement.showing.picture import draw
@@ -99,10 +104,10 @@ def _one_card(args: argparse.Namespace) -> tuple[str, str, str]:
 
     model, machine = described(args.model), constants(args.machine)
     made = make(model, machine, **_asked(args, model, machine))
-    return lines(made.plan), to_json(made.plan), draw(made.plan, made.found.timeline)
+    return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
 
 
-def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
+def _several_cards(args: argparse.Namespace) -> Shown:
     """The same over several cards."""
     from probes.placement.planner.asking import constants, described
     from probes.placement.planner.cards.severalcards import make_cards
@@ -112,7 +117,7 @@ def _several_cards(args: argparse.Namespace) -> tuple[str, str, str]:
 
     model, machine = described(args.model), constants(args.machine)
     made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
-    return cards_lines(made.plan), to_json(made.plan), draw(made.joined, made.timeline)
+    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw, made.joined, made.timeline)
 
 
 def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:

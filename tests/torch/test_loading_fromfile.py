@@ -1,6 +1,7 @@
 """What a model is filled with from a checkpoint, on the CPU."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.errors import CheckpointUnreadable, PlacementError
-from probes.placement.loading import filereading
+from probes.placement.loading import checkpoint, filereading
 from probes.placement.loading.checkpoint import Checkpoint, opened
 from probes.placement.loading.fitting import targets
 from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.skeleton import build
 from probes.placement.loading.tensorbytes import host_buffer
+from probes.placement.models.headers import read_checkpoint
 
 
 class Block(nn.Module):
@@ -282,3 +284,27 @@ def test_numbers_beyond_float16_are_refused_by_name_instead_of_becoming_infinite
     with opened(path) as checkpoint:
         wide = values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float32)), checkpoint)
     assert torch.equal(wide["weight"], weight.float())
+
+
+@pytest.mark.parametrize("by", ["another file", "another content", "a pipe"])
+def test_a_file_exchanged_after_its_header_was_read_is_refused(tmp_path, monkeypatch, by):
+    """One of the same size was read by the header of the one before: other weights, without a word."""
+    path, other = tmp_path / "m.safetensors", tmp_path / "other"
+    save_file({"a": torch.zeros(4), "b": torch.ones(4)}, path)
+    save_file({"b": torch.zeros(4), "a": torch.ones(4)}, other)
+    assert path.stat().st_size == other.stat().st_size
+
+    def read_then_exchanged(where):
+        found = read_checkpoint(where)
+        if by == "a pipe":
+            path.unlink()
+            os.mkfifo(path)
+        elif by == "another file":
+            other.replace(path)
+        else:
+            path.write_bytes(other.read_bytes())
+        return found
+
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_then_exchanged)
+    with pytest.raises(CheckpointUnreadable, match="changed while it was opened"), opened(path):
+        pass

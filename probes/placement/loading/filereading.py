@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.errors import CheckpointUnreadable
+from probes.placement.models.headers import FileState
 
 PIECE_BYTES: Final = 8 << 20  # of one read: large enough for a disk, small enough to share among threads
 THREADS: Final = 4
@@ -31,12 +32,7 @@ class OpenFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # not to wait for a pipe
         except OSError as error:
             raise CheckpointUnreadable(f"{path} can't be read: {error.strerror or error}") from error
-        self._begun = self._now()
-        self.n_bytes = self._begun[0]
-
-    def _now(self) -> tuple[int, int, int]:
-        state = os.fstat(self._descriptor)
-        return state.st_size, state.st_mtime_ns, state.st_ino
+        self.begun = FileState.of(self._descriptor)
 
     def close(self) -> None:
         """Close it; twice does no harm."""
@@ -58,7 +54,7 @@ class OpenFile:
                 pass
         except OSError as error:
             raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
-        if self._now() != self._begun:
+        if FileState.of(self._descriptor) != self.begun:
             raise CheckpointUnreadable(f"{self.path} changed while it was read", _REPEAT)
 
     def _piece(self, target: memoryview, offset: int) -> None:

@@ -70,8 +70,28 @@ class StoredFile:
     """The checked header of one safetensors file. Tensors are in the order of their data."""
 
     path: Path
-    n_bytes: int  # of the whole file
+    state: "FileState"
     tensors: tuple[StoredTensor, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the whole file."""
+        return self.state.n_bytes
+
+
+@dataclass(frozen=True)
+class FileState:
+    """Which file it was, and how: another file, or another content, differs in it."""
+
+    n_bytes: int
+    changed_ns: int  # when its content changed last
+    inode: int
+
+    @staticmethod
+    def of(descriptor: int) -> "FileState":
+        """The state of an open file now."""
+        found = os.fstat(descriptor)
+        return FileState(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def read_header(path: Path) -> StoredFile:
@@ -83,7 +103,8 @@ def read_header(path: Path) -> StoredFile:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that has come there isn't waited for
         with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            state = FileState.of(file.fileno())
+            size = state.n_bytes
             start = file.read(LENGTH.size)
             if len(start) < LENGTH.size:
                 raise _wrong(path, f"it has {len(start)} bytes, fewer than a header's length takes", _AGAIN)
@@ -96,7 +117,7 @@ def read_header(path: Path) -> StoredFile:
         raise _wrong(path, "it was cut while it was read", _AGAIN)
     tensors = _tensors(path, _parsed(path, text, "its header"), LENGTH.size + length)
     _check_data(path, tensors, LENGTH.size + length, size)
-    return StoredFile(path, size, tensors)
+    return StoredFile(path, state, tensors)
 
 
 def read_checkpoint(path: Path) -> tuple[StoredFile, ...]:
@@ -194,7 +215,8 @@ def _tensor(path: Path, name: str, fields: object, data: int) -> StoredTensor:
         raise wrong(f"has no valid data_offsets: {str(span)[:60]}")
     bits = math.prod(shape) * DTYPE_BITS[DTYPES[dtype]]
     if bits != 8 * (span[1] - span[0]):
-        raise wrong(f"takes {bits / 8:,.0f} bytes by its shape and {span[1] - span[0]:,} by its offsets")
+        stated = f"{-(-bits // 8):,}" if bits < 2**66 else "more than 2^63"
+        raise wrong(f"takes {stated} bytes by its shape and {span[1] - span[0]:,} by its offsets")
     return StoredTensor(name, dtype, tuple(shape), data + span[0], span[1] - span[0])
 
 
@@ -257,4 +279,4 @@ def _part(index: Path, path: Path, names: set[str]) -> StoredFile:
     missing = names - {tensor.name for tensor in kept}
     if missing:
         raise _wrong(path, f"{index.name} says that it has {min(missing)[:120]!r}, and it doesn't", _AGAIN)
-    return StoredFile(stored.path, stored.n_bytes, kept)
+    return StoredFile(stored.path, stored.state, kept)

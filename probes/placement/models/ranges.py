@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.errors import CheckpointUnreadable
-from probes.placement.models.headers import StoredFile, read_checkpoint
+from probes.placement.models.headers import FileState, StoredFile, read_checkpoint
 
 FIRST_BEYOND: Final = 143  # the biased exponent of 2^16
 FIRST_EXACT: Final = 110  # of 2^-17, whose lowest mantissa bit is 2^-24, float16's smallest number
@@ -66,6 +66,8 @@ def _of_file(file: StoredFile) -> Iterator[Ranges]:
                             f"{file.path} was cut while it was read", "copy or download the file again"
                         )
                     yield ranges_of(piece, tensor.name)
+            if FileState.of(opened.fileno()) != file.state:
+                raise CheckpointUnreadable(f"{file.path} changed while it was read", "plan again")
     except OSError as error:
         raise CheckpointUnreadable(
             f"can't read {file.path}: {error.strerror or error}", "check the path and its permissions"

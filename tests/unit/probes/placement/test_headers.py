@@ -164,3 +164,12 @@ def test_two_files_with_one_tensor_are_refused_and_an_empty_folder_too(tmp_path:
 def test_an_index_that_names_an_impossible_file_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(CheckpointUnreadable, match="not a file beside it"):
         headers.read_checkpoint(indexed(tmp_path, {"a": place}))
+
+
+def test_a_shape_beyond_every_float_is_refused(tmp_path: Path) -> None:
+    """It was a traceback: its bytes were divided as a float."""
+    huge = {"a": {"dtype": "F32", "shape": [2**62] * 64, "data_offsets": [0, 8]}}
+    with pytest.raises(
+        CheckpointUnreadable, match=r"more than 2\^63 bytes by its shape and 8 by its offsets"
+    ):
+        headers.read_header(written(tmp_path / "m.safetensors", huge, 8))
