@@ -21,7 +21,7 @@ from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Device
 from probes.throughput.direct.scanned import Way, Work
 from probes.throughput.direct.testmodels import Spec, made
-from probes.throughput.direct.torchrunner import HostMemory, TorchRunner, not_finite
+from probes.throughput.direct.torchrunner import HostMemory, TorchRunner, cause, not_finite
 
 OPSET = 17
 # the first that is there; options keep TF32 for the way that asks for it
@@ -91,7 +91,7 @@ def exported(spec: Spec, way: Way, seed: int) -> bytes:
                 dynamo=False,
             )
     except Exception as error:  # its exporters raise whatever their parts do
-        raise Unsupported(f"{spec.name} can't be exported to ONNX: {first_line(error)}") from error
+        raise Unsupported(f"{spec.name} can't be exported to ONNX: {cause(error)}") from error
     return file.getvalue()
 
 

@@ -90,16 +90,19 @@ class TorchRunner:
             return work(module, inputs, autocast)
 
 
+def cause(error: BaseException) -> str:
+    """What went wrong in a model: the last line, as TorchScript puts its own trace first."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
+
+
 @contextmanager
 def _failures(spec: Spec, batch: int) -> Iterator[None]:
     """Maps what a model's own pass raises to our error; what torch refuses is an error of ours already."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        # TorchScript puts its own trace first, and what went wrong last
-        why = (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
         hint = "" if spec.name in SPECS else "each input of the file needs its --shape, without the batch"
-        raise ModelFails(f"{spec.name} fails at batch {batch}: {why}", hint) from error
+        raise ModelFails(f"{spec.name} fails at batch {batch}: {cause(error)}", hint) from error
 
 
 def not_finite(outputs: object) -> str:

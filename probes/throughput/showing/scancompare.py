@@ -112,6 +112,14 @@ def _gpus(report: ThroughputReport) -> str:
     return ", ".join(gpu.name for gpu in gpus) or "none"
 
 
+def _threads(report: ThroughputReport) -> str:
+    """Of torch on the CPU, where a model was called directly."""
+    torch = report.machine.torch
+    if report.direct is None or isinstance(torch, Unknown):
+        return "none"
+    return str(report.settings.threads or torch.threads)
+
+
 def _of_served(fact: Callable[[ServedScan], str]) -> Callable[[ThroughputReport], str]:
     return lambda report: fact(report.served) if report.served else "no server"
 
@@ -125,6 +133,7 @@ def _model(report: ThroughputReport) -> str:
 _UNLIKE: tuple[tuple[str, Callable[[ThroughputReport], str]], ...] = (
     ("GPU", _gpus),
     ("processors", lambda report: str(report.machine.cpus)),
+    ("CPU threads", _threads),
     ("model called directly", _model),
     ("model served", _of_served(lambda served: served.by.model)),
     ("request", _of_served(lambda served: served.by.request)),

@@ -1,13 +1,14 @@
 """The direct half in sentences: first whether each device is saturated, then where each way ends. Pure."""
 
 from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceilings
+from probes.throughput.ceilings.ceiling import Ceiling, Ceilings
 from probes.throughput.direct.figures import throughput
 from probes.throughput.direct.knee import Flat, Found, Growing, Knee, of_series
-from probes.throughput.direct.saturation import Resource, Saturation, saturation
-from probes.throughput.direct.scanned import BatchRow, DirectScan, Series
+from probes.throughput.direct.saturation import Resource, Saturation, arithmetic, saturation
+from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
 from probes.throughput.showing.directtables import rate
 
+WIDE = 0.1  # error of a ceiling
 FULL = 0.8  # of a ceiling: a device that reaches it has hardly anything left
 NAMES: dict[Resource, str] = {"compute": "compute", "memory": "memory bandwidth", "link": "the link"}
 LIMITS: dict[Resource, str] = {
@@ -46,9 +47,22 @@ def _verdict(series: Series, ceilings: Ceilings | Unknown) -> str:
         f"Is the {way.device.upper()} saturated? {_judged(series, best, shares)}.",
         f"Fastest way: {way.backend}, {way.precision}{where}.",
     ]
+    wide = _widest(way, ceilings)
+    if wide > WIDE:
+        said.append(
+            f"The ceilings err by up to {wide:.0%}: another program ran, so end it and repeat the scan."
+        )
     if not isinstance(best.busy_percent, Unknown):
         said.append(f"Its driver calls it {best.busy_percent:.0f}% busy: some kernel ran, no more than that.")
     return " ".join(said)
+
+
+def _widest(way: Way, ceilings: Ceilings | Unknown) -> float:
+    """The largest error of the ceilings that a way is compared with, as a part of each."""
+    on = ceilings if isinstance(ceilings, Unknown) else ceilings.on(way.device)
+    used = () if isinstance(on, Unknown) else (on.flops(arithmetic(way)), on.memory)
+    known = (one for one in used if isinstance(one, Ceiling) and one.error is not None)
+    return max(((one.error or 0.0) / one.median for one in known), default=0.0)
 
 
 def _judged(series: Series, best: BatchRow, shares: Saturation) -> str:

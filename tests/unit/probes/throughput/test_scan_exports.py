@@ -10,6 +10,7 @@ from test_served_statistics import level
 
 from probes.cli import main
 from probes.errors import Exit, ReportError
+from probes.records.facts import TorchFacts
 from probes.shared.codec import to_json
 from probes.shared.unknown import Unknown
 from probes.throughput.document import ThroughputReport
@@ -65,6 +66,20 @@ def test_rates_within_a_percent_are_the_same_level() -> None:
     found = compare_scans(with_levels(a), with_levels(b, far), names=("A", "B"))
     assert [row.key[1] for row in found.rows] == ["100/s"] * 3
     assert {key[1] for key in found.only[1]} == {"110/s"}
+
+
+def test_scans_with_other_numbers_of_threads_are_unlike() -> None:
+    torch = TorchFacts("2.13", "none", "", 2, (), "this torch is a CPU build")
+    two = replace(
+        whole(),
+        machine=replace(whole().machine, torch=torch),
+        settings=replace(whole().settings, threads=0),  # as torch chooses
+    )
+    one = replace(two, machine=replace(two.machine, torch=replace(torch, threads=1)))
+    with pytest.raises(ReportError, match="CPU threads: 2 / 1"):
+        compare_scans(two, one, names=("A", "B"))
+    asked = replace(two, settings=replace(two.settings, threads=1))
+    assert compare_scans(asked, replace(one, settings=asked.settings), names=("A", "B")).unlike == ()
 
 
 def test_unlike_scans_are_refused_unless_forced() -> None:

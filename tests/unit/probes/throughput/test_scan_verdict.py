@@ -6,6 +6,7 @@ import made_scans as make
 import pytest
 
 from probes.shared.unknown import Unknown
+from probes.throughput.ceilings.ceiling import Ceiling, Ceilings
 from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
 from probes.throughput.showing.verdict import direct_answer
 
@@ -80,6 +81,14 @@ def test_too_few_batch_sizes_answer_nothing(count: int) -> None:
 def test_without_ceilings_the_answer_is_unknown_with_the_reason() -> None:
     found = said(flat(0.9), ceilings=Unknown("the worker was stopped"))
     assert "saturated? Unknown: no share of a ceiling is known: the worker was stopped." in found
+
+
+def test_ceilings_that_another_program_has_spoilt_are_not_passed_off_as_sure() -> None:
+    (cpu,) = make.ceilings().devices
+    spoilt = Ceiling("made", 1e10, (1.0, 1.9, 0.9, 2.8, 1.0), "wall")
+    found = said(flat(0.9), ceilings=Ceilings((replace(cpu, memory=spoilt),)))
+    assert "The ceilings err by up to 4" in found
+    assert "err by" not in said(flat(0.9))
 
 
 def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_right() -> None:

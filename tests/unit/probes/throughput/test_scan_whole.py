@@ -11,6 +11,7 @@ import pytest
 
 from probes import cli, scanning
 from probes.errors import Exit
+from probes.machine import surroundings
 from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
 from probes.run.supervisor import Ended
@@ -126,6 +127,16 @@ def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys
     assert f"report: {file}, written after every row" in capsys.readouterr().out
     assert cli.main(["show", str(file)]) == Exit.OK
     assert "Nothing was measured: the scan ended before its first row." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "said"), [(0.5, True), (2.0, False), (Unknown("no limit is set"), False)])
+def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
+    limit: float | Unknown, said: bool, tmp_path: Path
+) -> None:
+    around = replace(surroundings.describe(tmp_path), cpu_limit=limit)
+    report = replace(make.report(), machine=replace(CPU, surroundings=around))
+    found = "A CPU limit of 0.5 of 2 processors holds this container back" in render_scan(report)
+    assert found == said
 
 
 def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) -> None:
