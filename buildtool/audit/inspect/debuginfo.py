@@ -8,22 +8,7 @@ import struct
 from dataclasses import dataclass
 
 from buildtool.gpucode.errors import BadElf
-from buildtool.gpucode.formats.elf import (
-    EM_AMDGPU,
-    EM_CUDA,
-    ET_DYN,
-    ET_EXEC,
-    HEADER_BYTES,
-    PT_LOAD,
-    SECTION_BYTES,
-    SECTION_FORMAT,
-    SEGMENT_BYTES,
-    SEGMENT_FORMAT,
-    SHF_ALLOC,
-    SHT_NOBITS,
-    SHT_SYMTAB,
-    is_elf64,
-)
+from buildtool.gpucode.formats import elf
 
 _HEAD_BYTES = 4096  # linkers put the program headers right behind the file's header
 _MOST_SECTIONS = 4096  # libraries have some 40
@@ -45,7 +30,7 @@ class _Table:
 
     @property
     def end(self) -> int:
-        return self.offset + self.count * SECTION_BYTES
+        return self.offset + self.count * elf.SECTION_BYTES
 
 
 class DebugCounter:
@@ -89,7 +74,7 @@ class DebugCounter:
         self._search(at_end=True)
         if len(self._rows) != table.end - table.offset:
             raise BadElf("its section headers end too early")
-        rows = list(struct.iter_unpack(SECTION_FORMAT, self._rows))
+        rows = list(struct.iter_unpack(elf.SECTION_FORMAT, self._rows))
         spans = _debug_spans(rows, table.names_index, self._names_of(rows[table.names_index]))
         found = _covered(spans)
         if found + beside > self._size or any(end > self._size for _, end in spans):
@@ -99,17 +84,17 @@ class DebugCounter:
     def _begin(self) -> None:
         """Plan what to keep, from the first bytes."""
         head = self._head
-        if not is_elf64(head):
+        if not elf.is_elf64(head):
             return
         kind, machine = struct.unpack_from("<HH", head, 16)
-        if kind not in (ET_EXEC, ET_DYN) or machine in (EM_AMDGPU, EM_CUDA):
+        if kind not in (elf.ET_EXEC, elf.ET_DYN) or machine in (elf.EM_AMDGPU, elf.EM_CUDA):
             return
         offset = struct.unpack_from("<Q", head, 40)[0]
         entry_bytes, count, names_index = struct.unpack_from("<HHH", head, 58)
         if not count:
             return  # a file without sections, as `sstrip` leaves it
         table = _Table(offset, count, names_index)
-        if entry_bytes != SECTION_BYTES or table.end > self._size or offset < HEADER_BYTES:
+        if entry_bytes != elf.SECTION_BYTES or table.end > self._size or offset < elf.HEADER_BYTES:
             self._trouble = "its section headers are outside the file"
         elif count > _MOST_SECTIONS or names_index >= count:
             self._trouble = "it has too many section headers, or they have no names"
@@ -120,18 +105,18 @@ class DebugCounter:
     def _parts_not_loaded(self, table: _Table) -> list[Span]:
         """Where the names can be: in what no segment loads; before that is known, just before the headers."""
         if table.end <= len(self._head):  # as Go writes it: the headers give the position of the names
-            at = table.offset + table.names_index * SECTION_BYTES
+            at = table.offset + table.names_index * elf.SECTION_BYTES
             offset, n_bytes = struct.unpack_from("<QQ", self._head, at + 24)
             return [(offset, offset + n_bytes)]
         start = struct.unpack_from("<Q", self._head, 32)[0]
         count = struct.unpack_from("<H", self._head, 56)[0]
-        if start + count * SEGMENT_BYTES > len(self._head):
+        if start + count * elf.SEGMENT_BYTES > len(self._head):
             return [(max(0, table.offset - 8 * _NAMES_BYTES), self._size)]
-        raw = self._head[start : start + count * SEGMENT_BYTES]
+        raw = self._head[start : start + count * elf.SEGMENT_BYTES]
         loaded = sorted(
             (offset, offset + n_bytes)
-            for kind, _, offset, _, _, n_bytes, _, _ in struct.iter_unpack(SEGMENT_FORMAT, raw)
-            if kind == PT_LOAD
+            for kind, _, offset, _, _, n_bytes, _, _ in struct.iter_unpack(elf.SEGMENT_FORMAT, raw)
+            if kind == elf.PT_LOAD
         )
         gaps, reached = [], 0
         for begin, end in (*loaded, (self._size, self._size)):
@@ -185,13 +170,13 @@ class DebugCounter:
 
 def _debug_spans(rows: list[tuple[int, ...]], names_index: int, names: bytes) -> list[Span]:
     """Sections that no running program needs: debug information, and symbols that only linkers use."""
-    symbols_names = {row[6] for row in rows if row[1] == SHT_SYMTAB} - {names_index}
+    symbols_names = {row[6] for row in rows if row[1] == elf.SHT_SYMTAB} - {names_index}
     return [
         (offset, offset + n_bytes)
         for index, (name, kind, flags, _, offset, n_bytes, *_) in enumerate(rows)
-        if kind != SHT_NOBITS
-        and not flags & SHF_ALLOC
-        and (kind == SHT_SYMTAB or index in symbols_names or names.startswith(_DEBUG_NAMES, name))
+        if kind != elf.SHT_NOBITS
+        and not flags & elf.SHF_ALLOC
+        and (kind == elf.SHT_SYMTAB or index in symbols_names or names.startswith(_DEBUG_NAMES, name))
     ]
 
 
