@@ -157,6 +157,8 @@ class _Life:
         self._server = server
         self._tasks = tasks
         self.failure: ServiceError | None = None
+        self._reloading = anyio.Lock()
+        self._reload_waits = False  # for the one that runs; further signals wish for the same
 
     async def load(self) -> None:
         """Load all models; the server ends when one can't be."""
@@ -168,11 +170,13 @@ class _Life:
 
     async def reload(self) -> None:
         """Load all models again; those from before answer until then, and go on where that fails."""
-        try:
-            await self._service.load_models()
-            log.info("models loaded again")
-        except ServiceError as error:
-            log.error("the models stay as they were: %s", error)
+        async with self._reloading:
+            self._reload_waits = False
+            try:
+                await self._service.load_models()
+                log.info("models loaded again")
+            except ServiceError as error:
+                log.error("the models stay as they were: %s", error)
 
     async def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP loads the models again."""
@@ -180,7 +184,9 @@ class _Life:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for received in signals:
                 if received == signal.SIGHUP:
-                    self._tasks.start_soon(self.reload)
+                    if not self._reload_waits:
+                        self._reload_waits = True
+                        self._tasks.start_soon(self.reload)
                     continue
                 log.info("%s: not ready any more, %d in flight", received.name, admission.in_flight)
                 if admission.draining:  # the second one: somebody is in a hurry

@@ -365,3 +365,56 @@ def test_a_collector_that_does_not_answer_does_not_hold_up_a_stop(monkeypatch: p
         exported.set()
         collector.shutdown()
         collector.server_close()
+
+
+def test_a_storm_of_sighups_loads_the_models_once_more_and_callers_do_not_notice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, here = threading.Event(), settings()
+    gate.set()
+    loads: list[float] = []
+    slowest: list[float] = []
+
+    def load(_settings: Settings, _name: str) -> Busy:
+        loads.append(time.monotonic())
+        time.sleep(0.3)
+        return Busy(gate)
+
+    def ask(path: str) -> int:
+        connection = http.client.HTTPConnection(here.host, here.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except ConnectionRefusedError:
+            return 0
+        finally:
+            connection.close()
+
+    def storm() -> None:
+        try:
+            while ask("/v2/health/ready") != 200:
+                time.sleep(0.05)
+            for number in range(400):
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0.001)
+                if number % 20 == 0:
+                    begun = time.monotonic()
+                    assert ask("/v2/health/ready") == 200
+                    slowest.append(time.monotonic() - begun)
+            ends = time.monotonic() + 30
+            while time.monotonic() < ends and time.monotonic() - loads[-1] < 1.5:
+                time.sleep(0.1)
+        finally:
+            terminate()
+
+    monkeypatch.setattr(server, "_load", load)
+    thread = threading.Thread(target=storm)
+    thread.start()
+    with caplog.at_level("INFO", "service"):
+        asyncio.run(server.serve(here))
+    thread.join(30)
+    again = [record for record in caplog.records if record.getMessage() == "models loaded again"]
+    lasted_s = loads[-1] - loads[0]
+    assert len(slowest) == 20
+    assert 2 <= len(loads) <= lasted_s / 0.3 + 2  # one at a time, and the last one after the last signal
+    assert len(again) <= len(loads)
