@@ -27,6 +27,8 @@ def _flaws(plan: Plan) -> Iterator[str]:
     for block in plan.blocks:
         if block.tier not in TIERS:
             yield f"{block.name!r} has the tier {block.tier!r}; known are {', '.join(TIERS)}"
+        if block.kept and (not plan.bfloat16_becomes or block.tier in ("in_place", "cpu")):
+            yield f"{block.name!r} is {block.tier} and kept as bfloat16, and nothing converts it"
     yield from _numbers(plan, "plan")
     rings = plan.rings
     if not all(count <= MOST_BUFFERS for count in (rings.slots, rings.scratches, rings.ahead)):
@@ -65,12 +67,23 @@ def _over_budget(plan: Plan) -> Iterator[str]:
     if blocks > use.weights:
         counted = binary_bytes(use.weights)
         yield f"its blocks take {binary_bytes(blocks)} of VRAM, and it counts {counted} for them"
+    kept = sum(block.host_bytes for block in plan.blocks)
+    if kept > host.pinned + host.pageable:
+        counted = binary_bytes(host.pinned + host.pageable)
+        yield f"its blocks take {binary_bytes(kept)} of host memory, and it counts {counted}"
+    rings = plan.rings
+    for what, buffers, counted_bytes in (
+        ("slots", rings.slots * rings.slot_bytes, use.slots),
+        ("scratch buffers", rings.scratches * rings.scratch_bytes, use.scratch),
+    ):
+        if buffers > counted_bytes:
+            counted = binary_bytes(counted_bytes)
+            yield f"its {what} take {binary_bytes(buffers)} of VRAM, and it counts {counted} for them"
     for block in plan.blocks:
-        if block.kept and (not plan.bfloat16_becomes or block.tier in ("in_place", "cpu")):
-            yield f"{block.name!r} is {block.tier} and kept as bfloat16, and nothing converts it"
-        if block.tier == "resident" and block.vram_bytes < block.weight_bytes:
+        least = {"resident": block.weight_bytes, "packed": block.weight_bytes // 2}.get(block.tier, 0)
+        if block.vram_bytes < least:
             yield (
-                f"{block.name!r} is resident with {block.weight_bytes:,} bytes of weights in "
+                f"{block.name!r} is {block.tier} with {block.weight_bytes:,} bytes of weights in "
                 f"{block.vram_bytes:,} bytes of VRAM"
             )
 

@@ -116,6 +116,25 @@ def test_another_dtype_is_converted_to(tmp_path, outputs):
         assert torch.equal(got, kind.from_pretrained(tmp_path, dtype=torch.bfloat16)(input_ids=ids)[0])
 
 
+@pytest.mark.parametrize(("compute", "becomes"), [("auto", "float32"), ("float16", "float16")])
+def test_a_card_without_bfloat16_units_is_stood_in_for(compute, becomes, tmp_path, outputs):
+    model = saved(qwen, tmp_path, torch.bfloat16).to(getattr(torch, becomes))
+    assert cli.main(words(tmp_path, "--machine", "wx4100", "--vram", "1GiB", "--compute", compute)) == Exit.OK
+    [(ids, got)] = outputs
+    assert got.dtype == getattr(torch, becomes)
+    model.model.rotary_emb.inv_freq = type(model)(model.config).model.rotary_emb.inv_freq  # stays float32
+    with torch.inference_mode():
+        assert torch.equal(got, model(input_ids=ids)[0])
+
+
+def test_the_verb_names_a_number_that_float16_cannot_hold(tmp_path, capsys, monkeypatch):
+    model = qwen().to(torch.bfloat16)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 4] = 70_000.0
+    model.save_pretrained(tmp_path)
+    assert cli.main(words(tmp_path, "--machine", "wx4100", "--compute", "float16")) == Exit.DEVICE
+    assert "layers.1.mlp.up_proj.weight has a number beyond 65504" in capsys.readouterr().err
+
+
 def test_the_model_is_built_without_values(tmp_path):
     saved(qwen, tmp_path)
     module = checkpointed.built(read_folder(tmp_path), "float32", 6).module

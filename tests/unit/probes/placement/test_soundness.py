@@ -70,6 +70,13 @@ def edited(plan: Plan, edit: Edit) -> str:
         (lambda p: p["host"].update(pageable=2**50), r"of host memory, more than its budget"),
         (lambda p: p["blocks"].append(p["blocks"][0]), r"twice"),
         (lambda p: p.update(vram_budget=-5), r"plan\.vram_budget is -5"),
+        (lambda p: p["rings"].update(slots=9), r"its slots take \S+ \S+ of VRAM, and it counts"),
+        (
+            lambda p: p["vram"].update(scratch=0),
+            r"its scratch buffers take \S+ \S+ of VRAM, and it counts 0 B",
+        ),
+        (lambda p: p["host"].update(pinned=0), r"its blocks take \S+ \S+ of host memory, and it counts 0 B"),
+        (lambda p: p.update(bfloat16_becomes=""), r"kept as bfloat16, and nothing converts it"),
         (lambda p: p["rings"].update(slots=10**6), r"aren't each from 0 to 1,000"),
     ],
 )
@@ -87,6 +94,11 @@ def test_a_time_that_overflows_to_infinity_is_refused(plan: Plan, tmp_path: Path
     path.write_text(edited(plan, lambda p: p["time"].update(high_s="@")).replace('"@"', "1e999"))
     with pytest.raises(ReportError, match=r"high_s"):
         read_plan(path)
+
+
+def test_a_packed_block_in_no_memory_is_seen(plan: Plan) -> None:
+    blocks = tuple(replace(block, tier="packed", vram_bytes=0) for block in plan.blocks)
+    assert "is packed with" in flaw(replace(plan, blocks=blocks))
 
 
 def test_blocks_made_resident_beyond_the_budget_are_seen(plan: Plan) -> None:
