@@ -40,7 +40,9 @@ class _Memory(Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
-class _Process(Structure):
+class ProcessInfo(Structure):
+    """What one process holds of a card, as NVML writes it."""
+
     _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
 
 
@@ -131,7 +133,7 @@ class Nvml:
         if isinstance(handle, Unknown):
             return handle
         count = c_uint(64)
-        found = (_Process * count.value)()
+        found = (ProcessInfo * count.value)()
         failed = self.call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
         return failed or tuple(int(one.pid) for one in found[: count.value])
 

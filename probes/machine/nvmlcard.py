@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 
-from probes.machine.nvml import Nvml
+from probes.machine.nvml import Nvml, ProcessInfo
 from probes.shared.unknown import Unknown
 
 # NVML_FI_DEV_*
@@ -50,10 +50,6 @@ class _Field(Structure):
         ("code", c_int),
         ("value", ctypes.c_ubyte * 8),
     )
-
-
-class _Process(Structure):
-    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
 
 
 class _GpmMetric(Structure):
@@ -163,7 +159,7 @@ class NvmlCard:
         """Process ids (the host's, also in a container) with the bytes that each holds, graphics included."""
         found: dict[int, int | Unknown] = {}
         for kind in ("Compute", "Graphics"):
-            count, each = c_uint(MOST_PROCESSES), (_Process * MOST_PROCESSES)()
+            count, each = c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
             failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
             if failed and kind == "Compute":
                 return failed

@@ -13,14 +13,19 @@ _SIZES = ("payload_bytes", "n_bytes", "batch", "rows")  # of what was measured, 
 
 def require_possible(started: str, runs: Iterable[Sequence[object]]) -> None:
     """Check the beginning of a report and the records of its runs. Raises ReportError naming the place."""
-    try:
-        datetime.fromisoformat(started)
-    except ValueError:
-        raise ReportError(f"report.started: expected a date and time, found {shown(started)}") from None
+    require_moment(started)
     for i, records in enumerate(runs):
         for j, record in enumerate(records):
             if why := impossible(record):
                 raise ReportError(f"report.runs[{i}].records[{j}].{why}")
+
+
+def require_moment(started: str) -> None:
+    """A report's beginning is a time that computers count. Raises ReportError."""
+    try:
+        datetime.fromisoformat(started).timestamp()
+    except (ValueError, OverflowError):
+        raise ReportError(f"report.started: expected a date and time, found {shown(started)}") from None
 
 
 def impossible(record: object) -> str:

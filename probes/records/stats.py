@@ -10,7 +10,7 @@ are. The larger of the two is reported, as the half-width of an interval that co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -90,9 +90,9 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _spread_factor(processes: int) -> float:
-    """By how much the median of this many processes errs, in standard deviations of theirs."""
-    return SPREAD.get(processes, 1.2533 / math.sqrt(processes))
+def median_errs(processes: int, few: Mapping[int, float]) -> float:
+    """By how much the median of so many processes errs, in deviations; `few` has those of small counts."""
+    return few.get(processes, 1.2533 / math.sqrt(processes))
 
 
 def summarize(times: Sequence[Sequence[float]]) -> Summary:
@@ -128,7 +128,7 @@ def _summary(times: tuple[tuple[float, ...], ...]) -> Summary:
 def _error(within: float | None, between: float | None, processes: int) -> float | None:
     if between is None:
         return within
-    apart = _spread_factor(processes) * between
+    apart = median_errs(processes, SPREAD) * between
     return max(apart, (within or 0.0) / math.sqrt(processes))
 
 

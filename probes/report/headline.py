@@ -102,9 +102,8 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
         return _untried(report)
     blocks = pick(records, Block)
     oversize = [request for request in requests if request.purpose == "oversize"]
-    outside = [p for p in residency.place(blocks) if not p.block.control and p.by_timing in ("host", "paged")]
-    if outside:
-        spilled = sum(placed.block.n_bytes for placed in outside)
+    spilled = residency.outside_vram(blocks)
+    if spilled:
         return (
             f"When VRAM is full it spills silently: of {size(stops[-1].held_bytes)} granted as device "
             f"memory, {size(spilled)} reads at the link's speed or below"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from probes.records.stats import median, summarize
+from probes.records.stats import median, median_errs, summarize
 from probes.report.quantities import with_error
 
 # Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
@@ -101,14 +101,10 @@ def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -
     variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
     parts = []
     for one in summaries:
-        between = _median_error(one.processes) * math.sqrt(variance)
+        between = median_errs(one.processes, MEDIAN_ERROR) * math.sqrt(variance)
         within = (one.within or 0.0) / one.median / math.sqrt(one.processes)
         parts.append(max(between, within))
     return Ratio(value, value * math.hypot(*parts), disturbed)
-
-
-def _median_error(processes: int) -> float:
-    return MEDIAN_ERROR.get(processes, 1.2533 / math.sqrt(processes))
 
 
 def shared_by_kind(rows: Iterable[tuple[Kind, Times, Times]]) -> dict[Kind, float]:

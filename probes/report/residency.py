@@ -88,6 +88,12 @@ def place(blocks: Sequence[Block]) -> tuple[Placed, ...]:
     )
 
 
+def outside_vram(blocks: Sequence[Block]) -> int:
+    """Bytes that were granted as device memory and read as slowly as the link or below."""
+    placed = (p for p in place(blocks) if not p.block.control and p.by_timing in ("host", "paged"))
+    return sum(p.block.n_bytes for p in placed)
+
+
 def first_read_verdict(blocks: Sequence[Block]) -> str | Unknown:
     """How long the first read after everything was allocated took, against later ones, in a sentence."""
     known = [(b.first_read_s, median(b.read_s), b) for b in blocks if isinstance(b.first_read_s, float)]
@@ -115,8 +121,7 @@ def refused_by(request: Request) -> str:
 def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) -> str:
     """What happened, in a sentence."""
     held = binary_bytes(stop.held_bytes)
-    outside = [p for p in place(blocks) if not p.block.control and p.by_timing in ("host", "paged")]
-    spilled = sum(p.block.n_bytes for p in outside)
+    spilled = outside_vram(blocks)
     if spilled:
         return (
             f"spilled silently: of {held} granted as device memory, {binary_bytes(spilled)} "

@@ -140,8 +140,8 @@ def _watch(
 ) -> Outcome:
     """Read all of the worker's messages, or stop it."""
     try:
-        ear.kept = partial(_acknowledge, process)
-        _hand_over(process, job)
+        ear.kept = partial(_write, process, b"")
+        _write(process, json.dumps(encode(job)).encode())
         in_time = _listen(process, reading, ear=ear, until=time.monotonic() + limit_s)
         gone = _end(process, at_once=not in_time or ear.garbage is not None, grace_s=grace_s)
     except KeyboardInterrupt:
@@ -163,18 +163,11 @@ def _watch(
     return _judge(ear, process.returncode)
 
 
-def _hand_over(process: "subprocess.Popen[bytes]", job: object) -> None:
+def _write(process: "subprocess.Popen[bytes]", line: bytes) -> None:
+    """Hand the worker its job, or an empty line: its last message is kept, and it can go on."""
     assert process.stdin
-    with suppress(BrokenPipeError):  # it died before it read; its exit code shows why
-        process.stdin.write(json.dumps(encode(job)).encode() + b"\n")
-        process.stdin.flush()
-
-
-def _acknowledge(process: "subprocess.Popen[bytes]") -> None:
-    """Let the worker go on to its next case, now that the last one is kept."""
-    assert process.stdin
-    with suppress(BrokenPipeError):
-        process.stdin.write(b"\n")
+    with suppress(BrokenPipeError):  # it has died; its exit code shows why
+        process.stdin.write(line + b"\n")
         process.stdin.flush()
 
 

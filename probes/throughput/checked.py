@@ -1,7 +1,6 @@
 """What types don't say of a throughput report from outside, so that no figure derived from it fails. Pure."""
 
 from collections.abc import Iterator
-from datetime import datetime
 
 from probes.shared.codec import Misfit
 from probes.shared.unknown import Unknown
@@ -12,14 +11,6 @@ from probes.throughput.served.servedscan import ServedScan
 LEAST = 1e-12  # of a time in seconds, or of work: far below any that was measured, and its inverse is finite
 
 Place = tuple[str, float]
-
-
-def check_started(started: str) -> None:
-    """A report's beginning is a time. Raises Misfit."""
-    try:
-        datetime.fromisoformat(started).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise Misfit("report.started: expected a time such as 2026-02-08T12:00:00Z") from error
 
 
 def check_parts(ceilings: Ceilings | Unknown, direct: DirectScan | None, served: ServedScan | None) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from probes.errors import ReportError
 from probes.records.json_schema import document
+from probes.records.possible import require_moment
 from probes.records.reportfiles import holds, json_of, reading, writing
 from probes.records.schema import WRITABLE, Machine
 from probes.shared import files
@@ -18,7 +19,7 @@ from probes.shared.codec import Misfit, check_figures, decode, to_json
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
-from probes.throughput.checked import check_parts, check_started
+from probes.throughput.checked import check_parts
 from probes.throughput.direct.scanned import DirectScan
 from probes.throughput.served.servedscan import ServedScan
 
@@ -90,7 +91,7 @@ def from_json(text: str) -> ThroughputReport:
     try:
         check_figures(value)
         report = decode(ThroughputReport, value)
-        check_started(report.started)
+        require_moment(report.started)
         check_parts(report.ceilings, report.direct, report.served)
     except Misfit as error:
         raise ReportError(str(error)) from error

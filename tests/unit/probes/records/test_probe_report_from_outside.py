@@ -112,9 +112,12 @@ def test_a_row_whose_clock_now_and_then_shows_no_time_is_shown(
     assert "h2d_pinned" in capsys.readouterr().out
 
 
-def test_a_date_that_is_none_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("started", ["\x1b[2J yesterday", "0001-01-01"])
+def test_a_date_that_is_none_is_no_traceback(
+    started: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "r.json"
-    file.write_text(codec.to_json(replace(report(), started="\x1b[2J yesterday")))
+    file.write_text(codec.to_json(replace(report(), started=started)))
     assert cli.main(["prometheus", str(file)]) == Exit.DATA
     told = capsys.readouterr().err
     assert "report.started: expected a date and time" in told
