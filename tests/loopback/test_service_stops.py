@@ -22,6 +22,7 @@ from service import server
 from service.batching import pulse
 from service.errors import DeviceFault, DeviceLost
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.model.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
 
 INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)
@@ -290,6 +291,7 @@ sys.path[:0] = sys.argv[2:]
 from test_service_stops import INFO, Named
 from pathlib import Path
 from service import server
+from service.model.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
 
 class Slow(Named):
@@ -418,3 +420,52 @@ def test_a_storm_of_sighups_loads_the_models_once_more_and_callers_do_not_notice
     assert len(slowest) == 20
     assert 2 <= len(loads) <= lasted_s / 0.3 + 2  # one at a time, and the last one after the last signal
     assert len(again) <= len(loads)
+
+
+def test_a_model_whose_tokenizer_panics_leaves_the_one_from_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gate, here = threading.Event(), settings()
+    gate.set()
+    loads: list[str] = []
+    statuses: list[int] = []
+    broken = {"type": "Precompiled", "precompiled_charsmap": ""}
+    model = {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "normalizer": broken, "model": model})
+    )
+
+    def load(_settings: Settings, name: str) -> Busy:
+        loads.append(name)
+        if len(loads) > 1:
+            load_tokenizer(tmp_path, 2000, 8)
+        return Busy(gate)
+
+    def ready() -> int:
+        connection = http.client.HTTPConnection(here.host, here.port, timeout=30)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status
+        except ConnectionRefusedError:
+            return 0
+        finally:
+            connection.close()
+
+    def act() -> None:
+        try:
+            while ready() != 200:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGHUP)
+            while len(loads) < 2:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            statuses.append(ready())
+        finally:
+            terminate()
+
+    monkeypatch.setattr(server, "_load", load)
+    thread = threading.Thread(target=act)
+    thread.start()
+    asyncio.run(server.serve(here))
+    thread.join(30)
+    assert statuses == [200]

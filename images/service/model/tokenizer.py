@@ -2,6 +2,8 @@
 
 import json
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +19,7 @@ MAX_WORD_CHARS = 100  # longer words become [UNK], as in BERT's reference tokeni
 STAND_IN = "hashing-stand-in"
 _STAND_IN_FIRST = 1000  # BERT's uncased vocabulary keeps its special and unused tokens below this
 _STAND_IN_CLS, _STAND_IN_SEP = 101, 102  # where that vocabulary has [CLS] and [SEP]
+_TRIED = ("Profits rose by 3 % - unbelievably!", "ab", "")  # by every tokenizer before it is used
 _SPECIAL = ("[CLS]", "[SEP]", "[UNK]", "[PAD]")
 
 
@@ -36,6 +39,17 @@ class Tokenizer(Protocol):
         ...
 
 
+@contextmanager
+def _panics_caught() -> Iterator[None]:
+    """Raise RuntimeError for a panic of the library, which is no Exception and would end the service."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # PyO3 has no name to import it by
+            raise
+        raise RuntimeError(f"the tokenizer failed: {error}") from error
+
+
 @dataclass(frozen=True)
 class Library:
     """A tokenizer of the `tokenizers` library."""
@@ -45,7 +59,8 @@ class Library:
 
     def encode(self, text: Text) -> Encoded:
         """See `Tokenizer.encode`."""
-        found = self.tokenizer.encode(*([text] if isinstance(text, str) else text))
+        with _panics_caught():
+            found = self.tokenizer.encode(*([text] if isinstance(text, str) else text))
         types = tuple(found.type_ids) if any(found.type_ids) else ()
         return Encoded(tuple(found.ids), bool(found.overflowing), types)
 
@@ -112,12 +127,21 @@ def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokeniz
     made.no_padding()
     made.enable_truncation(max_tokens)
     made.encode_special_tokens = True
-    return Library(made, name)
+    library = Library(made, name)
+    try:
+        for text in _TRIED:
+            library.encode(text)
+    except Exception as error:  # as above
+        raise ModelUnreadable(
+            f"{path} can't turn a text into ids: {error}", f"use the {path.name} that came with the model"
+        ) from error
+    return library
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(read_text(path))
+        with _panics_caught():
+            return tokenizers.Tokenizer.from_str(read_text(path))
     except Exception as error:  # the library raises plain Exceptions
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
 

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.errors import ModelUnreadable
-from service.model.tokenizer import STAND_IN, Tokenizer, load_tokenizer, stand_in
+from service.model.tokenizer import STAND_IN, Library, Tokenizer, load_tokenizer, stand_in
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("profit", "##s", "rose", "un", "##aff", "##able", ",", "!", "naive", "中", "国", "a", "##a", "##b")
@@ -198,3 +199,55 @@ def test_a_tokenizer_whose_link_leads_nowhere_is_not_replaced_by_the_stand_in(
     (tmp_path / name).symlink_to("../../blobs/0123")
     with pytest.raises(ModelUnreadable, match=f"{name} is not a regular file, but a link that leads nowhere"):
         load_tokenizer(tmp_path, 2000, 8)
+
+
+def with_parts(**parts: Any) -> str:
+    """A tokenizer.json that works but for `parts`."""
+    vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "a": 3, "b": 4}
+    plain: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": vocab},
+    }
+    return json.dumps(plain | parts)
+
+
+PREFIXED = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "xxxx"}
+PANICS = [
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}},
+    {"model": {"type": "BPE"} | PREFIXED},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+]
+FAILS = [
+    {"model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {}}},
+    {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}},
+]
+
+
+@pytest.mark.parametrize("parts", [*PANICS, *FAILS])
+def test_a_tokenizer_at_which_the_library_panics_is_unreadable(tmp_path: Path, parts: dict[str, Any]) -> None:
+    """Its panics are no Exception: one of them ended the service when SIGHUP had the models loaded again."""
+    (tmp_path / "tokenizer.json").write_text(with_parts(**parts))
+    with pytest.raises(ModelUnreadable, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path, 2000, 8)
+
+
+def test_a_text_at_which_the_library_panics_is_that_texts_failure(tmp_path: Path) -> None:
+    class Panic(BaseException):
+        pass
+
+    Panic.__name__ = "PanicException"
+
+    class Panicking:
+        def encode(self, *_texts: str) -> None:
+            raise Panic("index out of bounds")
+
+    with pytest.raises(RuntimeError, match="the tokenizer failed: index out of bounds"):
+        Library(Panicking(), "made").encode("a")  # type: ignore[arg-type]
