@@ -17,6 +17,7 @@ GROUPS: dict[str, Callable[[Board], None]] = {
     "loop": scan_direct.against_a_bare_loop,
     "errors": scan_direct.errors,
     "saturation": scan_direct.saturated,
+    "cpu": scan_direct.this_cpu,
     "md1": scan_served.exact_queue,
     "omission": scan_served.omission,
 }

@@ -29,6 +29,7 @@ class Board:
         self, name: str = "", *, command: str = "", whole: bool = True, results: Path = RESULTS
     ) -> None:
         self.missed = False
+        self.whole = whole
         self._name = name or Path(sys.argv[0]).stem.removeprefix("bench_").replace("_", "-")
         self._command = command or f"make bench-{self._name}"
         self.results = results

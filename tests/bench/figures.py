@@ -79,7 +79,12 @@ def bench(name: str, render: Callable[[Results], str]) -> Figure:
 
 def value(of: str, row: str, form: str = "{:.3g}", scale: float = 1.0) -> Figure:
     """One row's value, as `form` shows it."""
-    return bench(of, lambda results: form.format(results.value(row) / scale))
+    return bench(of, lambda results: form.format(_scaled(results.value(row), scale)))
+
+
+def _scaled(found: Any, scale: float) -> Any:
+    """A number by its scale; a sentence as it is."""
+    return found if isinstance(found, str) else found / scale
 
 
 def block(lines: Sequence[str]) -> str:
@@ -283,6 +288,7 @@ FIGURES: dict[str, Figure] = {
     "prune.libraries": bench("prune", prune_libraries),
     "prune.gfx906": value("prune", "rocm gfx906: unpacked", "{:.2f} GB", 1e9),
     "prune.whole": value("prune", "rocm: unpruned root file system", "{:.2f} GB", 1e9),
+    "scan.answer": value("scan", "the answer of a scan of this CPU", "{}"),
     "scan.bars": bench("scan", bars),
     "trust.bars": bench("probes", bars),
     "probes.quick-s": Figure("h200-quick.json", lambda report: f"{seconds_of(report):.0f} s"),

@@ -2,11 +2,13 @@
 
 import math
 import random
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
@@ -16,6 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "throughput"
 
 from scan_fakes import FakeDevice
 
+from buildtool.files import write_text
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import error_of_median, median
 from probes.run import supervisor
@@ -31,7 +34,10 @@ from probes.throughput.direct.saturation import saturation
 from probes.throughput.direct.scanned import BatchRow, Way, latest
 from probes.throughput.direct.testmodels import SPECS, made
 from probes.throughput.direct.torchrunner import TorchRunner, settle_allocator
+from probes.throughput.document import named_scan
+from probes.throughput.showing.scantext import answer
 
+ROOT = Path(__file__).parents[2]
 CPU = Way("cpu", "pytorch", "fp32", "resident")
 TRIALS, TURNS = 100, 400
 AIM, LONGEST_S = 0.02, 60.0  # as without options
@@ -134,6 +140,22 @@ def errors(board: Board) -> None:
         rows=wanted, median=shares[len(shares) // 2], largest=shares[-1],
         each=[[name, one.n, round(one.share or 0, 4), round(one.lag1 or 0, 2)] for name, one in found],
     )  # fmt: skip
+
+
+def this_cpu(board: Board) -> None:
+    """A scan as a user types it; where the whole bench runs its report is kept beside the results."""
+    words = "throughput --device cpu --precision fp32 --max-batch 16 --out"
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "probes", *words.split(), folder], cwd=ROOT, stdout=sys.stderr, check=False
+        )
+        files = list(Path(folder).glob("*.json"))
+        board.bar("exit code of a scan of this CPU in both backends", done.returncode, 0, "")
+        if len(files) == 1:
+            report, text = named_scan(files[0])
+            board.figure("the answer of a scan of this CPU", answer(report)[0], "")
+            if board.whole and done.returncode == 0:
+                write_text(board.results / "scan-cpu.json", text)
 
 
 def job(model: str, way: Way, batches: tuple[int, ...]) -> worker.ScanJob:
