@@ -34,24 +34,10 @@ def _counted(at: int) -> _Layout:
     return {field: (at + 4 * place, "I") for place, field in enumerate(("ticks", *_MI300_BITS))}
 
 
-_V1_7: _Layout = {
-    **_MI300,
-    "energy": (24, "Q"),
-    "core": (296, "H"),
-    "clock": (336, "H"),
-    **_counted(40),
-}
+_V1_7: _Layout = {**_MI300, "energy": (24, "Q"), "core": (296, "H"), "clock": (336, "H"), **_counted(40)}
 _V2_1: _Layout = {"core": (76, "H"), "clock": (80, "H"), "status": (108, "I")}
 _LAYOUTS: Mapping[tuple[int, int], _Layout] = {
-    (1, 0): {
-        "edge": (16, "H"),
-        "hotspot": (18, "H"),
-        "memory": (20, "H"),
-        "power": (34, "H"),
-        "core": (54, "H"),
-        "clock": (58, "H"),
-        "status": (68, "I"),
-    },
+    (1, 0): {**_V1_1, "edge": (16, "H"), "hotspot": (18, "H"), "memory": (20, "H"), "power": (34, "H")},
     (1, 1): _V1_1,
     (1, 2): _V1_1,
     (1, 3): {**_V1_1, "independent": (112, "Q")},

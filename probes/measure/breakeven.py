@@ -30,7 +30,7 @@ def run(
 
     Raises ContentMismatch when a sum is wrong, OutOfMemory when a buffer is refused.
     """
-    sizes = QUICK_SIZES if settings.quick else FULL_SIZES
+    sizes, counts, effort = _asked(settings)
     arena = arena_bytes(
         max(sizes) * 2, host_available_bytes=host_available_bytes, vram_free_bytes=bench.vram_free_bytes()
     )
@@ -43,7 +43,7 @@ def run(
         ):
             bench.fill(host.span(0, arena), SOURCE)
             for n_bytes in draw.sample(sizes, len(sizes)):
-                cases = [(way, k) for way in WAYS for k in (QUICK_READS if settings.quick else FULL_READS)]
+                cases = [(way, k) for way in WAYS for k in counts]
                 for way, reads in draw.sample(cases, len(cases)):
                     if case_name(way, reads, n_bytes) in done:
                         continue
@@ -51,15 +51,14 @@ def run(
                         yield Gap("breakeven", n_bytes, "buffers are held smaller: memory is short")
                         break
                     case = _Case(host, vram, sums, way, reads, Grid(arena, n_bytes))
-                    yield _measure(bench, case, QUICK_EFFORT if settings.quick else FULL_EFFORT)
+                    yield _measure(bench, case, effort)
     except Unsupported as lacking:
         yield from (Gap("breakeven", n_bytes, lacking.message) for n_bytes in sizes)
 
 
 def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
     """Every case with its approximate seconds on an ordinary machine. Pure."""
-    sizes, counts = (QUICK_SIZES, QUICK_READS) if settings.quick else (FULL_SIZES, FULL_READS)
-    effort = QUICK_EFFORT if settings.quick else FULL_EFFORT
+    sizes, counts, effort = _asked(settings)
     return tuple(
         (
             case_name(way, reads, n_bytes),
@@ -69,6 +68,13 @@ def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
         for way in WAYS
         for reads in counts
     )
+
+
+def _asked(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...], sampling.Effort]:
+    """Sizes, counts of reads, and the effort for each case."""
+    if settings.quick:
+        return QUICK_SIZES, QUICK_READS, QUICK_EFFORT
+    return FULL_SIZES, FULL_READS, FULL_EFFORT
 
 
 def _ordinary_s(way: Way, reads: int, n_bytes: int) -> float:

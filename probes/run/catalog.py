@@ -66,14 +66,6 @@ class Probe:
     run: Callable[[Workbench, Context], Iterator[Record]]
 
 
-def _transfer(bench: Workbench, context: Context) -> Iterator[Record]:
-    return transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
-
-
-def _breakeven(bench: Workbench, context: Context) -> Iterator[Record]:
-    return breakeven.run(bench, context.settings, context.available_bytes(), done=context.done)
-
-
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
     pci_id = here.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
 
@@ -96,10 +88,6 @@ def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
     )
 
 
-def _scenarios(bench: Workbench, context: Context) -> Iterator[Record]:
-    return scenarios.run(bench, context.settings, context.spendable_bytes(), done=context.done)
-
-
 PROBES = (
     Probe(
         "transfer",
@@ -108,7 +96,7 @@ PROBES = (
         limit_s=900,
         quick_rounds=QUICK_ROUNDS,
         full_rounds=FULL_ROUNDS,
-        run=_transfer,
+        run=lambda bench, on: transfer.run(bench, on.settings, on.available_bytes(), done=on.done),
     ),
     Probe(
         "breakeven",
@@ -117,7 +105,7 @@ PROBES = (
         limit_s=900,
         quick_rounds=QUICK_ROUNDS,
         full_rounds=FULL_ROUNDS,
-        run=_breakeven,
+        run=lambda bench, on: breakeven.run(bench, on.settings, on.available_bytes(), done=on.done),
     ),
     Probe(
         "spill",
@@ -135,7 +123,7 @@ PROBES = (
         limit_s=900,
         quick_rounds=1,  # placing a model takes longer than timing it
         full_rounds=FULL_ROUNDS,
-        run=_scenarios,
+        run=lambda bench, on: scenarios.run(bench, on.settings, on.spendable_bytes(), done=on.done),
     ),
 )
 

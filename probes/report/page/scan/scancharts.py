@@ -54,7 +54,6 @@ class RateDot:
     rate_per_s: float
     percentiles: tuple[Percentile, ...]
     naive_p99_s: float
-    doubtful: bool
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,7 @@ def _load(served: ServedScan) -> LoadChart | Unknown:
     for level in served.of("open"):
         found, naive = servedcurve.latencies(level), servedcurve.naive_latencies(level)
         if not isinstance(found, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
-            doubtful = bool(level.unstable or level.client.bound_by)
-            rates.append(RateDot(level.rate_per_s, found, naive[-1].value, doubtful))
+            rates.append(RateDot(level.rate_per_s, found, naive[-1].value))
     if not closed and not rates:
         return Unknown("no request was answered")
     bend = servedcurve.knee(served.of("closed"))
