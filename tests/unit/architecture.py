@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -27,6 +28,7 @@ COMMAND_LINES = {
     "probes.__main__",
 }
 
+Node = TypeVar("Node", bound=ast.AST)
 Graph = Mapping[str, set[str]]
 
 
@@ -36,19 +38,26 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file, which several tests look through."""
-    return tuple(ast.walk(ast.parse(path.read_text())))
+def _by_kind(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
+    found = defaultdict(list)
+    for node in ast.walk(ast.parse(path.read_text())):
+        found[type(node)].append(node)
+    return dict(found)
+
+
+def nodes(path: Path, kind: type[Node]) -> list[Node]:
+    """The nodes of one kind of a file, which is parsed once for all tests."""
+    return cast("list[Node]", _by_kind(path).get(kind, []))
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
     found: set[str] = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+    for direct in nodes(path, ast.Import):
+        found |= {alias.name for alias in direct.names}
+    for node in nodes(path, ast.ImportFrom):
+        if node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(found)
 

@@ -29,7 +29,7 @@ def test_a_module_has_every_name_that_it_exports(name: str) -> None:
 def test_no_module_takes_from_another_what_that_one_does_not_export() -> None:
     offered = {name: set(importlib.import_module(name).__all__) for name in EXPORTING}
     for path in MODULES.values():
-        for node in nodes(path):
-            if isinstance(node, ast.ImportFrom) and node.module in offered:
+        for node in nodes(path, ast.ImportFrom):
+            if node.module in offered:
                 names = {alias.name for alias in node.names if f"{node.module}.{alias.name}" not in MODULES}
                 assert names <= offered[node.module], path

@@ -230,8 +230,8 @@ def test_no_hint_needs_a_makefile_that_an_installed_package_lacks() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {text}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for node in nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for node in nodes(path, ast.Constant)
+        if isinstance(node.value, str)
         for text in re.findall(r"\bmake (?:engine|images|probe)\b", node.value)
         if "what `make images` does" not in node.value
     ]

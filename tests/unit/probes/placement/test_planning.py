@@ -350,7 +350,7 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(polish, "simulate", simulate)
     monkeypatch.setattr(search, "simulate", simulate)
     monkeypatch.setattr(search, "options", options)
-    count = 20_000
+    count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
     assert calls["costed"] == 3

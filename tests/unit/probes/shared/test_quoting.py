@@ -14,6 +14,11 @@ from probes.shared.quoting import Unquotable, terminal
 
 TEXTS = list(hostile_texts(600))
 CODE = {"code"}
+rendered_texts = pytest.mark.parametrize(  # two renderers take a second for all
+    "texts",
+    [TEXTS[:200], pytest.param(TEXTS[200:], marks=pytest.mark.thorough)],
+    ids=["the first 200", "all others"],
+)
 
 
 def test_shell_reads_hostile_text_as_one_word() -> None:
@@ -43,6 +48,7 @@ def test_text_that_would_name_something_else_is_never_pasted(text: str | bytes) 
         quoting.shell_pattern(text, "so")
 
 
+@rendered_texts
 @pytest.mark.parametrize(
     ("template", "tags"),
     [
@@ -55,8 +61,8 @@ def test_text_that_would_name_something_else_is_never_pasted(text: str | bytes) 
     ],
     ids=["paragraph", "middle", "item", "heading", "second line", "cell"],
 )
-def test_markdown_renders_hostile_text_as_itself(template: str, tags: list[str]) -> None:
-    for text in TEXTS:
+def test_markdown_renders_hostile_text_as_itself(template: str, tags: list[str], texts: list[str]) -> None:
+    for text in texts:
         shown = terminal(text)
         if not shown.strip() and template != "before {} after":
             continue  # an empty item or heading is rendered in several ways, all of them empty
@@ -67,8 +73,9 @@ def test_markdown_renders_hostile_text_as_itself(template: str, tags: list[str])
             assert not attributes, source
 
 
-def test_markdown_code_renders_hostile_text_as_itself() -> None:
-    for text in TEXTS:
+@rendered_texts
+def test_markdown_code_renders_hostile_text_as_itself(texts: list[str]) -> None:
+    for text in texts:
         shown = terminal(text)
         source = f"- x {quoting.markdown_code(text)} y"
         for rendered, found, attributes in read.markdown_renderings(source):
@@ -77,8 +84,9 @@ def test_markdown_code_renders_hostile_text_as_itself() -> None:
             assert not attributes, source
 
 
-def test_markdown_block_cannot_be_closed_by_its_text() -> None:
-    for text in TEXTS:
+@rendered_texts
+def test_markdown_block_cannot_be_closed_by_its_text(texts: list[str]) -> None:
+    for text in texts:
         source = f"{quoting.markdown_block(text, 'sh')}\n\nafter"
         for rendered, found, _ in read.markdown_renderings(source):
             assert found == ["pre", "code", "p"], source
