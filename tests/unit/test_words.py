@@ -51,8 +51,8 @@ def texts(path: Path) -> list[str]:
     """The docstrings, other string literals with a space in them, and comments of a module."""
     strings = [
         node.value
-        for node in architecture.nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        for node in architecture.nodes(path, ast.Constant)
+        if isinstance(node.value, str) and " " in node.value
     ]
     return strings + COMMENT.findall(path.read_text())
 
