@@ -56,6 +56,7 @@ NOT_RUN = {
     "weir probe place qwen2.5-3b --vram 4GiB --compare accelerate --compare resident": PLACED,
     "weir probe place ./my-checkpoint --vram 4GiB --host 12GiB --compare accelerate": PLACED,
     "weir probe fit qwen2.5-0.5b --measure cpu --budget 3GiB --tokens 256 --limit 100": PLACED,
+    "weir probe fit opt-folder/config.json --measure cpu --budget 2GiB --tokens 256": PLACED,
     "docker compose up -d --wait api-cuda": NVIDIA,
     "docker compose up -d --wait api-wsl": WSL,
     "RENDER_GID=$(stat -c %g /dev/dri/renderD128) docker compose up -d --wait api-rocm": AMD,
