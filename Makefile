@@ -71,6 +71,9 @@ unit: unit-probes unit-others
 UNIT := $(PY) -m pytest -q -p no:logging -m "not thorough"
 unit-probes unit-others: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 
+# a quarter of the examples of Hypothesis; `thorough` has all
+unit-probes unit-others: export FEW_EXAMPLES := 1
+
 # their files lie in memory where that can be: a thousand of them are synced
 unit-probes unit-others: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
@@ -80,9 +83,9 @@ unit-probes: $(READY)
 unit-others: $(READY)
 	@$(UNIT) tests/unit --ignore=tests/unit/probes
 
-# simulations, fuzzing and limits at full size, which `check` leaves out
+# simulations, fuzzing and limits at full size, which `check` leaves out, and all examples of Hypothesis
 thorough: $(READY)
-	@$(PY) -m pytest -q -m thorough tests/unit
+	@$(PY) -m pytest -q -m "thorough or hypothesis" tests/unit
 
 # nothing is installed into .venv while tests start programs from it
 test: check images $(DOCS_READY) ## everything that needs no GPU, two things at a time; makes the images first

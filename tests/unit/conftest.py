@@ -1,6 +1,7 @@
 """Unit tests can't leave the process: no subprocess, no socket."""
 
 import gc
+import os
 import socket
 import subprocess
 from collections.abc import Generator
@@ -9,6 +10,14 @@ import pytest
 
 # a test leaves little behind: to look through it after every 700 objects takes longer than many a test
 gc.set_threshold(100_000, 20, 100)
+
+
+def pytest_configure() -> None:
+    if os.environ.get("FEW_EXAMPLES"):  # as `make check` has it
+        from hypothesis import settings
+
+        settings.register_profile("few", max_examples=25)
+        settings.load_profile("few")
 
 
 def pytest_collection_finish() -> None:
