@@ -28,8 +28,8 @@ def hooked(words: Sequence[str], hook: str) -> list[str]:
                 f"--torch-allocator can't read {words[at]}", "write -c or -m as a word by itself"
             )
         at += 2 if words[at] in _WITH_VALUE else 1
-    needed = 2 if words[at : at + 1] in (["-m"], ["-c"]) else 1
-    if len(words) < at + needed or words[at] in ("-", "--"):
+    program = words[at:]
+    if not program or program[0] in ("-", "--") or (program[0] in ("-m", "-c") and len(program) == 1):
         raise UsageError("--torch-allocator needs a script, -m MODULE or -c CODE", "name the program to run")
     return [*words[:at], hook, *words[at:]]
 

@@ -5,6 +5,7 @@ samples that it lacks are counted, and it gets the next ones as soon as it takes
 """
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from probes.watch.outputs import reason
 Line = Callable[[Sample], str]
 
 # Without O_NONBLOCK a pipe without a reader, or with a slow one, would hold up the watch and its command
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Recorder:
@@ -26,21 +27,30 @@ class Recorder:
     def __init__(self, path: Path, head: str, new_lines: Callable[[], Line]) -> None:
         """`new_lines` makes what turns samples into lines, which may leave out what the line before said.
 
-        Raises ReportError where the file can't be opened, or doesn't take `head`.
+        Raises ReportError where the file can't be opened.
         """
-        self._path, self._new_lines = path, new_lines
+        self._path, self._head, self._new_lines = path, head, new_lines
         self._line = new_lines()
         self._rest = b""  # of a line that was written in part
         self._n_samples = self._n_lost = 0
         self._why = ""
         try:
             self._descriptor = os.open(path, _OPEN, 0o666)
-            self._write(head)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def begin(self) -> None:
+        """Write the head, over what the file had. Raises ReportError."""
+        try:
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.ftruncate(self._descriptor, 0)
+            self._write(self._head)
             self._finish_line()
         except OSError as error:
-            raise ReportError(
-                f"can't write {path}: {reason(error)}", "choose a file on a disk with room"
-            ) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> ReportError:
+        return ReportError(f"can't write {self._path}: {reason(error)}", "choose a file on a disk with room")
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""
@@ -92,4 +102,6 @@ def open_recorders(subject: Subject, *, jsonl: Path | None, csv: Path | None) ->
         found.append(Recorder(jsonl, samplelines.first_line(subject), lambda: samplelines.LineWriter().line))
     if csv:
         found.append(Recorder(csv, samplelines.csv_header(subject), lambda: samplelines.csv_row))
+    for recorder in found:  # once all of them are open
+        recorder.begin()
     return found

@@ -21,6 +21,14 @@ AWAITING_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 _SIGNALLED = 128
 
 
+def program_of(word: str, path: str | None) -> str:
+    """The program that a command's first word names. Raises CommandMissing."""
+    if found := shutil.which(word, path=path):
+        return found
+    there = os.path.exists(word)  # noqa: PTH110 - a word of a command, not a path of ours
+    raise CommandMissing(word, Exit.NOT_EXECUTABLE if there and "/" in word else Exit.NOT_FOUND)
+
+
 class Command:
     """A running command. `wake` becomes readable when there is something to do for `look`."""
 
@@ -47,11 +55,7 @@ class Command:
             self._signals.append(number)
 
     def _start(self, words: Sequence[str], environment: Mapping[str, str], inherit: Sequence[int]) -> int:
-        found = shutil.which(words[0], path=environment.get("PATH"))
-        if not found:
-            there = os.path.exists(words[0])  # noqa: PTH110 - a word of a command, not a path of ours
-            code = Exit.NOT_EXECUTABLE if there and "/" in words[0] else Exit.NOT_FOUND
-            raise CommandMissing(words[0], code)
+        found = program_of(words[0], environment.get("PATH"))
         for descriptor in inherit:
             os.set_inheritable(descriptor, True)
         try:

@@ -25,7 +25,7 @@ from probes.watch.savedwatch import report_of
 from probes.watch.showing.metricsserver import Endpoint
 from probes.watch.showing.screen import Silent, View, view_for
 from probes.watch.tally import Tally
-from probes.watch.watchedcommand import Command
+from probes.watch.watchedcommand import Command, program_of
 
 READ_BYTES = 1 << 16
 
@@ -65,13 +65,17 @@ class Watching:
     def run(self, tops: Sequence[Tops] = ()) -> WatchReport:
         """Watch. Raises ReportError, UsageError and CommandMissing."""
         asked = self._asked
+        words = self._words()
+        if words:
+            program_of(words[0], os.environ.get("PATH"))
         with ExitStack() as stack:
-            recorders = open_recorders(self.subject, jsonl=asked.jsonl, csv=asked.csv)
-            stack.callback(self._close, recorders)
             endpoint = Endpoint(self.subject, *asked.listen) if asked.listen else None
             if endpoint:
                 stack.callback(endpoint.close)
                 (complain if asked.command else tell)(f"metrics: {endpoint.address}")
+            # Last: what an earlier watch wrote there isn't lost over a command that isn't there
+            recorders = open_recorders(self.subject, jsonl=asked.jsonl, csv=asked.csv)
+            stack.callback(self._close, recorders)
             view: View = Silent() if asked.command else view_for(self.subject, plain=asked.plain)
             stack.callback(view.close)
 
@@ -128,12 +132,18 @@ class Watching:
         stack.callback(os.close, reading)
         try:
             environment[allocatorhook.VARIABLE] = str(writing)
-            changed = hooked(words, str(Path(allocatorhook.__file__)))
-            command = stack.enter_context(Command(changed, environment, inherit=(writing,)))
+            command = stack.enter_context(Command(self._words(), environment, inherit=(writing,)))
         finally:
             os.close(writing)
         self._readers.follow(command.pid)
         return command, reading
+
+    def _words(self) -> Sequence[str]:
+        """The command as it is started. Raises UsageError where the allocator's hook can't be in it."""
+        words = self._asked.command
+        if self._asked.torch_allocator and words:
+            return hooked(words, str(Path(allocatorhook.__file__)))
+        return words
 
     def _over(self, command: Command | None, begun_s: float) -> bool:
         if command:

@@ -202,8 +202,9 @@ def test_the_hook_comes_before_the_program(words: list[str], changed: list[str])
     ],
 )
 def test_a_command_that_the_hook_cannot_join_is_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError):
-        hooked(words, "HOOK")
+    for given in (words, tuple(words)):
+        with pytest.raises(UsageError):
+            hooked(given, "HOOK")
 
 
 def hook_line(**changes: int) -> bytes:

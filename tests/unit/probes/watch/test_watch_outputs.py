@@ -208,3 +208,24 @@ def test_a_stream_without_an_end_is_refused(
     monkeypatch.setattr("probes.throughput.document.MOST_BYTES", 10_000)
     assert main(["show", "/dev/zero"]) == 5
     assert "can't read /dev/zero: more than 10,000 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "no-such-program"],
+        ["--", "/dev/null"],
+        ["--torch-allocator", "--", "python3", "-m"],
+        ["--csv", "/dev/full/x", "--", "true"],
+        ["--listen", "no.such.host.invalid:1", "--", "true"],
+    ],
+)
+def test_what_an_earlier_watch_wrote_is_not_lost_over_one_that_cannot_begin(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("an hour of samples")
+    (tmp_path / "r.json").write_text("their report")
+    asked = ["--jsonl", str(tmp_path / "a.jsonl"), "--report", str(tmp_path / "r.json")]
+    assert main(["watch", *asked, *words]) != 0
+    assert (tmp_path / "a.jsonl").read_text() == "an hour of samples"
+    assert (tmp_path / "r.json").read_text() == "their report"
