@@ -1,0 +1,101 @@
+"""Architectures without rules: transformers' own modules are measured, two small trials predict the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from probes import cli
+from probes.fit.measured import faketrace, onestep
+from probes.fit.question import FitReport, Largest, Measured, Question, Taken, Unknown
+from probes.shared.codec import decode, load
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
+CONFIGS: dict[str, dict[str, object]] = {
+    "opt": {**SMALL, "architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 64, "ffn_dim": 256},
+    "gpt_neox": {**SMALL, "architectures": ["GPTNeoXForCausalLM"], "intermediate_size": 256},
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 500,
+        "decoder_start_token_id": 0,
+    },
+    "vit": {
+        **{k: v for k, v in SMALL.items() if k != "vocab_size"},
+        "architectures": ["ViTModel"],
+        "intermediate_size": 128,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "mixtral": {
+        **SMALL,
+        "architectures": ["MixtralForCausalLM"],
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "num_local_experts": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_any_architecture_of_text_or_images_runs_its_step(kind: str, task: str) -> None:
+    asked = Question("m", task, batch=2, tokens=16, precision="fp32")  # type: ignore[arg-type]
+    ready = onestep.prepare({**CONFIGS[kind], "model_type": kind}, asked, "cpu")
+    phases: list[str] = []
+    onestep.run(ready, asked, phases.append)
+    assert len(phases) == len(set(phases)), "each phase is one line through the trials"
+    assert ("step 2: optimizer" in phases) == (task == "training")
+
+
+def test_a_model_of_sound_is_refused_with_what_is_tried_here() -> None:
+    asked = Question("m", precision="fp32")
+    with pytest.raises(onestep.ModelUnknown, match="tokens or with images"):
+        onestep.make({"model_type": "wav2vec2", "hidden_size": 64, "num_attention_heads": 4}, asked, "meta")
+
+
+def test_the_weights_of_modules_are_exact_with_shared_ones_once() -> None:
+    asked = Question("m", "training", precision="fp32")
+    made = onestep.make({**CONFIGS["opt"], "model_type": "opt"}, asked, "meta")
+    parameters = {id(p): p.nbytes for p in made.module.parameters()}
+    assert onestep.built(made).trained == sum(parameters.values())
+
+
+def test_a_trace_of_whole_sequences_has_no_mask_that_a_real_step_lacks() -> None:
+    asked = Question("m", "training", batch=2, tokens=16, precision="fp32")
+    import transformers.masking_utils as masks
+
+    before = masks.find_packed_sequence_indices
+    assert isinstance(faketrace.trace({**CONFIGS["opt"], "model_type": "opt"}, asked, "cpu"), Taken)
+    assert masks.find_packed_sequence_indices is before
+
+
+def test_the_verb_answers_for_an_architecture_without_rules(tmp_path: Path) -> None:
+    model, out = tmp_path / "config.json", tmp_path / "fit.json"
+    model.write_text(json.dumps({**CONFIGS["opt"], "model_type": "opt"}), encoding="utf-8")
+    words = (
+        "--measure",
+        "cpu",
+        "--budget",
+        "40MiB",
+        "--tokens",
+        "64",
+        "--cap",
+        "process",
+        "--json",
+        str(out),
+    )
+    task = ("--task", "training", "--precision", "fp32")
+    assert cli.main(["fit", str(model), *words, *task, "--json", str(out)]) == 0
+    report = decode(FitReport, load(out.read_text(encoding="utf-8")), "fit")
+    assert report.predicted_by == "two trials"
+    assert isinstance(report.measured, Measured)
+    assert report.measured.largest.exact
+    assert isinstance(report.predicted_largest_batch, Largest)
+    assert isinstance(report.predicted_largest_tokens, Unknown)
+    assert not isinstance(report.measured.built, Unknown)
+    assert report.predicted.weights == report.measured.built.weights
