@@ -5,9 +5,8 @@ import torch
 from random_models import plan_of
 from torch import nn
 
-from probes.errors import PlacementError, PlanImpossible
+from probes.errors import PlanImpossible
 from probes.placement import place, plan
-from probes.placement.runtime.preparing import planned_blocks, require_computed
 
 torch.set_num_threads(1)
 MIB = 2**20
@@ -77,16 +76,14 @@ def test_a_plan_made_on_meta_fits_the_model_itself():
     handle.remove()
 
 
-def test_a_plan_for_a_card_without_bfloat16_does_not_compute_in_bfloat16_unsaid():
-    """The plan's time is for another dtype: the model has to be built in it."""
+def test_a_plan_for_a_card_without_bfloat16_units_computes_in_what_it_says():
+    """It was refused: the model had to be built in another dtype and planned again."""
     model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16)).eval().requires_grad_(False)
-    for objective, wanted in (("exact", "float32"), ("fast", "float16")):
+    for objective, wanted in (("exact", torch.float32), ("fast", torch.float16)):
         made = plan(model, vram=1 << 30, machine="wx4100", objective=objective)
-        assert made.compute_dtype == wanted
-        blocks = planned_blocks(model, made)
-        with pytest.raises(PlacementError, match=rf"0.* is bfloat16, .*the plan is for {wanted}"):
-            require_computed(made, blocks, torch.device("cuda"))
-        require_computed(made, blocks, torch.device("cpu"))
-        other = nn.Sequential(nn.Linear(64, 64, dtype=getattr(torch, wanted)))
-        again = plan(other, vram=1 << 30, machine="wx4100", objective=objective)
-        require_computed(again, planned_blocks(other, again), torch.device("cuda"))
+        assert f"torch.{made.bfloat16_becomes}" == str(wanted)
+        handle = place(model, made)
+        with torch.inference_mode():
+            assert model(torch.zeros(1, 64, dtype=wanted)).dtype is wanted
+        handle.remove()
+        assert model[0].weight.dtype is torch.bfloat16
