@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -88,12 +88,20 @@ thorough: $(READY)
 	@$(PY) -m pytest -q -m "thorough or hypothesis" tests/unit
 
 # nothing is installed into .venv while tests start programs from it
-test: check images $(DOCS_READY) ## everything that needs no GPU, two things at a time; makes the images first
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 2 engine-tests torch-tests thorough page-tests
+test: check images $(DOCS_READY) ## everything that needs no GPU, three things at a time; makes the images first
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 3 \
+	  build-tests service-tests torch-tests thorough page-tests
 
-# the longest of those in `test`, so it begins first; its files share an engine, and so one process
-engine-tests: $(READY)
-	@$(PY) -m pytest -q tests/docker
+# two processes with one engine: these only start what `make images` made, and build what others don't
+SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py)
+
+engine-tests: build-tests service-tests ## the tests that need the engine
+
+build-tests: $(READY)
+	@$(PY) -m pytest -q tests/docker $(addprefix --ignore=,$(SERVED))
+
+service-tests: $(READY)
+	@$(PY) -m pytest -q $(SERVED)
 
 page-tests: docs
 	@$(PY) -m pytest -q tests/loopback tests/browser

@@ -18,7 +18,7 @@ import shown  # noqa: E402
 
 LEFT_OUT = {".git", "reports", "models", ".weir"}
 PAGES = [page for page in shown.pages() if any(c.text not in shown.NOT_RUN for c in shown.commands(page))]
-PATIENCE_S = 120
+PATIENCE_S = 300  # a build may wait for that of another test
 
 
 @dataclass

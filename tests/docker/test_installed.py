@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from standins import make_torch, package_index
 
 from buildtool.engine.client import Engine
 
@@ -102,18 +103,27 @@ def test_an_installed_package_plans_from_its_own_catalog(installed: Installed) -
 
 
 @pytest.fixture(scope="module")
-def built(installed: Installed) -> str:
-    """An image like `cpu`, built by the installed package; caches of the checkout spare the download."""
+def built(installed: Installed) -> Iterator[str]:
+    """An image by the installed package, on the root file system of `cpu` and with a stand-in for torch."""
     text = (ROOT / "images/variants.yaml").read_text()
-    head, cpu, rest = text.partition("  cpu:\n")
-    assert cpu
-    catalog = installed.folder / "variants.yaml"
-    catalog.write_text(f"{head.replace('default: [cpu, rocm]', '')}  {VARIANT}:\n{rest}")
-    done = installed.weir(
-        *("build", VARIANT, "--catalog", str(catalog), "--no-audit"), WEIR_STATE=str(ROOT / ".weir")
-    )
-    assert done.returncode == 0, done.stderr
-    return f"weir/{VARIANT}:latest"
+    bootstrap = text[text.index("      - bootstrap:") : text.index("    torch:")]
+    catalog, state = installed.folder / "variants.yaml", installed.folder / "state"
+    state.mkdir()
+    (state / "rootfs").symlink_to(ROOT / ".weir/rootfs")
+    with package_index(installed.folder / "index") as index:
+        make_torch(index.files, "9.1.0+cpu")
+        index.refresh()
+        source = f'{{name: standin-index, build: cpu, require: ["torch==9.1.0+cpu"], index: "{index.url}"}}'
+        catalog.write_text(
+            "schema_version: 1\nsource_date_epoch: 1767225600\nvariants:\n"
+            f"  {VARIANT}:\n    summary: built by an installed package\n    dockerfile: slim\n"
+            f'    python: "3.11"\n    base:\n{bootstrap}    torch:\n      - {source}\n    wheels: []\n'
+        )
+        done = installed.weir(
+            *("build", VARIANT, "--catalog", str(catalog), "--no-audit"), WEIR_STATE=str(state)
+        )
+        assert done.returncode == 0, done.stderr
+        yield f"weir/{VARIANT}:latest"
 
 
 def test_an_installed_package_builds_and_proves_an_image(installed: Installed, built: str) -> None:

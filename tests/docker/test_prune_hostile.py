@@ -47,20 +47,43 @@ def engine() -> Engine:
     return Engine()
 
 
+OURS = ("t-prune/", "localhost:5000/t-prune", "weir-pruning")
+TITLE = "org.opencontainers.image.title"  # what `weir build` makes beside these tests has one
+OWNER = '{{.ID}} {{.Label "io.weir.owner"}}'
+
+
 @pytest.fixture(autouse=True)
-def _clean(engine: Engine) -> Iterator[None]:
-    """No test leaves an image, a container or a temporary name."""
-    before = names_and_containers()
+def _clean(
+    engine: Engine, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """No test leaves an image, a container, a volume or a temporary name. Other tests use the engine, too."""
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path_factory.getbasetemp() / "state"))
+    before = left(engine, tmp_path_factory)
     yield
-    for name in sorted(names_and_containers()[0] - before[0]):
-        engine.forget(name)
-    after = names_and_containers()
-    assert after == before
+    for name in left(engine, tmp_path_factory) - before:
+        if name.startswith(OURS):
+            engine.forget(name)
+    assert left(engine, tmp_path_factory) == before
 
 
-def names_and_containers() -> tuple[set[str], str]:
-    images = docker("images", "-a", "--format", "{{.Repository}}:{{.Tag}}")
-    return set(images.split()), docker("ps", "-aq") + docker("volume", "ls", "-q")
+def left(engine: Engine, state: pytest.TempPathFactory) -> set[str]:
+    """Our names and images without one, containers of runs that keep their state here, all volumes."""
+    images = docker("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    unnamed = set(docker("images", "-q", "--no-trunc", "--filter", "dangling=true").split())
+    titled = {each for each in unnamed if TITLE in labels(engine, each)}
+    containers = docker("ps", "-a", "--no-trunc", "--format", OWNER).splitlines()
+    here = str(state.getbasetemp())
+    return {
+        *(name for name in images if name.startswith(OURS)),
+        *(unnamed - titled),
+        *(line for line in containers if here in line),
+        *docker("volume", "ls", "-q").split(),
+    }
+
+
+def labels(engine: Engine, ref: str) -> dict[str, str]:
+    config = (engine.inspect(ref) or {}).get("Config") or {}
+    return dict(config.get("Labels") or {})
 
 
 def docker(*words: str) -> str:
