@@ -403,9 +403,9 @@ def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch
         with channel, ThreadPoolExecutor(2) as pool:
             until(lambda: is_ready(ports[0]), 30)
             inside = pool.submit(call, channel, infer_bytes())
-            time.sleep(0.3)
+            until(lambda: b"weir_in_flight 1.0" in metrics(ports[0]), 30)
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.3)
+            until(lambda: not is_ready(ports[0]), 30)
             codes.append(refusal(channel, infer_bytes()).code())
             codes.append(message_of(call(channel, b"", "ServerReady"), "ServerReadyResponse").ready)
             fake.gate.set()

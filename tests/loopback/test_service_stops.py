@@ -64,6 +64,13 @@ def settings() -> Settings:
     return Settings("test", "cpu", Path("/models"), "random", "127.0.0.1", port, Limits(drain_s=0))
 
 
+def until(there: Callable[[], bool]) -> None:
+    """Wait for it, and not for ever: what comes next fails then."""
+    ends = time.monotonic() + 30
+    while not there() and time.monotonic() < ends:
+        time.sleep(0.02)
+
+
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -78,7 +85,7 @@ def test_a_stop_while_the_model_is_loading_does_not_wait_for_it(monkeypatch: pyt
 
     def stop() -> None:
         assert loading.wait(30)
-        time.sleep(0.3)  # its signal handler is there before the loader starts, or at the latest by now
+        until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         terminate()
 
     monkeypatch.setattr(server, "_load", load)
@@ -118,7 +125,7 @@ def test_who_is_still_inside_at_the_end_of_a_drain_gets_503_and_no_traceback(
         asking = [threading.Thread(target=lambda: statuses.append(ask("POST", "/predict"))) for _ in range(3)]
         for thread in asking:
             thread.start()
-        time.sleep(0.5)  # for all three to be inside
+        until(lambda: b"weir_in_flight 3.0" in request(here, "GET", "/metrics")[1])
         terminate()
         for thread in asking:
             thread.join(30)

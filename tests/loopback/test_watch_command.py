@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -63,6 +63,13 @@ def test_a_commands_peak_memory_includes_its_children() -> None:
     assert float(mib) > 90
 
 
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def started(*words: str, options: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [*WATCH, *options, "--", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -83,10 +90,11 @@ def test_a_signal_is_passed_on_and_the_command_decides(name: str) -> None:
 
 
 def test_samples_are_kept_when_the_watch_is_killed(tmp_path: Path) -> None:
-    with started("sleep", "5", options=("--jsonl", str(tmp_path / "a.jsonl"))) as watch:
-        time.sleep(1.5)
+    kept = tmp_path / "a.jsonl"
+    with started("sleep", "20", options=("--jsonl", str(kept))) as watch:
+        wait_until(lambda: kept.exists() and kept.read_text().count("\n") > 6)
         watch.kill()
-    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    lines = kept.read_text().splitlines()
     assert len(lines) > 5
     assert json.loads(lines[-1])["at_s"] > 0.2
     shown = subprocess.run(
@@ -202,10 +210,12 @@ def test_prometheus_gets_the_latest_sample_and_nothing_else() -> None:
         while not port:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", watch.stdout.readline())
             port = int(found[1]) if found else 0
-        time.sleep(0.3)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        assert "weir_watch_machine_ram_bytes" in text
+
+        def text() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+
+        wait_until(lambda: "weir_watch_machine_ram_bytes" in text())
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
         watch.send_signal(signal.SIGINT)
