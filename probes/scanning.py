@@ -10,7 +10,7 @@ from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
 from probes.shared.invocation import probe_command
-from probes.shared.output import tell
+from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
 from probes.throughput.direct.combinations import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers
@@ -105,7 +105,13 @@ def _throughput(args: argparse.Namespace) -> Exit:
     asked = _asked(args)
     listener = _progress()
     report = directscan.begin(asked.settings, listener)
-    report, path = directscan.direct(report, asked, args.out, listener)
+    try:
+        report, path = directscan.direct(report, asked, args.out, listener)
+    except KeyboardInterrupt:
+        if listener.path is None:
+            raise
+        complain(f"interrupted; {listener.path} holds what was measured")
+        return Exit.INTERRUPTED
     tell(f"\n{render_scan(report)}")
     tell(f"\nreport: {path}")
     tell(f"again: {probe_command()} show {shlex.quote(str(path))}")
@@ -156,6 +162,7 @@ def _progress() -> "directscan.Listener":
 
         def kept(self, path: Path) -> None:
             """Where the report is: a scan may be interrupted."""
+            super().kept(path)
             tell(f"report: {path}, written after every row")
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
@@ -173,6 +180,6 @@ def _progress() -> "directscan.Listener":
 
         def ended(self, series: Series) -> None:
             """How it ended."""
-            tell(f"  {series.end}" + (f": {series.reason}" if series.reason else ""))
+            tell(f"  {series.end}" + (f": {series.reason}" if series.reason not in ("", series.end) else ""))
 
     return Progress()

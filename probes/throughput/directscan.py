@@ -29,11 +29,14 @@ CUT_OFF = "the scan was killed while it measured this way"
 class Listener:
     """A scan's progress. This one prints nothing."""
 
+    path: Path | None = None  # of the report, once it is there
+
     def machine(self, found: Machine) -> None:
         """The machine was looked at."""
 
     def kept(self, path: Path) -> None:
         """The report's file is there, without figures yet."""
+        self.path = path
 
     def ceilings(self, found: Ceilings | Unknown) -> None:
         """Its ceilings were measured."""

@@ -115,7 +115,8 @@ def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, c
 
     played(play)
     assert run("", tmp_path) == Exit.INTERRUPTED
-    assert "interrupted" in capsys.readouterr().err
+    (file,) = tmp_path.glob("*.json")
+    assert capsys.readouterr().err == f"interrupted; {file} holds what was measured\n"
     (series,) = only(tmp_path).direct.series
     assert (series.end, series.rows) == ("interrupted", ROWS[:2])
 
