@@ -188,7 +188,7 @@ def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_mi
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lying = tmp_path / "config.json"
-    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 9999, "vocab_size": 100}
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2999, "vocab_size": 100}
     lying.write_text(json.dumps(config), encoding="utf-8")
     assert run(str(lying), "--tokens", "8") == 2
     said = capsys.readouterr().err

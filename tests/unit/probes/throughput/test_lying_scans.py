@@ -33,6 +33,7 @@ def _level(found: Report, loop: str) -> Report:
     return next(level for level in found["served"]["levels"] if level["loop"] == loop)
 
 
+HONEST = to_json(whole())
 LIES: list[Callable[[Report], object]] = [
     lambda found: found.update(started="soon"),
     lambda found: found.update(started="0001-01-01"),
@@ -58,7 +59,7 @@ LIES: list[Callable[[Report], object]] = [
 def test_a_scan_that_lies_is_refused_instead_of_ending_in_a_traceback(
     lie: Callable[[Report], object], tmp_path: Path
 ) -> None:
-    found = json.loads(to_json(whole()))
+    found = json.loads(HONEST)
     lie(found)
     file = tmp_path / "a.json"
     file.write_text(json.dumps(found))
