@@ -31,6 +31,7 @@ MANY_KINDS: Final = 6
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
+SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of other sizes is tried
 SMALL: Final = 0.02  # of the largest block: no ring is made for smaller ones
 WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
 # Tiers without which a search is made too; the plan is the one that the simulation finds quickest.
@@ -159,7 +160,7 @@ def fits(found: Sequence[Kind], limits: Limits) -> bool:
 
 def _timeless(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
     """For each size of the rings, counts that fit it, however slow."""
-    for slot, scratch in _sizes(found):
+    for slot, scratch in _sizes(found, limits):
         allowed = [replace(kind, options=tuple(_fitting(kind.options, slot, scratch))) for kind in found]
         program = _program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
         timeless = tuple(
@@ -180,7 +181,7 @@ def _best(
 ) -> tuple[Placed, Counts] | None:
     """The best counts, placed. `known` has what was placed before, by what is used of each kind."""
     best: tuple[Counts, Sequence[Kind]] | None = None
-    for slot, scratch in _sizes(found):
+    for slot, scratch in _sizes(found, limits):
         least = best[0].cost if best else math.inf
         tried = _with_rings(found, limits, slots, slot, scratch, better_than=least)
         best = tried or best
@@ -242,8 +243,16 @@ def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 
 
-def _sizes(found: Sequence[Kind]) -> Iterator[tuple[int, int]]:
-    """Sizes of slot and scratch that are tried: of no use are others than some block's own."""
+def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
+    """Sizes of slot and scratch that are tried: of no use are others than some block's own.
+
+    Where the largest take next to nothing of VRAM, smaller ones would save nothing.
+    """
+    slot = max(option.slot_bytes for kind in found for option in kind.options)
+    scratch = max(option.scratch_bytes for kind in found for option in kind.options)
+    if 2 * slot + scratch < SMALL_RINGS * limits.vram:
+        yield from dict.fromkeys(((0, 0), (slot, scratch)))
+        return
     most = MOST_SIZES if len(found) <= MANY_KINDS else FEWER_SIZES
     slots = _few({option.slot_bytes for kind in found for option in kind.options}, most)
     scratches = _few({option.scratch_bytes for kind in found for option in kind.options}, most)
