@@ -10,6 +10,7 @@ import torch
 
 from probes.errors import LibraryMissing, Unsupported
 from probes.measure.device import TorchWorkbench
+from probes.placement.architectures import Block, Linear
 from probes.shared.unknown import Unknown
 from probes.throughput.direct import onnxrunner
 from probes.throughput.direct.onnxrunner import OnnxRunner
@@ -19,6 +20,9 @@ from probes.throughput.direct.testmodels import SPECS, Spec
 from probes.throughput.direct.torchrunner import TorchRunner
 
 SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
+# as `mlp` and `encoder`, which take a minute to export on a busy machine
+FEW_LAYERS = Spec("few layers", ((64,),), lambda: torch.nn.Sequential(*(Linear(64) for _ in range(2))))
+FEW_BLOCKS = Spec("few blocks", ((16, 64),), lambda: torch.nn.Sequential(*(Block(64, 4) for _ in range(2))))
 GPU = {
     "CUDAExecutionProvider": ("CUDAExecutionProvider", "CPUExecutionProvider"),
     "MIGraphXExecutionProvider": (
@@ -58,9 +62,9 @@ class NoGauges:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("name", ["particlenet", "mlp", "encoder"])
-def test_every_model_is_scanned_in_every_precision_that_it_has_on_a_cpu(name: str, precision: Mode) -> None:
-    one = runner(SPECS[name], on_cpu(precision))
+@pytest.mark.parametrize("spec", [SPECS["particlenet"], FEW_LAYERS, FEW_BLOCKS], ids=lambda spec: spec.name)
+def test_every_kind_of_model_is_scanned_in_every_precision_of_a_cpu(spec: Spec, precision: Mode) -> None:
+    one = runner(spec, on_cpu(precision))
     *found, end = rows(one, [1, 3], Repeats(2, 60.0), NoGauges())
     assert end == SeriesEnd("finished")
     measured = latest(row for row in found if isinstance(row, BatchRow))
