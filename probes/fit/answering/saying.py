@@ -165,7 +165,13 @@ def buys_most(report: FitReport) -> str:
     )
 
 
-KNOBS: Final = ("one change", "saves, predicted", "then in all", "largest batch then", "what it costs")
+KNOBS: Final = (
+    "one change",
+    "saves, predicted",
+    "then in all, predicted",
+    "largest batch then, predicted",
+    "what it costs",
+)
 
 
 def knob_rows(report: FitReport) -> list[list[str]]:
