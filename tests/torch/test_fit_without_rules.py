@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from probes import cli
-from probes.fit.measured import faketrace, onestep
+from probes.fit.measured import faketrace, onestep, onetrial
 from probes.fit.question import FitReport, Largest, Measured, Question, Taken, Unknown
 from probes.shared.codec import decode, load
 
@@ -99,3 +99,12 @@ def test_the_verb_answers_for_an_architecture_without_rules(tmp_path: Path) -> N
     assert isinstance(report.predicted_largest_tokens, Unknown)
     assert not isinstance(report.measured.built, Unknown)
     assert report.predicted.weights == report.measured.built.weights
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hidden_size": 2**39}, {"hidden_size": -5}, {"hidden_size": "a"}, {"num_attention_heads": 0}]
+)
+def test_a_config_that_torch_cannot_build_is_refused_before_any_trial(wrong: dict[str, object]) -> None:
+    asked = Question("m", precision="fp32")
+    with pytest.raises(onestep.ModelUnknown, match="can't build this model"):
+        onetrial.warm({**CONFIGS["opt"], "model_type": "opt", **wrong}, asked)

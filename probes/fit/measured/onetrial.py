@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from probes.errors import DeviceUnusable, ProbeError
+from probes.errors import DeviceUnusable, ModelUnknown, ProbeError
 from probes.fit.measured import caps, faketrace, onestep
 from probes.fit.measured.cgroups import Group
 from probes.fit.predicted.forecast import libraries
@@ -89,8 +89,14 @@ def warm(config: Mapping[str, Any], asked: Question) -> Built:
     Nothing is allocated for the model itself. Returns what its modules say.
     Raises what `onestep.prepare` raises.
     """
-    made = onestep.make(config, asked, "meta")
-    onestep.ready(made, asked, "meta")
+    try:
+        made = onestep.make(config, asked, "meta")
+        onestep.ready(made, asked, "meta")
+    except ProbeError:
+        raise
+    except Exception as error:  # transformers' and torch's own, such as for sizes beyond 64 bits
+        said = f"can't build this model: {str(error)[:MOST_WORDS]}"
+        raise ModelUnknown(said, "give the model's own config.json") from error
     found = onestep.built(made)
     del made
     gc.collect()
