@@ -14,6 +14,7 @@ Half of the cases, marked `tuned`, were in sight when the rules were written; th
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 from board import RESULTS, Board, tell
@@ -55,6 +56,11 @@ def main() -> int:
     cases = [case for case in CASES if not wanted or case.name in wanted]
     results = os.environ.get("OUT")
     board = Board(whole=not wanted, results=Path(results) if results else RESULTS)
+    if find_spec("peft") is None:
+        for case in cases:
+            if case.asked.lora_rank:
+                board.waive(f"fit, {case.name}", "peft isn't installed: pip install peft")
+        cases = [case for case in cases if not case.asked.lora_rank]
     with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
         found = [*pool.map(tried, cases)]
     for seen in found:
