@@ -149,7 +149,9 @@ def test_a_registry_that_fails_for_now_is_neither_a_wrong_name_nor_a_broken_buil
 
 def test_a_pull_that_hangs_can_be_interrupted() -> None:
     with silent_registry() as host:
-        command = [sys.executable, "-m", "buildtool", "audit", f"{host}/team/tiny:1"]
+        # a test run in the background ignores SIGINT, and its children would with it
+        program = ["env", "--default-signal=INT", sys.executable, "-m", "buildtool"]
+        command = [*program, "audit", f"{host}/team/tiny:1"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             assert "pulling it" in process.stderr.readline()
