@@ -300,7 +300,11 @@ def test_a_server_that_dies_leaves_the_finished_levels_and_exit_code_4(tmp_path:
 def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
     with server(good) as port:
         running = subprocess.Popen(
-            _command(port, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            ["env", "--default-signal=INT", *_command(port, tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         assert running.stdout is not None
         running.stdout.readline()
