@@ -17,7 +17,7 @@ from probes.placement.split import DTYPES, MODELS
 from probes.records.schema import Case, Machine, ProbeReport, ProbeRun, Settings
 from probes.report import render
 from probes.report.headline import headline, next_step
-from probes.run import catalog, checkup, session
+from probes.run import catalog, checkup, session, thismachine
 from probes.run.child import Aside, Told
 from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode, to_json
@@ -160,7 +160,7 @@ def _list(_args: argparse.Namespace) -> Exit:
 
 
 def _machine(args: argparse.Namespace) -> Exit:
-    found = session.look()
+    found = thismachine.look()
     if args.json:
         hand_over(to_json(found))
     else:

@@ -38,20 +38,7 @@ def add_verbs(verbs: Verbs) -> None:
         help="inputs per second over batch size, where it saturates and which resource limits it",
         epilog=EXITS,
     )
-    scan.add_argument(
-        "--model",
-        default="particlenet",
-        metavar="MODEL",
-        help=f"{', '.join(MODELS)} with random weights, or a TorchScript file (%(default)s)",
-    )
-    scan.add_argument(
-        "--shape",
-        action="append",
-        type=_shape,
-        default=[],
-        metavar="NxM",
-        help="of an input of a TorchScript file, without the batch; once for each",
-    )
+    _add_model_arguments(scan)
     scan.add_argument("--batches", type=_batches, metavar="N,N", help="batch sizes (default: powers of two)")
     scan.add_argument(
         "--max-batch", type=_count, default=MOST_BATCH, metavar="N", help="of these powers (%(default)s)"
@@ -86,6 +73,23 @@ def add_verbs(verbs: Verbs) -> None:
     )
     add_served_arguments(scan)
     scan.set_defaults(do=_throughput)
+
+
+def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
+    scan.add_argument(
+        "--model",
+        default="particlenet",
+        metavar="MODEL",
+        help=f"{', '.join(MODELS)} with random weights, or a TorchScript file (%(default)s)",
+    )
+    scan.add_argument(
+        "--shape",
+        action="append",
+        type=_shape,
+        default=[],
+        metavar="NxM",
+        help="of an input of a TorchScript file, without the batch; once for each",
+    )
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -142,9 +142,9 @@ def _payload(path: Path | None) -> bytes | None:
 
 
 def _new(seed: int) -> "ThroughputReport":
-    from probes.run import session
+    from probes.run import thismachine
     from probes.shared.unknown import Unknown
     from probes.throughput.document import ScanSettings, begun
 
     settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
-    return begun(settings, session.look(), Unknown("only a server was asked"))
+    return begun(settings, thismachine.look(), Unknown("only a server was asked"))

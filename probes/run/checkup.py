@@ -7,7 +7,7 @@ from probes.machine.describe import machine_lines
 from probes.machine.expectation import maker_of
 from probes.records.facts import Check, Machine, TorchFacts
 from probes.records.schema import Failed
-from probes.run import session, supervisor
+from probes.run import supervisor, thismachine
 from probes.run.child import CHECK, Job, Told
 
 LIMIT_S = 120.0  # a first convolution compiles its kernels
@@ -15,7 +15,7 @@ LIMIT_S = 120.0  # a first convolution compiles its kernels
 
 def look() -> tuple[Machine, tuple[Check, ...]]:
     """The machine, and the checks of the card that torch uses; none where torch uses none."""
-    machine = session.look()
+    machine = thismachine.look()
     usable = isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle
     return machine, checks(
         lambda job: supervisor.run(job, limit_s=LIMIT_S, heard=lambda _: None)

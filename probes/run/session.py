@@ -5,42 +5,34 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes.errors import Exit, ReportError
-from probes.machine import numa, snapshot
-from probes.machine.nvml import open_nvml
 from probes.records.schema import (
     SCHEMA_VERSION,
     Case,
     Done,
     Failed,
     Machine,
-    NvidiaCard,
     ProbeReport,
     ProbeRun,
     Record,
     Settings,
-    TorchFacts,
     Unknown,
     Waived,
     read_report,
     write_report,
 )
-from probes.run import journal, supervisor
+from probes.run import journal, supervisor, thismachine
 from probes.run.catalog import Probe, limit_s, plan, schedule, select, waive
-from probes.run.child import DESCRIBE, Aside, Job, Told
+from probes.run.child import Aside, Job, Told
 from probes.run.journal import Journal, Past
-from probes.run.lock import gpu_lock
 from probes.run.remaining import Planned
 from probes.run.supervisor import Spare
 from probes.shared.invocation import probe_command, tool_version
 
-DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute
-ROOT = Path("/")
 CPUS_PER_SPARE = 2
 
 
@@ -86,10 +78,10 @@ def spares(processes: int, cpus: int) -> int:
 def _measure(
     probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener, crew: list[Spare]
 ) -> tuple[ProbeReport, Path]:
-    found = look()
+    found = thismachine.look()
     listener.machine(found)
     report = _empty(probes, settings, found)
-    with exclusive(folder, found):
+    with thismachine.exclusive(folder, found):
         for left in journal.sweep(folder):
             listener.unfinished(left)
         path = _free_name(folder / file_name(report))
@@ -115,10 +107,10 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
         raise ReportError(
             f"{path.name} was begun by another version of Weir", f"start again: {probe_command()} run"
         )
-    found = look()
+    found = thismachine.look()
     listener.machine(found)
-    refuse_other_machine(past.begun.machine, found)
-    with exclusive(path.parent, found), journal.open_journal(path) as book:
+    thismachine.refuse_other_machine(past.begun.machine, found)
+    with thismachine.exclusive(path.parent, found), journal.open_journal(path) as book:
         journal.sweep(path.parent)
         report = _kept(past.begun, path)
         return _go_on(report, past, _Run(path, book, listener, [])), path
@@ -135,25 +127,6 @@ def _kept(begun: ProbeReport, path: Path) -> ProbeReport:
 
 def _interrupted(run: ProbeRun) -> bool:
     return isinstance(run.outcome, Failed) and run.outcome.exit_code == Exit.INTERRUPTED
-
-
-def refuse_other_machine(then: Machine, now: Machine) -> None:
-    """Figures of two machines don't belong in one report. Raises ReportError naming what differs."""
-    for what, a, b in (
-        ("host", then.host, now.host),
-        ("torch", _identity(then.torch), _identity(now.torch)),
-        ("CPUs", then.cpus, now.cpus),
-    ):
-        if a != b:
-            raise ReportError(
-                f"the run was begun with {what} {a}, here it is {b}", f"start again: {probe_command()} run"
-            )
-
-
-def _identity(facts: TorchFacts | Unknown) -> str:
-    if isinstance(facts, Unknown):
-        return "missing"
-    return " ".join((facts.version, *(f"{gpu.name} {gpu.pci_id}" for gpu in facts.gpus)))
 
 
 @dataclass(frozen=True)
@@ -204,32 +177,6 @@ def _plan(report: ProbeReport, past: Past) -> tuple[Planned, ...]:
     )
 
 
-def nvidia_cards() -> tuple[NvidiaCard, ...]:
-    """What NVML shows, where there is one."""
-    nvml = open_nvml()
-    return () if isinstance(nvml, Unknown) else nvml.cards()
-
-
-def look() -> Machine:
-    """One snapshot of this machine; torch is asked in a separate process."""
-    found = snapshot.describe(ROOT, _torch_facts(), nvidia_cards())
-    facts = found.torch
-    if isinstance(facts, Unknown) or facts.obstacle:
-        return numa.described(found, ROOT, Unknown("no GPU to measure"))
-    return numa.described(found, ROOT, snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT))
-
-
-def _torch_facts() -> TorchFacts | Unknown:
-    ended = supervisor.run(Job(DESCRIBE), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None)
-    for record in ended.records:
-        if isinstance(record, TorchFacts):
-            return record
-    if isinstance(ended.outcome, Failed) and ended.outcome.exit_code == Exit.INTERRUPTED:
-        raise KeyboardInterrupt
-    reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "torch reported nothing"
-    return Unknown(reason)
-
-
 def _empty(probes: tuple[Probe, ...], settings: Settings, found: Machine) -> ProbeReport:
     return ProbeReport(
         schema_version=SCHEMA_VERSION,
@@ -257,18 +204,6 @@ def _free_name(path: Path) -> Path:
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
     names = itertools.chain([path], numbered)
     return next(name for name in names if not name.exists() and not journal.path_of(name).exists())
-
-
-@contextmanager
-def exclusive(folder: Path, found: Machine) -> Iterator[None]:
-    """Hold the GPU that is measured, where there is one. Raises as `gpu_lock` does."""
-    facts = found.torch
-    if isinstance(facts, Unknown) or not facts.gpus:
-        yield
-        return
-    pci_id = snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT)
-    with gpu_lock(folder, pci_id if isinstance(pci_id, str) else "first"):
-        yield
 
 
 def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record], going: _Run) -> ProbeRun:

@@ -10,7 +10,7 @@ from probes.errors import DeviceUnusable, Exit
 from probes.machine import snapshot
 from probes.machine.sysfs import read_text
 from probes.records.schema import Failed, Machine, TorchFacts
-from probes.run import session, supervisor
+from probes.run import session, supervisor, thismachine
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings, Device
 from probes.throughput.direct import worker
@@ -65,7 +65,7 @@ Oversee = Callable[..., supervisor.Ended[worker.Heard]]
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    found = session.look()
+    found = thismachine.look()
     listener.machine(found)
     if isinstance(found.torch, Unknown):
         raise DeviceUnusable(
@@ -87,7 +87,7 @@ def direct(
     KeyboardInterrupt when interrupted: the report then has what was measured.
     """
     on = devices(report.machine, asked.settings.devices)
-    with session.exclusive(folder, report.machine) if "gpu" in on else nullcontext():
+    with thismachine.exclusive(folder, report.machine) if "gpu" in on else nullcontext():
         path = write_new_scan(report, folder, report_name(report))
         listener.kept(path)
         return _Scan(report, asked, path, listener, on=on, oversee=oversee).run(), path

@@ -9,7 +9,8 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 
 from probes.fit.measured import cgroups, onetrial
-from probes.fit.measured.nursery import Answer, forked, preload
+from probes.fit.measured.forking import Answer, forked
+from probes.fit.measured.nursery import preload
 from probes.fit.predicted.forecast import with_size
 from probes.fit.question import Question
 from probes.shared.codec import decode

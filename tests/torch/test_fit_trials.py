@@ -10,7 +10,7 @@ import pytest
 from probes.errors import DeviceUnusable
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.cgroups import parent
-from probes.fit.measured.nursery import Answer, forked
+from probes.fit.measured.forking import Answer, forked
 from probes.fit.measured.runs import Ask, measure
 from probes.fit.question import Cap, Question, Taken, Trial
 from probes.shared.unknown import Unknown

@@ -5,7 +5,7 @@ import torch
 
 from probes import cli
 from probes.errors import Exit
-from probes.placement.trial import peers
+from probes.placement.trial import ondevice, peers
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
 
@@ -13,7 +13,7 @@ WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "fl
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(peers, "SAMPLES", 1)
+    monkeypatch.setattr(ondevice, "SAMPLES", 1)
     monkeypatch.setattr(peers, "LEAST_S", 0.0)
 
 

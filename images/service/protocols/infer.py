@@ -1,6 +1,5 @@
-"""The Open Inference Protocol (v2): requests, answers and descriptions. Values only."""
+"""Requests of the Open Inference Protocol (v2). Values only."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,25 +10,21 @@ from service.model.classifier import ModelInfo
 from service.protocols import binary
 from service.protocols.asks import (
     OUTPUTS,
-    Answer,
     Ask,
     check_count,
     check_texts,
     check_token_ids,
     encodable,
     kind_of,
-    label_of,
     list_of,
-    provenance,
     refuse_unknown,
-    timing,
 )
 from service.settings import Limits
 
 VERSION = "1"
-_TEXT, _PAIR, _IDS, _MASK, _TYPES = "text", "text_pair", "input_ids", "attention_mask", "token_type_ids"
+TEXT, PAIR, IDS, MASK, TYPES = "text", "text_pair", "input_ids", "attention_mask", "token_type_ids"
 _WHOLE = ("INT64", "INT32")
-_DATATYPES = {_TEXT: ("BYTES",), _PAIR: ("BYTES",), _IDS: _WHOLE, _MASK: _WHOLE, _TYPES: _WHOLE}
+_DATATYPES = {TEXT: ("BYTES",), PAIR: ("BYTES",), IDS: _WHOLE, MASK: _WHOLE, TYPES: _WHOLE}
 
 
 @dataclass(frozen=True)
@@ -47,16 +42,16 @@ def parse_infer(document: dict[str, Any], limits: Limits, info: ModelInfo, raw: 
     in_binary = _in_binary(document.get("outputs"), outputs, by_default=by_default)
     tensors = _tensors(list_of(document.get("inputs"), "inputs"), limits, raw)
     names = set(tensors)
-    if names in ({_TEXT}, {_TEXT, _PAIR}):
+    if names in ({TEXT}, {TEXT, PAIR}):
         texts = check_texts(_texts(tensors), limits)
         return Ask(texts=texts, request_id=request_id, outputs=outputs, binary=in_binary)
-    if _IDS in names and names <= {_IDS, _MASK, _TYPES}:
-        mask = tensors.get(_MASK)
-        ids = check_token_ids(_unpadded(_IDS, tensors, mask), limits, info)
-        segments = _segments(_unpadded(_TYPES, tensors, mask)) if _TYPES in names else ()
+    if IDS in names and names <= {IDS, MASK, TYPES}:
+        mask = tensors.get(MASK)
+        ids = check_token_ids(_unpadded(IDS, tensors, mask), limits, info)
+        segments = _segments(_unpadded(TYPES, tensors, mask)) if TYPES in names else ()
         return Ask((), ids, segments, request_id=request_id, outputs=outputs, binary=in_binary)
     raise bad_request(
-        f"inputs must be `{_TEXT}` with or without `{_PAIR}`, or `{_IDS}` and with it `{_MASK}`, `{_TYPES}`"
+        f"inputs must be `{TEXT}` with or without `{PAIR}`, or `{IDS}` and with it `{MASK}`, `{TYPES}`"
     )
 
 
@@ -141,7 +136,7 @@ def _shape(entry: dict[str, Any], name: str, limits: Limits) -> tuple[int, ...]:
     shape = list_of(entry.get("shape"), f"shape of {name}")
     if len(shape) > 2 or not all(type(size) is int and size > 0 for size in shape):
         raise bad_request(f"shape of {name} must be one or two whole numbers above 0")
-    in_texts = name in (_TEXT, _PAIR)
+    in_texts = name in (TEXT, PAIR)
     count = math.prod(shape if in_texts else shape[:-1])  # [n] is one row of n token ids
     check_count(count, "texts" if in_texts else "rows of token ids", limits)
     return tuple(shape)
@@ -173,12 +168,12 @@ def _texts(tensors: Mapping[str, _Tensor]) -> list[Any]:
         for at, value in enumerate(tensor.data):
             if isinstance(value, list):
                 raise bad_request(f"element {at} of {name} is a list; a string is needed")
-    first = tensors[_TEXT].data
-    if _PAIR not in tensors:
+    first = tensors[TEXT].data
+    if PAIR not in tensors:
         return first
-    second = tensors[_PAIR].data
+    second = tensors[PAIR].data
     if len(first) != len(second):
-        raise bad_request(f"{_PAIR} must have as many texts as {_TEXT}")
+        raise bad_request(f"{PAIR} must have as many texts as {TEXT}")
     return [list(pair) for pair in zip(first, second, strict=True)]
 
 
@@ -190,9 +185,9 @@ def _rows(tensor: _Tensor) -> list[list[Any]]:
 def _unpadded(name: str, tensors: Mapping[str, _Tensor], mask: _Tensor | None) -> list[list[Any]]:
     """The rows of a tensor that the mask leaves: ones, then zeros. Padding elsewhere isn't supported."""
     tensor = tensors[name]
-    for other in (mask, tensors[_IDS]):
+    for other in (mask, tensors[IDS]):
         if other is not None and other.shape != tensor.shape:
-            raise bad_request(f"{_MASK} and {_TYPES} must have the shape of {_IDS}")
+            raise bad_request(f"{MASK} and {TYPES} must have the shape of {IDS}")
     rows = _rows(tensor)
     if mask is None:
         return rows
@@ -200,7 +195,7 @@ def _unpadded(name: str, tensors: Mapping[str, _Tensor], mask: _Tensor | None) -
     for row, flags in zip(rows, _rows(mask), strict=True):
         length = sum(flag == 1 for flag in flags)
         if flags != [1] * length + [0] * (len(flags) - length):
-            raise bad_request(f"{_MASK} must be ones followed by zeros")
+            raise bad_request(f"{MASK} must be ones followed by zeros")
         kept.append(row[:length])
     return kept
 
@@ -208,76 +203,5 @@ def _unpadded(name: str, tensors: Mapping[str, _Tensor], mask: _Tensor | None) -
 def _segments(rows: list[list[Any]]) -> tuple[tuple[int, ...], ...]:
     for at, row in enumerate(rows):
         if not all(type(kind) is int and kind in (0, 1) for kind in row):
-            raise bad_request(f"row {at} of {_TYPES} must be zeros and ones")
+            raise bad_request(f"row {at} of {TYPES} must be zeros and ones")
     return tuple(tuple(row) for row in rows)
-
-
-def render_infer(info: ModelInfo, ask: Ask, answer: Answer) -> tuple[dict[str, Any], bytes]:
-    """The protocol's answer and its binary part; what it has no field for goes into `parameters`."""
-    count = len(answer.rows)
-    made: dict[str, tuple[list[int], str, list[Any]]] = {
-        "label": ([count], "BYTES", [label_of(info, row) for row in answer.vectors]),
-        "probabilities": ([count, len(info.labels)], "FP32", [p for row in answer.vectors for p in row]),
-    }
-    outputs: list[dict[str, Any]] = []
-    tail = b""
-    for name in ask.outputs:
-        shape, datatype, values = made[name]
-        output: dict[str, Any] = {"name": name, "shape": shape, "datatype": datatype}
-        if name in ask.binary:
-            piece = binary.encode(values, datatype)
-            output["parameters"] = {"binary_data_size": len(piece)}
-            tail += piece
-        else:
-            output["data"] = values
-        outputs.append(output)
-    rendered: dict[str, Any] = {
-        "model_name": info.name,
-        "model_version": VERSION,
-        "outputs": outputs,
-        "parameters": {
-            **provenance(info),
-            "truncated_rows": sum(row.truncated for row in answer.rows),
-            **{f"{step}_s": seconds for step, seconds in timing(answer).items()},
-        },
-    }
-    return (rendered if ask.request_id is None else {"id": ask.request_id} | rendered), tail
-
-
-def joined(document: dict[str, Any], tail: bytes) -> tuple[bytes, dict[str, str]]:
-    """An answer's body and headers, with the binary part behind the JSON."""
-    head = json.dumps(document, separators=(",", ":")).encode()
-    if not tail:
-        return head, {"Content-Type": "application/json"}
-    return head + tail, {
-        "Content-Type": "application/octet-stream",
-        "Inference-Header-Content-Length": str(len(head)),
-    }
-
-
-def render_model(info: ModelInfo) -> dict[str, Any]:
-    """The answer to `GET /v2/models/M`; -1 in a shape is any size, as the protocol has it."""
-    return {
-        "name": info.name,
-        "versions": [VERSION],
-        "platform": "pytorch",
-        "inputs": [
-            {"name": _TEXT, "datatype": "BYTES", "shape": [-1]},
-            {"name": _PAIR, "datatype": "BYTES", "shape": [-1]},
-            *({"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in (_IDS, _MASK, _TYPES)),
-        ],
-        "outputs": [
-            {"name": "label", "datatype": "BYTES", "shape": [-1]},
-            {"name": "probabilities", "datatype": "FP32", "shape": [-1, len(info.labels)]},
-        ],
-        "parameters": {
-            **provenance(info),
-            "weights_source": info.weights_source,
-            "device_description": info.device_description,
-            "dtype": info.dtype,
-            "largest_difference_from_float32": info.accuracy,
-            "labels": list(info.labels),
-            "parameter_count": info.parameters,
-            "max_tokens": info.max_tokens,
-        },
-    }

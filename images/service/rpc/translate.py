@@ -7,7 +7,8 @@ from service.errors import RequestError, bad_request
 from service.model.classifier import ModelInfo
 from service.models import Entry
 from service.protocols.asks import Answer, Ask
-from service.protocols.infer import VERSION, render_infer, render_model
+from service.protocols.infer import VERSION
+from service.protocols.inferanswers import render_infer, render_model
 from service.rpc.messages import message
 from service.settings import Limits
 

@@ -18,7 +18,8 @@ from service.model.classifier import ModelInfo
 from service.protocols import binary
 from service.protocols.asks import Answer, Ask, read_json, timeout_of
 from service.protocols.embeddings import parse_embeddings, render_embeddings
-from service.protocols.infer import joined, parameters_of, parse_infer, render_infer, render_model
+from service.protocols.infer import parameters_of, parse_infer
+from service.protocols.inferanswers import joined, render_infer, render_model
 from service.protocols.predict import parse_predict, render_predict
 from service.settings import Limits
 from service.web import page, repository

@@ -1,7 +1,7 @@
 """In which dtype a GPU without bfloat16 units computes with bfloat16 weights. Pure."""
 
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Literal
 
 from probes.errors import PlacementError, UsageError
 from probes.placement.models.description import ModelDescription
@@ -10,7 +10,6 @@ from probes.placement.planner.constants import Constants
 from probes.placement.values import Becomes, Objective
 
 Compute = Literal["auto", "float16", "float32"]
-COMPUTE: Final = ("auto", "float16", "float32")
 
 
 def reads_weights(

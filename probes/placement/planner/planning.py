@@ -7,12 +7,13 @@ from typing import Final
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
+from probes.placement.planner.blockkinds import Kind, kinds
 from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
-from probes.placement.planner.search import Found, Kind, fits, kinds, search
+from probes.placement.planner.search import Found, fits, search
 from probes.placement.values import (
     BlockPlan,
     Bound,

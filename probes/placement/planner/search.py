@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.blockkinds import Kind, options_by_block, undominated
+from probes.placement.planner.costs import Option
 from probes.placement.planner.polish import (
     MOST_STEPS,
     Limits,
@@ -61,27 +60,6 @@ class Found:
     gap: float  # a better choice of counts can save this share of the busiest lane's time at most
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Blocks that cost the same, by their places in call order. `block` is one of them."""
-
-    places: tuple[int, ...]
-    options: tuple[Option, ...]
-    block: BlockDescription
-
-
-def kinds(model: ModelDescription, machine: Constants, work: Pass) -> tuple[Kind, ...]:
-    """The model's blocks by cost, each kind as the machine computes it."""
-    places: dict[object, list[int]] = {}
-    for place, block in enumerate(model.blocks):
-        places.setdefault(block.kind, []).append(place)
-    made = []
-    for found in places.values():
-        block = model.blocks[found[0]].computed(model.becomes)
-        made.append(Kind(tuple(found), options(block, machine, work), block))
-    return tuple(made)
-
-
 def search(found: Sequence[Kind], limits: Limits) -> Found | None:
     """The quickest placement within the limits that is found; None where nothing fits.
 
@@ -115,12 +93,12 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
         ]
     if not starts:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
-        made = polished(tight, _choices(found), limits) if tight else None
+        made = polished(tight, options_by_block(found), limits) if tight else None
         return _found(made, limits, gap=1.0) if made else None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
     if best.timeline.seconds > min(counts.cost for _, counts in starts) * (1 + WORTH_POLISHING):
         different = {id(one): one for one, _ in starts}.values()
-        choices, steps = _choices(found), MOST_STEPS // len(different)
+        choices, steps = options_by_block(found), MOST_STEPS // len(different)
         best = min(
             (polished(one, choices, limits, steps=steps) for one in different),
             key=lambda one: one.timeline.seconds,
@@ -133,12 +111,6 @@ def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
     if not timeline.raw:  # only windows of it were simulated
         timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
     return Found(best.chosen, best.rings, timeline, gap)
-
-
-def _choices(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
-    """The options of each block, in call order."""
-    by_place = {place: kind.options for kind in found for place in kind.places}
-    return [by_place[place] for place in sorted(by_place)]
 
 
 def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
@@ -210,7 +182,7 @@ def _with_rings(
     best = None
     while True:
         allowed = [
-            replace(kind, options=_undominated(_fitting(kind.options, slot, scratch))) for kind in found
+            replace(kind, options=undominated(_fitting(kind.options, slot, scratch))) for kind in found
         ]
         rings = Rings(slots if slot else 0, slot, 1 if scratch else 0, scratch)
         counts = solve(_program(allowed, rings, limits), better_than=better_than)
@@ -265,20 +237,6 @@ def _few(sizes: set[int], most: int) -> list[int]:
     if len(ordered) <= most:
         return ordered
     return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
-
-
-def _undominated(found: Sequence[Option]) -> tuple[Option, ...]:
-    """The options for which no other takes less or the same of everything."""
-    kept: list[Option] = []
-    for option in found:
-        mine = (*option.lanes, *option.memories)
-        others = ((*other.lanes, *other.memories) for other in found if other is not option)
-        worse = any(
-            all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in others
-        )
-        if not worse and not any((*k.lanes, *k.memories) == mine for k in kept):
-            kept.append(option)
-    return tuple(kept)
 
 
 def _spread(found: Sequence[Kind], counts: Counts) -> tuple[Option, ...]:

@@ -3,9 +3,7 @@
 The same weights, inputs and cap for all. Wall time of a pass in the steady state leads.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +25,13 @@ from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import StackPlan
 from probes.placement.trial import checkpointed
+from probes.placement.trial.ondevice import capped, free, wall_s
 from probes.placement.values import Objective, Plan
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
 WIDTH: Final = 8192  # of the linear layers of the model `mlp`
 LAYERS: Final = 40  # of it
-SAMPLES: Final = 5
-LEAST_S: Final = 0.2  # of a sample, so that a clock's step and the last wait don't count
 PEER_MARGIN: Final = 0.12  # of the cap, left to a peer for activations and the layer on its way
 
 NO_LIMIT: Final = "there is no GPU here: --vram limits nothing, all blocks compute in host memory"
@@ -101,7 +98,7 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     )
     if compare and host is not None:
         _require_whole(built.module, host)
-    with _capped(made.vram_budget):
+    with capped(made.vram_budget):
         handle = _placed(built.module, made, asked.checkpoint)
         try:
             ours, output = _measured("placed", built, inputs)
@@ -112,7 +109,7 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     found = [ours]
     for peer in compare:
         context = _resident(built.module) if peer == "resident" else _accelerated(built.module, made)
-        cap = nullcontext() if peer == "resident" else _capped(made.vram_budget)
+        cap = nullcontext() if peer == "resident" else capped(made.vram_budget)
         found.append(_of_peer(peer, built, inputs, context=context, cap=cap, output=output))
     return Found(tuple(found), report)
 
@@ -130,7 +127,7 @@ def _random(asked: Asked) -> Built:
     roomy = torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 2 * whole.weight_bytes
     built = build(whole, "cuda" if roomy else "cpu", asked.seed)
     built.module.requires_grad_(False).to("cpu")
-    _free()
+    free()
     return built
 
 
@@ -196,7 +193,7 @@ def _of_peer(
         return Ran(how, why, why, why)
     finally:
         built.module.to("cpu")
-        _free()
+        free()
     return Ran(how, ran.wall_s, torch.equal(output, theirs), ran.peak_bytes)
 
 
@@ -212,51 +209,6 @@ def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[Ran, torch.
     seconds = wall_s(one)
     peak = torch.cuda.max_memory_reserved() if device == "cuda" else Unknown("there is no GPU")
     return Ran(how, seconds, True, peak), output
-
-
-def wall_s(one: Callable[[], object]) -> float:
-    """Median seconds of a pass: several in a row, then a wait for the device, divided."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    one()
-    wait()
-    begun = time.perf_counter()
-    one()
-    wait()
-    times = max(1, min(1000, int(LEAST_S / max(time.perf_counter() - begun, 1e-6))))
-    found = []
-    for _ in range(SAMPLES):
-        begun = time.perf_counter()
-        for _ in range(times):
-            one()
-        wait()
-        found.append((time.perf_counter() - begun) / times)
-    return statistics.median(found)
-
-
-def _nothing() -> None:
-    return None
-
-
-@contextmanager
-def _capped(n_bytes: int) -> Iterator[None]:
-    """torch's allocator refuses more than this; nothing happens without a GPU."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    _free()
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, n_bytes / total))
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def _free() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 @contextmanager

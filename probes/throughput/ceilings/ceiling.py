@@ -17,7 +17,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 Device = Literal["cpu", "gpu"]
 
 FALLEN = 0.9  # of the best rate: below it, larger operations don't reach more
-UNMEASURED = Unknown("not measured")
 
 
 @dataclass(frozen=True)

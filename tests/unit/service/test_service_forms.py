@@ -14,7 +14,8 @@ from service.model.classifier import Encoded, ModelInfo
 from service.protocols import binary
 from service.protocols.asks import Answer, Ask, timeout_of
 from service.protocols.embeddings import parse_embeddings, render_embeddings
-from service.protocols.infer import joined, parse_infer, render_infer
+from service.protocols.infer import parse_infer
+from service.protocols.inferanswers import joined, render_infer
 from service.protocols.predict import parse_predict
 from service.settings import Limits
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from service.errors import RequestError
 from service.model.classifier import Encoded, ModelInfo
 from service.protocols.asks import Answer, Ask, read_json
-from service.protocols.infer import parse_infer, render_infer, render_model
+from service.protocols.infer import parse_infer
+from service.protocols.inferanswers import render_infer, render_model
 from service.protocols.predict import parse_predict, render_predict
 from service.settings import Limits
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, gzip_members, header, plain, zstandard, zstd_frames
 
+from buildtool import compression
 from buildtool.audit.tar import unpack
 from buildtool.audit.tar.faults import ImageFault, LimitExceeded, MalformedStream, Truncated
 from buildtool.audit.tar.limits import LIMITS
@@ -257,9 +258,11 @@ def test_a_stream_of_very_many_members_is_read_in_linear_time(
     monkeypatch: pytest.MonkeyPatch, form: Form, unit: bytes, n_bytes: int
 ) -> None:
     """A megabyte of empty gzip members, or of skippable zstd frames, took many seconds in one chunk."""
-    gunzip, unzstd = unpack.zlib.decompressobj, unpack.zstd.ZstdDecompressor
-    monkeypatch.setattr(unpack.zlib, "decompressobj", lambda wbits: Counting(gunzip(wbits=wbits)))
-    monkeypatch.setattr(unpack.zstd, "ZstdDecompressor", lambda options: Counting(unzstd(options=options)))
+    gunzip, unzstd = compression.zlib.decompressobj, compression.zstd.ZstdDecompressor
+    monkeypatch.setattr(compression.zlib, "decompressobj", lambda wbits: Counting(gunzip(wbits=wbits)))
+    monkeypatch.setattr(
+        compression.zstd, "ZstdDecompressor", lambda options: Counting(unzstd(options=options))
+    )
     Counting.given = 0
     data = unit * (n_bytes // len(unit))
     assert b"".join(unpack.decompressed(iter([data]), form, place="x")) == b""

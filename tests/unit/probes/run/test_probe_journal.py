@@ -12,7 +12,7 @@ from probes import cli
 from probes.errors import DeviceBusy, Exit, ReportError
 from probes.records.rounds import FULL_ROUNDS, merged
 from probes.records.schema import Done, Failed, Measurement, ProbeReport, Stop, Unknown, read_report
-from probes.run import journal, session, supervisor
+from probes.run import journal, session, supervisor, thismachine
 from probes.run.child import DESCRIBE, Job
 from probes.shared import files
 
@@ -265,9 +265,9 @@ def test_another_machine_is_refused(
 )
 def test_what_differs_is_named(what: str, change: dict[str, object]) -> None:
     here = BEGUN.machine
-    session.refuse_other_machine(here, here)
+    thismachine.refuse_other_machine(here, here)
     with pytest.raises(ReportError, match=f"begun with {what}"):
-        session.refuse_other_machine(here, replace(here, **change))  # type: ignore[arg-type]
+        thismachine.refuse_other_machine(here, replace(here, **change))  # type: ignore[arg-type]
 
 
 def test_resume_takes_no_other_wishes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

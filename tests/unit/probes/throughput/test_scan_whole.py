@@ -51,7 +51,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
                 how["heard"](record)
             return ended
 
-        monkeypatch.setattr(scan.session, "look", lambda: CPU)
+        monkeypatch.setattr(scan.thismachine, "look", lambda: CPU)
         monkeypatch.setattr(scan.supervisor, "oversee", oversee)
         monkeypatch.setattr(scan.direct, "__defaults__", (oversee,))
 
@@ -168,7 +168,7 @@ def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
 
 def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys) -> None:
     played(good)
-    monkeypatch.setattr(scan.session, "look", make.machine)
+    monkeypatch.setattr(scan.thismachine, "look", make.machine)
     assert run("", tmp_path) == Exit.DEVICE
     assert "runs a model in torch" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

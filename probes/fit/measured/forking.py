@@ -1,0 +1,89 @@
+"""Does work in a fork of this process, which must have no other threads; its answer comes through a pipe."""
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from probes.errors import ProbeError
+from probes.fit.question import Taken, Trial
+from probes.records.schema import Failed
+from probes.run.child import die_with
+from probes.shared.codec import decode, encode, load
+from probes.shared.unknown import Unknown
+
+MOST_ANSWER: Final = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a fork says, or why it can't."""
+
+    trial: Trial | None = None
+    taken: Taken | Unknown | None = None
+    name: str = ""
+    refused: Failed | None = None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """How a fork ended: its answer, or the signal that ended it; neither when it was out of time."""
+
+    answer: Answer | None
+    signal: int
+
+
+def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
+    """Do the work in a fork of this process, for at most so many seconds."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    text: bytes | None = None
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _in_fork(work, writing, parent)
+    os.close(writing)
+    try:
+        text = _heard(reading, time.monotonic() + limit_s)
+    finally:
+        os.close(reading)
+        if text is None:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if text is None:
+        return Fork(None, 0)
+    if not text:
+        return Fork(None, os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT)
+    return Fork(decode(Answer, load(text), "answer"), 0)
+
+
+def _in_fork(work: Callable[[], Answer], writing: int, parent: int) -> None:
+    try:
+        die_with(parent)  # else an interrupted search would leave a trial behind, with its memory
+        try:
+            answer = work()
+        except ProbeError as error:
+            answer = Answer(refused=Failed(error.message, error.hint, int(error.exit_code), wedged=False))
+        os.write(writing, json.dumps(encode(answer), allow_nan=False).encode())
+    finally:  # whatever happened: nothing of the parent's may run here
+        os._exit(0)
+
+
+def _heard(reading: int, until: float) -> bytes | None:
+    """All that comes until the other end is closed; None when time is up."""
+    text = b""
+    while len(text) < MOST_ANSWER:
+        ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
+        if not ready:
+            return None
+        data = os.read(reading, 1 << 16)
+        if not data:
+            break
+        text += data
+    return text
