@@ -593,9 +593,11 @@ def test_one_connection_has_no_more_calls_than_can_be_answered(here: Served) -> 
         calls = [method.future(infer_bytes()) for _ in range(4 * LIMITS.max_in_flight)]
         until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
         here.fake.gate.set()
-        codes = [each.exception(20).code() if each.exception(20) else None for each in calls]
-    assert set(codes) <= {None, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert codes.count(None) >= LIMITS.max_in_flight
+        ends = [(found.code(), found.details()) if (found := each.exception(20)) else None for each in calls]
+    # a stream that comes while the server still counts one that has just ended is refused by HTTP/2 itself
+    refused = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert {end[0] for end in ends if end} <= refused, ends
+    assert ends.count(None) >= LIMITS.max_in_flight
 
 
 @pytest.mark.parametrize(("host", "addresses"), [("::1", ["[::1]"]), ("::", ["[::1]", "127.0.0.1"])])

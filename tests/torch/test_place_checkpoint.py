@@ -8,7 +8,7 @@ import torch
 from probes import cli
 from probes.errors import Exit, UsageError
 from probes.placement.models.checkpointfolder import read_folder
-from probes.placement.trial import checkpointed, peers
+from probes.placement.trial import checkpointed, ondevice, peers
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -20,8 +20,8 @@ TOKENS = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(peers, "SAMPLES", 1)
-    monkeypatch.setattr(peers, "LEAST_S", 0.0)
+    monkeypatch.setattr(ondevice, "SAMPLES", 1)
+    monkeypatch.setattr(ondevice, "LEAST_S", 0.0)
 
 
 @pytest.fixture

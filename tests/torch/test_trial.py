@@ -5,7 +5,7 @@ import torch
 
 from probes import cli
 from probes.errors import Exit
-from probes.placement.trial import ondevice, peers
+from probes.placement.trial import ondevice
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
 
@@ -14,7 +14,7 @@ WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "fl
 def quick(monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(ondevice, "SAMPLES", 1)
-    monkeypatch.setattr(peers, "LEAST_S", 0.0)
+    monkeypatch.setattr(ondevice, "LEAST_S", 0.0)
 
 
 def test_a_model_is_placed_timed_and_reported(capsys):

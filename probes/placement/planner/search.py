@@ -218,8 +218,11 @@ def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
 def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
     """Sizes of slot and scratch that are tried: of no use are others than some block's own.
 
-    Where the largest take next to nothing of VRAM, smaller ones would save nothing.
+    Where the largest take next to nothing of VRAM, smaller ones would save nothing. Where some block has no
+    option, no size is of use.
     """
+    if not all(kind.options for kind in found):
+        return
     slot = max(option.slot_bytes for kind in found for option in kind.options)
     scratch = max(option.scratch_bytes for kind in found for option in kind.options)
     if 2 * slot + scratch < SMALL_RINGS * limits.vram:

@@ -16,7 +16,7 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import polish, search
+from probes.placement.planner import blockkinds, polish, search
 from probes.placement.planner.costs import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
@@ -337,7 +337,7 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     calls = {"simulated": 0, "costed": 0}
-    real, cost = polish.simulate, search.options
+    real, cost = polish.simulate, blockkinds.options
 
     def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> Timeline:
         calls["simulated"] += len(chosen)
@@ -349,9 +349,23 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(polish, "simulate", simulate)
     monkeypatch.setattr(search, "simulate", simulate)
-    monkeypatch.setattr(search, "options", options)
+    monkeypatch.setattr(blockkinds, "options", options)
     count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
     assert calls["costed"] == 3
     assert count <= calls["simulated"] < 7 * count  # whole candidates: 8 and more
+
+
+def test_a_machine_without_a_gpu_has_a_plan() -> None:
+    """A search without the CPU's tier met blocks that nothing could compute, and ended in a traceback."""
+    no_gpu = replace(profile("h200"), name="CPU", vram_bytes=0)
+    plan = make(
+        describe("bert-base"),
+        no_gpu,
+        vram=0,
+        host=4 * GIB,
+        workload=Workload(batch=1, tokens=16, context_tokens=0),
+        objective="exact",
+    ).plan
+    assert {block.tier for block in plan.blocks} == {"cpu"}
