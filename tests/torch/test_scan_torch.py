@@ -201,7 +201,7 @@ import resource
 import torch
 from probes.throughput.direct.torchrunner import settle_allocator
 
-{settled}
+settle_allocator()
 torch.set_num_threads(1)
 net = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(8)))
 given = torch.ones(1 << 20)
@@ -214,15 +214,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.parametrize(("settled", "pages"), [("", range(1000, 10**6)), ("settle_allocator()", range(200))])
-def test_a_small_batch_does_not_pay_for_new_pages_because_no_large_one_came_before(
-    settled: str, pages: range
-) -> None:
+def test_a_small_batch_does_not_pay_for_new_pages_because_no_large_one_came_before() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS.format(settled=settled)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert int(done.stdout) in pages  # of ten passes that take 4 MiB tensors
+        [sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(done.stdout) < 200  # of ten passes that take 4 MiB tensors; unsettled it is mostly 60,000
 
 
 def test_refused_memory_is_our_own_error() -> None:
