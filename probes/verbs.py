@@ -86,6 +86,8 @@ def _html(args: argparse.Namespace) -> Exit:
     out: Path = args.out or source.with_suffix(".html")
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
+    with writing(out, PLACE):
+        os.scandir(out.parent).close()  # a folder that isn't there is known before seconds of drawing
     page = _page(report, raw=raw, name=source.name)
     with writing(out, PLACE):
         files.write_text(out, page)

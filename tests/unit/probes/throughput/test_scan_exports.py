@@ -104,6 +104,7 @@ def test_metrics_are_what_prometheus_reads() -> None:
     assert all(isinstance(sample.value, float) for sample in low)
 
 
+@pytest.mark.thorough
 def test_the_page_has_every_plot_of_both_halves_and_loads_nothing(tmp_path: Path) -> None:
     path = tmp_path / "scan.json"
     path.write_text(to_json(whole()))
