@@ -7,8 +7,9 @@ from probes.errors import ReportError
 from probes.placement.soundness import flaw
 from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
+from probes.records.reportfiles import reading
 from probes.shared import files
-from probes.shared.codec import Misfit, decode, load
+from probes.shared.codec import decode, load
 
 MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
 
@@ -38,17 +39,11 @@ def cards_schema() -> str:
 def read_plan(path: Path) -> Plan:
     """The plan in a file. Raises ReportError, naming the file and the place that doesn't fit."""
     again = "make it again: plan MODEL --vram SIZE --json FILE"
-    try:
+    with reading(path, again):
         value = load(files.read_text(path, most_bytes=MOST_BYTES))
         if not isinstance(value, dict) or value.get("schema") != PLAN_SCHEMA:
-            raise ReportError(f"{path} is not a plan of the schema {PLAN_SCHEMA}", again)
+            raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA}")
         found = decode(Plan, value, "plan")
-    except OSError as error:
-        raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
-    except Misfit as error:
-        raise ReportError(f"{path} is not a plan: {error}", again) from error
-    except ValueError as error:
-        raise ReportError(f"{path} is not JSON: {str(error)[:120]}", again) from error
     if why := flaw(found):
         raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
     return found
