@@ -54,6 +54,7 @@ class Hub:
 
     repository: str
     revision: str
+    max_bytes: int = 4 * 10**9  # of all its files together; BERT's largest have 1.4 GB
 
     def __str__(self) -> str:
         return f"{self.repository} at {self.revision}"
@@ -183,7 +184,7 @@ def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
     if model is None:
         return None
     example = "model: {hub: owner/name, revision: 40 hexadecimal digits}"
-    if not isinstance(model, dict) or set(model) != {"hub", "revision"}:
+    if not isinstance(model, dict) or set(model) - {"max_size"} != {"hub", "revision"}:
         raise SettingsError(f"{source}: model is {model!r}", f"write {example}")
     repository, revision = model["hub"], model["revision"]
     if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
@@ -200,7 +201,9 @@ def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
             f"{source} takes its model from a hub, but WEIR_WEIGHTS (or WEIR_MODEL_DIR) says {weights}",
             "unset it, or remove `model` from the profile",
         )
-    return Hub(repository, revision)
+    if "max_size" not in model:
+        return Hub(repository, revision)
+    return Hub(repository, revision, _bytes(source, "max_size", model["max_size"]))
 
 
 def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:

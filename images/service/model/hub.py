@@ -4,38 +4,24 @@ The only module that imports huggingface_hub, which reads HF_HOME, HF_ENDPOINT, 
 """
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from service.errors import HubUnreachable, ModelUnreadable, SettingsError
+from service.errors import HubUnreachable, ModelUnreadable, ServiceError, SettingsError
+from service.model.checkpoint import MOST_TEXT_BYTES
+from service.model.intake import Intake, remove_leftovers
 from service.settings import Hub
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 
-class Request(Protocol):
-    """What is used of the request of the library's client."""
-
-    method: str
-
-
-class Response(Protocol):
-    """What is used of the answer."""
-
-    request: Request
-    headers: Mapping[str, str]
-
-
 # Data that is parsed and never run: no pickle, no Python file, whatever else the repository has
 NEEDED = ("config.json", "model.safetensors")
 OPTIONAL = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-_COMMIT = "x-repo-commit"
-_HASHES = ("etag", "x-linked-etag", "x-xet-hash")
-_HASH = re.compile(r'(?:W/)?"?[A-Za-z0-9_][A-Za-z0-9._:+=-]{0,127}"?')
 _VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE")
 
 
@@ -43,50 +29,61 @@ def fetched(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None)
     """The folder with the model's files. Makes no request where they are in the cache.
 
     `endpoint` and `cache`: instead of what the environment says. Raises HubUnreachable, ModelUnreadable for a
-    repository without these files, SettingsError where huggingface_hub isn't installed.
+    repository without these files or with more than `hub.max_bytes` of them, SettingsError where
+    huggingface_hub isn't installed.
     """
     library = _library()
+    from huggingface_hub import constants
+
+    folder = cache or Path(constants.HF_HUB_CACHE)
+    remove_leftovers(folder, hub.repository)
+    left = hub.max_bytes
 
     def get(name: str) -> Path | None:
+        nonlocal left
         there = library.try_to_load_from_cache(hub.repository, name, cache_dir=cache, revision=hub.revision)
-        if isinstance(there, str):
-            return Path(there)
-        if there is not None:  # the library's mark for a file that this commit doesn't have
+        if there is not None and not isinstance(
+            there, str
+        ):  # the library's mark for a file that isn't in the commit
             return None
-        return _download(library, hub, name, endpoint=endpoint, cache=cache)
+        if isinstance(there, str):
+            path: Path | None = Path(there)
+        else:
+            most = left if name.endswith(".safetensors") else min(left, MOST_TEXT_BYTES)
+            intake = Intake(hub, name, most, lambda: shutil.disk_usage(_existing(folder)).free)
+            with _watched(library, intake):
+                path = _download(library, hub, name, endpoint=endpoint, cache=cache)
+            if path:
+                intake.check(path)
+        if path:
+            left -= path.stat().st_size
+        return path
 
-    with _checked(library, hub):
-        found = {name: get(name) for name in (*NEEDED, *OPTIONAL)}
+    found = {name: get(name) for name in (*NEEDED, *OPTIONAL)}
     missing = [name for name in NEEDED if found[name] is None]
     if missing:
         raise ModelUnreadable(
             f"{hub} has no {' and no '.join(missing)}",
             "only config.json, model.safetensors and a tokenizer are fetched; convert a pytorch_model.bin",
         )
-    (folder,) = {path.parent for path in found.values() if path}  # named after the commit
-    return folder
+    (snapshot,) = {path.parent for path in found.values() if path}  # named after the commit
+    return snapshot
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or what is there of the way to it."""
+    return next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
 
 
 @contextmanager
-def _checked(library: "ModuleType", hub: Hub) -> Iterator[None]:
-    """Check the hub's answers before the library makes paths of the commit and the hashes in them.
-
-    The block raises ModelUnreadable for an answer that isn't this commit's, or whose hashes are none.
-    """
-
-    def check(response: Response) -> None:
-        if response.request.method != "HEAD":
-            return  # the library takes names from those alone
-        commit = response.headers.get(_COMMIT, hub.revision)
-        if commit != hub.revision:
-            raise ModelUnreadable(f"the hub answered {hub} with the files of another commit: {commit[:80]!r}")
-        for name in _HASHES:
-            if (text := response.headers.get(name)) and not _HASH.fullmatch(text):
-                raise ModelUnreadable(f"the hub answered {hub} with a {name} that is no hash: {text[:80]!r}")
-
+def _watched(library: "ModuleType", intake: Intake) -> Iterator[None]:
+    """Have the hub's answers judged before the library takes names, sizes and bytes from them."""
     session = library.get_session()
     before = session.event_hooks
-    session.event_hooks = {**before, "response": [*before["response"], check]}
+    session.event_hooks = {
+        "request": [*before["request"], intake.asks],
+        "response": [*before["response"], intake.judge],
+    }
     try:
         yield
     finally:
@@ -116,7 +113,7 @@ def _download(
     get: Callable[..., str] = library.hf_hub_download
     try:
         return Path(get(hub.repository, name, revision=hub.revision, endpoint=endpoint, cache_dir=cache))
-    except ModelUnreadable:
+    except ServiceError:
         raise
     except errors.LocalEntryNotFoundError as error:  # which is an EntryNotFoundError as well
         raise HubUnreachable(

@@ -90,8 +90,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_a_profile_names_a_model_of_a_hub_at_one_commit() -> None:
-    profile = {"device": "cpu", "model": {"hub": "ProsusAI/finbert", "revision": COMMIT}}
+    profile: dict[str, object] = {"device": "cpu", "model": {"hub": "ProsusAI/finbert", "revision": COMMIT}}
     assert build_settings({}, profile, SOURCE).hub == Hub("ProsusAI/finbert", COMMIT)
+    profile["model"] = {"hub": "a/b", "revision": COMMIT, "max_size": "8 GB"}
+    assert build_settings({}, profile, SOURCE).hub == Hub("a/b", COMMIT, 8 * 10**9)
     assert build_settings({}, {"device": "cpu"}, SOURCE).hub is None
 
 
@@ -104,6 +106,10 @@ def test_a_profile_names_a_model_of_a_hub_at_one_commit() -> None:
         ({"hub": "a/b", "revision": COMMIT + "\n"}, "is no commit"),
         ({"hub": "a/b", "revision": 1234567890123456789012345678901234567890}, "a number to YAML"),
         ({"hub": "a/b"}, "model is"),
+        ({"hub": "a/b", "max_size": "8 GB"}, "model is"),
+        ({"hub": "a/b", "revision": COMMIT, "max_size": 8}, "max_size is 8"),
+        ({"hub": "a/b", "revision": COMMIT, "max_size": "-1 GB"}, "max_size is '-1 GB'"),
+        ({"hub": "a/b", "revision": COMMIT, "max_size": "nan GB"}, "max_size is 'nan GB'"),
         ({"hub": "../b", "revision": COMMIT}, "hub is"),
         ({"hub": "https://h/a/b", "revision": COMMIT}, "hub is"),
         ({"hub": "b", "revision": COMMIT}, "hub is"),
