@@ -68,11 +68,6 @@ class CardAdvice:
         """The first route that runs, even if something is missing for it."""
         return best_of(self.routes)
 
-    @property
-    def rank(self) -> Rank:
-        """The best route's rank; `none` without one."""
-        return self.best.rank if self.best else "none"
-
 
 def best_of(routes: Sequence[Route]) -> Route | None:
     """The first that is usable and runs, else usable and runs in part, else runs once something is added."""

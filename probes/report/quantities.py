@@ -46,7 +46,6 @@ class Rate:
     error: float | None
     low: float
     high: float
-    n: int
 
     def __str__(self) -> str:
         return with_error(self.value, self.error)
@@ -64,7 +63,6 @@ def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
         error=None if summary.error is None else value * summary.error / summary.median,
         low=n_bytes / summary.p95 / 1e9,
         high=n_bytes / summary.p5 / 1e9,
-        n=summary.n,
     )
 
 

@@ -60,7 +60,7 @@ def hosts(board: Board) -> None:
             right = advice.next_step == case.next_step and all(words in text for words in case.says)
             if case.target:
                 first = advice.cards[0]
-                right &= (first.target, first.rank) == (case.target, case.rank)
+                right &= (first.target, best.rank if best else "none") == (case.target, case.rank)
                 right &= best is not None and best.torch.startswith(case.torch)
             wrong += [] if right else [case.name]
     board.bar("constructed hosts", len(CASES), 40, "hosts", at_least=True)
@@ -218,7 +218,8 @@ def answer_time(board: Board) -> None:
     )
     tell(f"the command: {ends[-1].strip() if ends else 'none'}")
     card = advise(recorded(), compatibility(), TODAY).cards[0]
-    right = (card.target, card.rank, card.best and card.best.torch) == ("sm_90", "official", "2.14.0+cu130")
+    best = card.best
+    right = bool(best) and (card.target, best.rank, best.torch) == ("sm_90", "official", "2.14.0+cu130")
     board.bar("the H200 machine, recorded on it: verdict right", int(right), 1, "yes", at_least=True)
     board.waive("an AMD machine, for real", "none was available")
 

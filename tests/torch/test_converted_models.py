@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_models import plan_of
 from safetensors.torch import save_file
-from torch import nn
+from tied_model import Model
 
 from probes.errors import PlacementError
 from probes.placement import load, place, plan
@@ -18,32 +18,6 @@ KEPT = ("resident", "packed", "streamed_packed", "streamed")
 WAYS = [(tier, False) for tier in (*KEPT, "in_place", "cpu")] + [(tier, True) for tier in KEPT]
 STORED = [*WAYS, ("disk", False), ("disk", True)]
 MIB = 2**20
-
-
-class Layer(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(self.norm(x * self.scale))))
-
-
-class Model(nn.Module):
-    def __init__(self, width=64, layers=3):
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, 50, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
 
 
 def made(spoilt=True, **size):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from placement_plans import plan_of
 from safetensors.torch import save_file
-from torch import nn
+from tied_model import Model
 
 from probes.errors import CheckpointUnreadable, PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
@@ -21,32 +21,6 @@ from probes.placement.runtime import settling
 from probes.placement.values import Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
-
-
-class Layer(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.register_buffer("angles", torch.arange(width) / width, persistent=False)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(self.norm(x + self.angles))))
-
-
-class Model(nn.Module):
-    def __init__(self, width=64, layers=5):
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, 50, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ class Layer:
 
     digest: str | None
     diff_id: str
-    media_type: str
     stored_bytes: int | None
     tar_bytes: int
     command: str | None

@@ -191,7 +191,6 @@ def _described_layer(
     layer = Layer(
         digest=descriptor.digest,
         diff_id=config.diff_ids[at],
-        media_type=descriptor.media_type,
         stored_bytes=descriptor.stored_bytes,
         tar_bytes=0,
         command=command,

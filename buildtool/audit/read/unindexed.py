@@ -137,7 +137,7 @@ def _contents(
 
 def _layer(blob: Blob, path: str, config: ImageConfig, at: int) -> Layer:
     command = config.commands[at] if config.commands else None
-    return indexed(Layer(blob.digest, config.diff_ids[at], "", None, 0, command, None), blob, path)
+    return indexed(Layer(blob.digest, config.diff_ids[at], None, 0, command, None), blob, path)
 
 
 def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:

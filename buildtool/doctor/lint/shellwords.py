@@ -35,7 +35,6 @@ class Command:
     words: tuple[Word, ...]
     heredocs: tuple[Heredoc, ...] = ()
     piped_into: str = ""  # the name of the next command of a pipeline
-    alone: bool = False  # nothing else is in the script
 
     @property
     def name(self) -> str:
@@ -87,8 +86,7 @@ def commands_in(text: str, first_line: int = 1) -> list[Command]:
             found.append(_command(node, tree))
         elif node.type == "declaration_command":
             found.append(_declaration(node))
-    alone = len(found) == 1
-    return [_moved(command, first_line - 1, alone=alone) for command in found]
+    return [_moved(command, first_line - 1) for command in found]
 
 
 def comments_in(text: str) -> list[Word]:
@@ -113,12 +111,12 @@ def _read(text: str) -> _Tree:
     return tree
 
 
-def _moved(command: Command, by: int, *, alone: bool) -> Command:
+def _moved(command: Command, by: int) -> Command:
     def moved(words: tuple[Word, ...]) -> tuple[Word, ...]:
         return tuple(Word(word.text, word.line + by) for word in words)
 
     heredocs = tuple(Heredoc(one.text, one.line + by) for one in command.heredocs)
-    return Command(moved(command.settings), moved(command.words), heredocs, command.piped_into, alone=alone)
+    return Command(moved(command.settings), moved(command.words), heredocs, command.piped_into)
 
 
 def _command(node: "Node", tree: _Tree) -> Command:

@@ -40,11 +40,6 @@ class PrunePlan:
         """False when the file would stay as it is."""
         return self.pieces != (Copy(0, self.bytes_before),)
 
-    @property
-    def saved_bytes(self) -> int:
-        """How much shorter the file gets."""
-        return self.bytes_before - self.bytes_after
-
 
 def plan_prune(
     source: Source,

@@ -19,7 +19,7 @@ from buildtool.gpucode.target import TargetId
 MAGIC = struct.pack("<I", 0xBA55ED50)
 HEADER_BYTES = 16
 ENTRY_BYTES = 64
-PTX, CUBIN = 1, 2
+PTX = 1
 _COMPRESSED = 0x2000 | 0x8000  # LZ4, and zstd since CUDA 12.4
 _MAX_ENTRY_HEADER_BYTES = 1 << 16
 _ABI_CUDA_13 = 8

@@ -49,10 +49,9 @@ class Outcome:
 
 @dataclass(eq=False)
 class Job:
-    """One request's rows on their way through the worker. `group`: jobs of one group may share a batch."""
+    """One request's rows on their way through the worker."""
 
     number: int
-    group: Hashable
     compute: Compute
     rows: Sequence[Any]
     future: "asyncio.Future[Outcome]"
@@ -113,7 +112,7 @@ class Worker:
         if self.pulse.state == "lost":
             raise RequestError(503, "the device doesn't work", retry_after_s=5)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        job = Job(next(self._numbers), group, compute, rows, future, [None] * len(rows), len(rows))
+        job = Job(next(self._numbers), compute, rows, future, [None] * len(rows), len(rows))
         with self._changed:
             try:
                 self._batcher.offer(

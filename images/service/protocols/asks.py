@@ -23,7 +23,7 @@ class Ask:
     """One checked request: texts or rows of token ids, never both.
 
     `segments`: for each row of token ids which of two texts each token belongs to; empty when all are 0.
-    `binary`: the outputs that are sent as bytes behind the JSON. `timeout_s`: from the body's arrival.
+    `binary`: the outputs that are sent as bytes behind the JSON.
     """
 
     texts: tuple[Text, ...] = ()
@@ -34,7 +34,6 @@ class Ask:
     binary: frozenset[str] = frozenset()
     task: Task = "classify"
     base64: bool = False
-    timeout_s: float | None = None
 
     @property
     def encoded(self) -> tuple[Encoded, ...]:

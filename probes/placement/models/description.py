@@ -196,11 +196,6 @@ class ModelDescription:
         """The same model in smaller blocks, as far as they can be divided."""
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers the weights are."""
-        return sum(tensor.numbers for block in self.blocks for tensor in block.tensors)
-
 
 def block_name(parameter: str) -> str:
     """The block of a parameter, by its qualified name: the first numbered module, else its own module.

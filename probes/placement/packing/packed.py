@@ -41,19 +41,9 @@ class Packed:
         return self.grid.weights
 
     @property
-    def packed_bytes(self) -> int:
-        """Bytes of all parts, without alignment."""
-        return sum(part.nbytes for part in self.parts.values())
-
-    @property
     def raw_bytes(self) -> int:
         """Bytes of the tensor as it was."""
         return self.n_weights * int(self.layout.dtype.itemsize)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits that a weight takes, escapes and padding counted in, without alignment."""
-        return 8 * self.packed_bytes / self.n_weights
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Packed":
         """The same on another device."""

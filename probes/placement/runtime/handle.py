@@ -88,11 +88,6 @@ class Handle:
         """Where blocks compute."""
         return self._engine.lanes.device
 
-    @property
-    def host_node(self) -> int | Unknown:
-        """The NUMA node that its host memory is on, where that is known."""
-        return self._settling.host.node if self._settling.host else Unknown("nothing is in host memory")
-
     def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Bring blocks to their tiers and guard their calls. `remove()` undoes it, also when it failed."""
         self._settling.take_over(blocks, self._engine)

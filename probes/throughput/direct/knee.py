@@ -39,9 +39,6 @@ class Knee:
     batch: float  # where the lines meet
     octaves: float  # the standard error of log2 of that
     saturated_from: int  # the smallest measured batch within NEAR of the largest throughput
-    at_most: float  # the largest throughput, inputs/s
-    before: float  # growth exponent up to the knee: 1 is proportional
-    after: float  # behind it: 0 is flat, less falls
 
     @property
     def least(self) -> float:
@@ -60,7 +57,6 @@ class Flat:
 
     tag: ClassVar[str] = "flat"
     batch: int  # the smallest measured within NEAR of the largest throughput
-    at_most: float
     first: bool  # the smallest of all: the knee is at it or below
 
 
@@ -93,8 +89,8 @@ def find(points: Sequence[Point]) -> Found:
     largest = max(point.mean for point in ordered)
     saturated = next(point.batch for point in ordered if point.mean >= largest * (1 - NEAR))
     if saturated == ordered[0].batch:
-        return Flat(saturated, largest, first=True)
-    return _knee(ordered, saturated, largest)
+        return Flat(saturated, first=True)
+    return _knee(ordered, saturated)
 
 
 def _growth(before: Point, last: Point) -> float:
@@ -105,7 +101,7 @@ def _growth(before: Point, last: Point) -> float:
     return float((last.mean / before.mean) ** (1 / math.log2(last.batch / before.batch)) - 1)
 
 
-def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Flat:
+def _knee(points: Sequence[Point], saturated: int) -> Knee | Flat:
     xs = [math.log2(point.batch) for point in points]
     ys = [math.log2(point.mean) for point in points]
     weights = [1 / max(point.error / point.mean, LEAST_ERROR) ** 2 for point in points]
@@ -114,13 +110,13 @@ def _knee(points: Sequence[Point], saturated: int, largest: float) -> Knee | Fla
     fits = [(place, *_lines(xs, ys, weights, place)) for place in places]
     rising = [fit for fit in fits if fit[2] > fit[3]]
     if not rising:
-        return Flat(saturated, largest, first=False)
+        return Flat(saturated, first=False)
     best = min(rising, key=lambda fit: fit[1])
     # Whatever the trials' own errors say, the lines are no better than their residuals.
     variance = max(best[1] / max(len(points) - 4, 1), (math.log2(math.e)) ** 2)
     near = [place for place, loss, *_ in rising if loss <= best[1] + variance]
     octaves = max((max(near) - min(near)) / 2, 0.5 / STEPS)
-    return Knee(2 ** best[0], octaves, saturated, largest, before=best[2], after=best[3])
+    return Knee(2 ** best[0], octaves, saturated)
 
 
 def _lines(

@@ -22,12 +22,10 @@ CROSSES = ("copied", "pinned", "in-place")  # inputs that go over the link in ev
 
 @dataclass(frozen=True)
 class Saturation:
-    """Shares of a trial's time, and the achieved rates behind them."""
+    """Shares of a trial's time."""
 
-    flops: float | Unknown  # FLOP/s achieved
-    bytes_per_s: float | Unknown  # achieved, by the model that every operation reads and writes memory
     compute: float | Unknown
-    memory: float | Unknown
+    memory: float | Unknown  # by the model that every operation reads and writes memory
     link: float | Unknown
     host: (
         float | Unknown
@@ -55,8 +53,6 @@ def saturation(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> Saturat
     known: dict[Resource, float] = {name: x for name, x in shares.items() if not isinstance(x, Unknown)}
     largest = max(known, key=lambda name: known[name]) if known else "none"
     return Saturation(
-        flops=_rate(row.work, lambda work: work.flop, trial_s),
-        bytes_per_s=_rate(row.work, lambda work: work.op_bytes, trial_s),
         compute=shares["compute"],
         memory=shares["memory"],
         link=shares["link"],
@@ -68,10 +64,6 @@ def saturation(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> Saturat
 def arithmetic(way: Way) -> str:
     """The precision whose ceiling a way is compared with."""
     return AUTOCAST[way.device] if way.precision == "autocast" else way.precision
-
-
-def _rate(work: Work | Unknown, of: Callable[[Work], float], trial_s: float) -> float | Unknown:
-    return work if isinstance(work, Unknown) else of(work) / trial_s
 
 
 def _share(

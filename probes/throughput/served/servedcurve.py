@@ -41,8 +41,6 @@ class ServedKnee:
 
     callers: float
     error: float | None
-    best_per_s: PerSecond
-    alone_s: float
 
 
 def counted_windows(level: Level) -> int:
@@ -86,11 +84,6 @@ def _percentiles(samples: Sequence[float]) -> tuple[Percentile, ...] | Unknown:
     return tuple(percentile(samples, share) for share in PERCENTILES) if samples else NO_ANSWERS
 
 
-def mean_latency(level: Level) -> float | Unknown:
-    """The mean in seconds, from when requests were due."""
-    return math.fsum(level.latency_s) / len(level.latency_s) if level.latency_s else NO_ANSWERS
-
-
 def goodput(level: Level, slo_s: float) -> Goodput:
     """Answers within the SLO. What was refused or failed is not within it."""
     within = sum(latency <= slo_s for latency in level.latency_s)
@@ -131,7 +124,7 @@ def knee(levels: Sequence[Level]) -> ServedKnee | Unknown:
     error = None
     if top.error is not None and one.error is not None:
         error = callers * math.hypot(top.error / top.value, one.error / one.value)
-    return ServedKnee(callers, error, top, 1 / one.value)
+    return ServedKnee(callers, error)
 
 
 def within_slo(served: ServedScan) -> Level | Unknown:

@@ -29,6 +29,11 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(bits(one), bits(other))
 
 
+def bits_per_weight(packed: Packed) -> float:
+    """Escapes and padding counted in, without alignment."""
+    return 8 * sum(part.nbytes for part in packed.parts.values()) / packed.n_weights
+
+
 def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * 0.02).to(dtype)
@@ -123,7 +128,7 @@ def test_any_shape_comes_back(shape, dtype):
     if tensor.numel() >= 16_384:
         assert packed is not None
         assert packed.raw_bytes == tensor.nbytes
-        assert packed.bits_per_weight < 8 * dtype.itemsize * 0.95
+        assert bits_per_weight(packed) < 8 * dtype.itemsize * 0.95
     if packed is not None:
         assert same(unpack(packed), tensor)
     if tensor.numel():
@@ -174,7 +179,7 @@ def test_float32_weights_that_were_16_bits_wide_take_half(narrow, layout):
     tensor[0, :4] = torch.tensor([0.0, -0.0, math.inf, -math.inf], dtype=narrow)
     packed = pack(tensor.float())
     assert packed.layout.name == layout
-    assert packed.bits_per_weight < 14.4
+    assert bits_per_weight(packed) < 14.4
     assert same(unpack(packed), tensor.float())
 
 
@@ -198,14 +203,14 @@ def test_gaussian_weights_take_the_bits_they_should():
         (torch.float16, False, 14.25),
         (torch.float32, False, 28.1),
     ):
-        assert pack(gaussian(1024, 1024, dtype=dtype), dense=dense).bits_per_weight <= most
+        assert bits_per_weight(pack(gaussian(1024, 1024, dtype=dtype), dense=dense)) <= most
 
 
 def test_zeros_take_a_code_and_no_escape():
     tensor = gaussian(512, 512)
     tensor[torch.rand(512, 512, generator=torch.Generator().manual_seed(5)) < 0.3] = -0.0
     packed = pack(tensor)
-    assert packed.bits_per_weight < 12.1
+    assert bits_per_weight(packed) < 12.1
     assert same(unpack(packed), tensor)
 
 

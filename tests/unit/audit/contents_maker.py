@@ -75,7 +75,7 @@ def contents(
     )
     indexes = [None if layer.is_absent else index_of(layer) for layer in layers]
     rows = tuple(
-        Layer(None, "sha256:0", "", layer.stored_bytes, 0, layer.command, index)
+        Layer(None, "sha256:0", layer.stored_bytes, 0, layer.command, index)
         for layer, index in zip(layers, indexes, strict=True)
     )
     return ImageContents(ref, None, None, "", config, rows, Attestations(documents=documents), ())

@@ -483,7 +483,7 @@ def test_a_host_gets_the_right_verdict(case: Case, tmp_path: Path) -> None:
     text = answer_text(host, advice, [])
     if case.target:
         first = advice.cards[0]
-        assert (first.target, first.rank) == (case.target, case.rank)
+        assert (first.target, first.best.rank if first.best else "none") == (case.target, case.rank)
         assert first.best is not None
         assert first.best.torch.startswith(case.torch), first.best.torch
     else:

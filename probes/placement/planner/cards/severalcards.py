@@ -29,7 +29,6 @@ class MadeCards:
     """A plan over several cards, and what a picture of it needs."""
 
     plan: CardsPlan
-    stages: tuple[Made, ...]
     timeline: Timeline
 
     @property
@@ -142,7 +141,7 @@ def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards
     time = PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), slowest.bound)
     plans = tuple(stage.plan for stage in stages)
     interval = max(slowest.middle_s, *_shared(stages))
-    return MadeCards(CardsPlan(plans, time, interval, moved), tuple(stages), timeline)
+    return MadeCards(CardsPlan(plans, time, interval, moved), timeline)
 
 
 def _shared(stages: Sequence[Made]) -> tuple[float, float]:

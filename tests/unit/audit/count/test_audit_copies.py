@@ -132,7 +132,7 @@ def test_rows_are_distinguished_across_layers() -> None:
 
 def with_notes(*notes: tuple[str, ...] | None) -> ImageContents:
     layers = tuple(
-        Layer(None, "d", "", None, 0, None, None if row is None else LayerIndex(notes=row)) for row in notes
+        Layer(None, "d", None, 0, None, None if row is None else LayerIndex(notes=row)) for row in notes
     )
     config = ImageConfig(Platform("linux", "amd64"), (), None, {}, (), "", ())
     return ImageContents("r", None, None, "c", config, layers, Attestations(), ())

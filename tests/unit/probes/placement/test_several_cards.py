@@ -71,7 +71,7 @@ def test_more_cards_keep_more_resident_and_so_take_less_time() -> None:
 
 def test_a_pass_takes_no_longer_than_all_stages_and_no_less_than_the_slowest() -> None:
     found = made(2, vram=4 * GIB)
-    stages = [stage.plan.time.middle_s for stage in found.stages]
+    stages = [stage.time.middle_s for stage in found.plan.cards]
     assert max(stages) <= found.plan.interval_s <= found.plan.time.middle_s <= 1.05 * sum(stages)
 
 

@@ -24,7 +24,7 @@ def bare(
 
 def test_throughput_is_the_mean_of_the_trials_and_not_of_their_times() -> None:
     found = throughput(bare(8, (1.0, 2.0)))
-    assert (found.n, found.mean) == (2, 6.0)  # of 8 and 4; 8 over the mean time would be 5.33
+    assert found.mean == 6.0  # of 8 and 4; 8 over the mean time would be 5.33
     assert found.error == pytest.approx(math.sqrt(8) / math.sqrt(2))
     assert throughput(bare(8, (1.0,))).error is None
     with pytest.raises(ValueError, match="no trials"):
@@ -51,8 +51,6 @@ def test_the_error_covers_the_truth_also_where_trials_correlate(r: float) -> Non
 
 def test_alternating_trials_do_not_make_the_error_smaller_than_independent_ones() -> None:
     found = throughput(bare(1, (1.0, 1.1) * 50))
-    assert found.lag1 is not None
-    assert found.lag1 < -0.9
     assert found.error == pytest.approx((1 / 1.0 - 1 / 1.1) / 2 / 10, rel=0.02)
 
 
@@ -84,7 +82,6 @@ def test_a_planted_knee_is_found_within_its_error_and_a_step(seed: int) -> None:
     found = find(planted(true, noise=0.01, seed=seed))
     assert isinstance(found, Knee)
     assert abs(math.log2(found.batch / true)) <= min(1.0, 4 * found.octaves + 1 / 64)
-    assert found.before == pytest.approx(1.0, abs=0.1)
 
 
 def test_an_exact_bend_is_found_exactly_and_points_come_in_any_order() -> None:
@@ -93,7 +90,7 @@ def test_an_exact_bend_is_found_exactly_and_points_come_in_any_order() -> None:
     found = find(points)
     assert isinstance(found, Knee)
     assert found.batch == pytest.approx(64, rel=0.01)
-    assert (found.saturated_from, found.at_most) == (64, 64_000)
+    assert found.saturated_from == 64
 
 
 def test_a_soft_bend_says_how_uncertain_its_knee_is() -> None:
@@ -110,7 +107,6 @@ def test_throughput_that_falls_behind_the_knee_is_a_knee_too() -> None:
     found = find(planted(64, after=-0.2))
     assert isinstance(found, Knee)
     assert found.batch == pytest.approx(64, rel=0.02)
-    assert found.after == pytest.approx(-0.2, abs=0.01)
 
 
 def test_growth_at_the_end_is_not_called_saturated() -> None:
@@ -120,14 +116,14 @@ def test_growth_at_the_end_is_not_called_saturated() -> None:
 
 
 def test_flat_throughput_is_saturated_from_the_first_batch() -> None:
-    assert find(planted(0.5)) == Flat(1, 500.0, first=True)
+    assert find(planted(0.5)) == Flat(1, first=True)
 
 
 def test_a_jump_is_saturated_behind_it_and_has_no_knee() -> None:
     # as a CPU's convolutions did, which take another path from batch 8 on
     rates = {1: (50.8, 0.8), 2: (45.1, 0.9), 4: (47.47, 1.0), 8: (90.9, 5.0), 16: (90.61, 3.2)}
     found = find([Point(batch, rate, error) for batch, (rate, error) in rates.items()])
-    assert found == Flat(8, 90.9, first=False)
+    assert found == Flat(8, first=False)
 
 
 def test_growth_within_the_errors_is_no_growth() -> None:
@@ -186,7 +182,7 @@ def test_without_a_device_clock_the_host_share_comes_from_counted_operations() -
 
 def test_nothing_binds_where_no_resource_explains_half_of_a_trial() -> None:
     found = shares(Work(1e11, 1e11, 1e10, 10, 10))
-    assert (found.binds, found.flops, found.bytes_per_s) == ("none", 1e11, 1e11)
+    assert found.binds == "none"
 
 
 def test_autocast_is_compared_with_the_ceiling_of_what_it_casts_to() -> None:

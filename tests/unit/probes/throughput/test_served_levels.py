@@ -75,7 +75,7 @@ def test_the_mean_of_an_open_loop_is_that_of_an_m_d_1_queue(load_share: float) -
         Load("open", 512, rate), Queue(0.01), settings(tolerance=0.0, window_s=300.0, most_windows=3)
     )
     formula = 0.01 * (1 + load_share / (2 * (1 - load_share)))  # Pollaczek and Khinchine
-    assert servedcurve.mean_latency(level) == pytest.approx(formula, rel=0.05)
+    assert fmean(level.latency_s) == pytest.approx(formula, rel=0.05)
 
 
 def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() -> None:

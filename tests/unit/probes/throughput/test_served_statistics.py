@@ -134,7 +134,6 @@ def test_the_knee_is_where_the_two_bounds_cross() -> None:
     found = servedcurve.knee([level(1, 10), level(2, 20), level(4, 38), level(8, 40), level(16, 40)])
     assert not isinstance(found, Unknown)
     assert found.callers == pytest.approx(4)
-    assert (found.best_per_s.value, found.alone_s) == (40, 0.1)
 
 
 def test_there_is_no_knee_while_throughput_grows() -> None:
