@@ -23,7 +23,7 @@ from probes.records.schema import (
     Stop,
     read_report,
 )
-from probes.report import crossover, fit, residency
+from probes.report import crossover, pieces, residency
 from probes.report.answers import all_records, best_gb_per_s, pick, took_s
 
 QUICK_S, FULL_S = 45.0, 600.0
@@ -98,8 +98,8 @@ def test_break_even_is_as_predicted(bar: Bar, report: ProbeReport) -> None:
 def test_pinned_copies_follow_a_fit(report: ProbeReport) -> None:
     """A fit that misses a point by more than 20 % is refused, with the reason in its place."""
     for name in ("h2d_pinned", "d2h_pinned", "zero_copy_write"):
-        found = fit.fit(fit.points_of(pick(all_records(report), Measurement), name))
-        assert isinstance(found, fit.Fit), (name, found)
+        found = pieces.fit(pieces.points_of(pick(all_records(report), Measurement), name))
+        assert isinstance(found, pieces.Fit), (name, found)
 
 
 def test_nothing_else_was_seen_on_this_machine(bar: Bar, report: ProbeReport) -> None:
