@@ -13,6 +13,7 @@ from probes.shared.codec import Json
 
 KeyPath = tuple[str | int, ...]
 
+_SHOWN_CHARS = 120  # of either end of a text in a message
 MERGE = "<<"
 
 
@@ -41,7 +42,12 @@ class Document:
     def complain(self, where: KeyPath, what: str, hint: str = "") -> ConfigError:
         """An error about a key."""
         key = ".".join(map(str, where)) or "the document"
-        return ConfigError(f"{self.name}:{self.line(where)}: {key}: {what}", hint)
+        return ConfigError(f"{self.name}:{self.line(where)}: {_brief(key)}: {_brief(what)}", hint)
+
+
+def _brief(text: str) -> str:
+    """Its beginning and its end: a file's keys and values, which messages repeat, may be megabytes long."""
+    return text if len(text) <= 2 * _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... {text[-_SHOWN_CHARS:]}"
 
 
 def parse(text: str, name: str, limits: Limits) -> Document:

@@ -31,6 +31,7 @@ from probes.shared.files import read_text
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
+_FAULTS, _KEYS = 20, 8  # that a message names
 Fields = dict[str, Any]  # an object of the file, of the types that the schema has checked
 
 
@@ -43,8 +44,11 @@ def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
         key=lambda e: list(map(str, e.path)),
     )
     if found:
-        complaints = [document.complain(tuple(error.path), *_explain(error)) for error in found]
-        raise ConfigError("\n".join(str(complaint) for complaint in complaints))
+        complaints = [
+            str(document.complain(tuple(error.path), *_explain(error))) for error in found[:_FAULTS]
+        ]
+        more = [f"... and {len(found) - _FAULTS} more faults"] if len(found) > _FAULTS else []
+        raise ConfigError("\n".join([*complaints, *more]))
     return _catalog(document)
 
 
@@ -53,8 +57,11 @@ def _read(path: Path) -> Document:
         text = read_text(path, most_bytes=MAX_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {path}", "give the file with --catalog FILE") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"can't read {path}: {why}", "check the path and its permissions") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text", "save it as UTF-8") from error
     document = parse(text, str(path), LIMITS)
     if document.data is None:
         raise ConfigError(
@@ -73,7 +80,9 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             unknown = [key for key in error.instance if key not in allowed]
             close = difflib.get_close_matches(unknown[0], allowed, 1) if unknown else []
             hint = f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(allowed)}"
-            return f"unknown key {', '.join(map(repr, unknown))}", hint
+            named = map(repr, unknown[:_KEYS])
+            more = [f"{len(unknown) - _KEYS} more"] if len(unknown) > _KEYS else []
+            return f"unknown key {', '.join([*named, *more])}", hint
         case "type":
             got = {
                 dict: "a mapping",

@@ -14,6 +14,7 @@ from buildtool.doctor.shipped_data import compatibility, rules
 from buildtool.engine import host as engine_host
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.files import write_text
+from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
 from probes.shared.invocation import tool_version
 from probes.shared.output import hand_over, tell
@@ -34,26 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on", choices=("linux", "wsl", "windows"), help="with --card: where (default: as this host is)"
     )
-
-    parser.add_argument(
+    acts = parser.add_mutually_exclusive_group()
+    acts.add_argument(
         "--fix",
         action="store_true",
         help="write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
         "showing what changes; runs no other program",
     )
-    parser.add_argument("--dry-run", action="store_true", help="with --fix: show it only")
-    parser.add_argument(
+    acts.add_argument(
         "--variants",
         metavar="FILE",
         type=Path,
         help="write a catalog with one variant for this host's card: weir build --catalog FILE builds it",
     )
-    parser.add_argument(
+    acts.add_argument(
         "--prove",
         metavar="IMAGE",
         help="try what the image's torch promises on this host's card: copies, products, a convolution",
     )
-    parser.add_argument(
+    acts.add_argument(
         "--lint",
         metavar="FILE",
         nargs="+",
@@ -61,21 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name the faults of Dockerfiles, compose files, scripts, devcontainers, Slurm and Apptainer "
         "files, requirements, instead of looking at this host; exit 1 if there is one that isn't a note",
     )
+    parser.add_argument("--dry-run", action="store_true", help="with --fix: show it only")
     parser.add_argument("--sarif", metavar="FILE", type=Path, help="with --lint: write the faults as SARIF")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print facts, routes and the next command; 3 when something that every build needs is missing."""
-    if args.sarif and not args.lint:
-        raise ConfigError(
-            "--sarif needs files", "name them: weir doctor --lint Dockerfile --sarif lint.sarif"
-        )
-    if args.dry_run and not args.fix:
-        raise ConfigError("--dry-run is for --fix", "weir doctor --fix --dry-run")
+    _refuse_ignored(args)
     if args.lint:
         return _lint(args)
-    if args.on and not args.card:
-        raise ConfigError("--on needs a card", "name one: weir doctor --card gfx803 --on windows")
     data = compatibility()
     engine = engine_host.gather()
     host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
@@ -95,6 +89,22 @@ def run(args: argparse.Namespace) -> int:
         tell(shown.answer_text(host, advice, rows))
     missing = any(row.fails for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
+
+
+def _refuse_ignored(args: argparse.Namespace) -> None:
+    """Refuse options that would change nothing. Raises ConfigError."""
+    if args.sarif and not args.lint:
+        raise ConfigError(
+            "--sarif needs files", "name them: weir doctor --lint Dockerfile --sarif lint.sarif"
+        )
+    if args.dry_run and not args.fix:
+        raise ConfigError("--dry-run is for --fix", "weir doctor --fix --dry-run")
+    if args.on and not args.card:
+        raise ConfigError("--on needs a card", "name one: weir doctor --card gfx803 --on windows")
+    if args.card and args.lint:
+        raise ConfigError("--lint looks at files, whatever the card", "leave --card out")
+    if args.json and (args.fix or args.variants or args.prove):
+        raise ConfigError("--json is for facts, advice and --lint", "leave --json out")
 
 
 def _variants(path: Path, advice: advise.Advice) -> int:
@@ -146,6 +156,7 @@ def _lint(args: argparse.Namespace) -> int:
     from buildtool.doctor.lint.linter import MOST_BYTES, judged
 
     known = rules()
+    refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)
     found = [(str(path), judged(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
     if args.sarif:
         write_text(args.sarif, lint_report.lint_sarif(found, known, version=tool_version()))

@@ -17,9 +17,9 @@ def lint_text(found: Sequence[Found], rules: Mapping[str, Rule]) -> str:
     lines = [text for name, faults in found for fault in faults for text in _paragraph(name, fault, rules)]
     count = sum(len(faults) for _, faults in found)
     files = len([name for name, faults in found if faults])
-    summary = (
-        f"{count} faults in {files} of {len(found)} files" if count else f"no faults in {len(found)} files"
-    )
+    of_files = f"{len(found)} file{'' if len(found) == 1 else 's'}"
+    many = "" if count == 1 else "s"
+    summary = f"{count} fault{many} in {files} of {of_files}" if count else f"no faults in {of_files}"
     return "\n".join([*lines, summary])
 
 

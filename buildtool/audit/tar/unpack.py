@@ -185,7 +185,7 @@ def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) 
                 piece = unpacker.decompress(rest, PIECE)
             except FAULTS as error:
                 raise MalformedStream(
-                    f"{form.value} data is damaged or refused ({error})", place=place
+                    f"{form.value} data can't be unpacked ({error})", place=place
                 ) from error
             rest = b""
             if unpacker.eof:

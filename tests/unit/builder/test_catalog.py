@@ -138,6 +138,36 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         catalog.load(tmp_path / "nowhere.yaml")
 
 
+def test_what_cannot_be_read_as_text_is_named_in_words_and_not_as_a_python_error(tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_bytes(b"\xff\xfe")
+    for path, why in ((tmp_path, "Is a directory"), (file, "not UTF-8 text")):
+        with pytest.raises(ConfigError, match=why) as refused:
+            catalog.load(path)
+        assert "Errno" not in refused.value.message
+        assert "codec" not in refused.value.message
+        assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"schema_version: 1\nsource_date_epoch: 1\nvariants: {{a: {{python: '{'x' * 100_000}'}}}}\n",
+        f"schema_version: 1\nsource_date_epoch: 1\nvariants: {{'{'k' * 100_000}': 1}}\n",
+        "".join(f"key{number}: 1\n" for number in range(5_000)),
+        "schema_version: 1\nsource_date_epoch: 1\nvariants:\n"
+        + "".join(f"  a{number}: 1\n" for number in range(2_000)),
+    ],
+    ids=["long value", "long key", "many keys", "many faults"],
+)
+def test_a_message_stays_readable_whatever_the_file_holds(lines: str, tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text(lines)
+    with pytest.raises(ConfigError) as refused:
+        catalog.load(file)
+    assert len(str(refused.value)) < 4_000
+
+
 def test_unknown_variant_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no variant 'cpux'") as caught:
         catalog.load().select(("cpux",))

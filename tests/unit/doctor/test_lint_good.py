@@ -195,10 +195,53 @@ def test_the_verb_names_line_reason_and_fix_and_writes_sarif(
 def test_a_clean_file_and_a_note_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "Dockerfile").write_text('FROM debian:trixie-slim\nCMD ["sleep"]\n')
     assert main(["doctor", "--lint", str(tmp_path / "Dockerfile")]) == 0
-    assert capsys.readouterr().out == "no faults in 1 files\n"
+    assert capsys.readouterr().out == "no faults in 1 file\n"
     (tmp_path / "Dockerfile").write_text("FROM debian:trixie-slim\nRUN sudo true\n")
     assert main(["doctor", "--lint", str(tmp_path / "Dockerfile"), "--json"]) == 0
     assert [row["rule"] for row in json.loads(capsys.readouterr().out)] == ["sudo-in-image"]
+
+
+def test_sarif_never_replaces_a_file_that_was_to_be_linted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dockerfile, link = tmp_path / "Dockerfile", tmp_path / "lint.sarif"
+    dockerfile.write_text("FROM debian:trixie-slim\n")
+    link.symlink_to(dockerfile)
+    for sarif in (dockerfile, link):
+        assert main(["doctor", "--lint", str(dockerfile), "--sarif", str(sarif)]) == 2
+        assert "is what this command reads" in capsys.readouterr().err
+    assert dockerfile.read_text() == "FROM debian:trixie-slim\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--fix", "--json"],
+        ["--variants", "here.yaml", "--json"],
+        ["--prove", "weir/cpu", "--json"],
+        ["--lint", "Dockerfile", "--card", "gfx803"],
+        ["--lint", "Dockerfile", "--dry-run"],
+        ["--sarif", "lint.sarif"],
+        ["--on", "wsl"],
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM debian:trixie-slim\n")
+    (tmp_path / "compose.yaml").write_text("services: {}\n")
+    assert main(["doctor", *words]) == 2
+    assert "error: --" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"Dockerfile", "compose.yaml"}
+
+
+@pytest.mark.parametrize("other", [["--fix"], ["--variants", "here.yaml"], ["--prove", "weir/cpu"]])
+def test_the_doctor_does_one_thing_at_a_time(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--lint", "Dockerfile", *other])
+    assert ended.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
