@@ -4,7 +4,6 @@ The format: 8 bytes with the header's length (unsigned, little endian), the head
 tensor with dtype, shape and two offsets into the data), the data without gaps. Source: the format's README.
 """
 
-import json
 import math
 import os
 import stat
@@ -18,6 +17,7 @@ from typing import Any, Final, TypeGuard
 from probes.errors import CheckpointUnreadable
 from probes.placement.models.description import DTYPE_BITS
 from probes.shared import files
+from probes.shared.codec import load
 from probes.shared.units import decimal_bytes
 
 MOST_HEADER_BYTES: Final = 25_000_000  # the format allows 100 MB; a model of 100,000 tensors takes about 12
@@ -178,18 +178,10 @@ def _check_length(path: Path, length: int, size: int) -> None:
 
 
 def _parsed(path: Path, text: bytes, what: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise _wrong(path, f"{what} has the key {twice[:80]!r} twice", _AGAIN)
-        return found
-
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"{what} is not JSON: {str(error)[:120]}", _AGAIN) from error
+        value = load(text)
+    except ValueError as error:
+        raise _wrong(path, f"{what} is not JSON that is read here: {str(error)[:120]}", _AGAIN) from error
     if not isinstance(value, dict):
         raise _wrong(path, f"{what} is not a JSON object", _AGAIN)
     return value

@@ -62,7 +62,8 @@ def changed(**fields: Any) -> dict[str, Any]:
         (b'{"a": 1, "a": 1}', 0, "'a' twice"),
         (b'{"b":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}}', 0, "'dtype' twice"),
         (b"[" * 100_000, 0, "not JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", 0, "not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", 0, "not described by an object"),
+        (b'{"a": NaN}', 0, "not JSON"),
         (b'{"\xff": 1}', 0, "not JSON"),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
@@ -94,6 +95,12 @@ def test_a_header_of_100_MB_is_refused_unread(tmp_path: Path) -> None:
         file.truncate(10**8 + 8)  # a hole: takes no disk
     with pytest.raises(CheckpointUnreadable, match="more than the"):
         headers.read_header(path)
+
+
+def test_a_header_of_endless_small_values_is_refused_before_memory_is_taken_for_them(tmp_path: Path) -> None:
+    header = b'{"a":[' + b",".join([b"{}"] * 3_000_000) + b"]}"  # 9 MB of text, 200 MB once parsed
+    with pytest.raises(CheckpointUnreadable, match="more than 5,000,000 values"):
+        headers.read_header(written(tmp_path / "m.safetensors", header, 0))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\x02"])
