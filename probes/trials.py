@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from probes.arguments import Verbs, add_compute, seed, size, whole
 from probes.errors import Exit, LibraryMissing, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
+from probes.placement.showing.planfile import read_plan
 from probes.placement.split import DTYPES, MODELS
+from probes.placement.values import Plan, Workload
 from probes.shared.invocation import probe_command
 from probes.shared.output import tell
 from probes.shared.units import binary_bytes, duration
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from probes.placement.trial.peers import Ran
 
 PEERS = ("accelerate", "resident")
+TOKENS = 128  # of each sequence, where neither an option nor a plan says how many
 
 _count = whole(1, 10**6)
 
@@ -34,8 +37,13 @@ def add_verbs(verbs: Verbs) -> None:
         help="a folder with config.json and safetensors, built by transformers (token ids only), or, with "
         f"random weights: {', '.join(MODELS)}",
     )
-    place.add_argument(
-        "--vram", type=size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+    budget = place.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--vram", type=size, metavar="SIZE", help="what torch may take, e.g. 4GiB")
+    budget.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="the checkpoint's plan, made anywhere: plan FOLDER --vram SIZE --json FILE",
     )
     place.add_argument(
         "--host",
@@ -50,18 +58,15 @@ def add_verbs(verbs: Verbs) -> None:
         help="where the plan's constants come from: a probe report of this machine, or a profile "
         "(default: the profile of the nearest card)",
     )
-    place.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
-    place.add_argument(
-        "--tokens", type=_count, default=128, metavar="N", help="of each sequence (%(default)s)"
-    )
+    place.add_argument("--batch", type=_count, metavar="N", help="sequences at once (1, or the plan's)")
+    place.add_argument("--tokens", type=_count, metavar="N", help="of each sequence (128, or the plan's)")
     place.add_argument(
         "--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's own; bfloat16 for a name)"
     )
     place.add_argument(
         "--objective",
         choices=("exact", "fast"),
-        default="exact",
-        help="fast: also products from packed weights, with sums rounded in another order (%(default)s)",
+        help="fast: also products from packed weights, with sums rounded in another order (exact)",
     )
     add_compute(place)
     place.add_argument(
@@ -83,8 +88,32 @@ def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
     return None
 
 
+def _given(args: argparse.Namespace, checkpoint: CheckpointFolder | None) -> Plan:
+    """The plan in the file that is named. Raises ReportError, and UsageError for what contradicts it."""
+    if checkpoint is None:
+        raise UsageError(
+            "--plan is for a checkpoint: of a known name, the layers alone are built, with random weights",
+            f"give the folder that has config.json and *.safetensors, or --vram instead: {args.model}",
+        )
+    for option in ("host", "machine", "objective"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"--plan has a file that says --{option} already", f"leave --{option} out")
+    if args.compute != "auto":
+        raise UsageError("--plan has a file that says --compute already", "leave --compute out")
+    found = read_plan(args.plan)
+    if not isinstance(found, Plan):
+        raise UsageError(
+            f"{args.plan} is a plan over {len(found.cards)} cards, and this runs a model on one",
+            "place it in Python: probes.placement.load(factory, checkpoint, read_plan(file))",
+        )
+    return found
+
+
 def _place(args: argparse.Namespace) -> Exit:
     checkpoint = _checkpoint(args)
+    given = _given(args, checkpoint) if args.plan else None
+    work = given.workload if given else Workload(tokens=TOKENS)
+    batch, tokens = args.batch or work.batch, args.tokens or work.tokens
     dtype = args.dtype or (checkpoint.dtype if checkpoint else "bfloat16")
     try:
         from probes.placement.trial import peers
@@ -98,18 +127,19 @@ def _place(args: argparse.Namespace) -> Exit:
     asked = peers.Asked(
         model=args.model,
         dtype=dtype,
-        vram=args.vram,
+        vram=given.vram_budget if given else args.vram,
         machine=args.machine,
-        batch=args.batch,
-        tokens=args.tokens,
-        objective=args.objective,
+        batch=batch,
+        tokens=tokens,
+        objective=args.objective or "exact",
         seed=args.seed,
         checkpoint=checkpoint,
         host=args.host,
         compute=args.compute,
+        given=given,
     )
     found = peers.run(asked, tuple(args.compare))
-    tell(f"{args.model}, {dtype}, batch {args.batch}, {binary_bytes(args.vram)} of VRAM")
+    tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(asked.vram)} of VRAM")
     tell("\n".join(found.report.splitlines()))
     for ran in found.ways:
         tell(line(ran, found.ways[0]))

@@ -1,6 +1,7 @@
 """Plans where a model's weights are placed, and runs a model placed that way.
 
-The public names are imported when they are first used: `plan` needs no torch, `place` and `load` do.
+The public names are imported when they are first used: `plan` and `read_plan` need no torch, `place` and
+`load` do.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.overcards import CardsHandle
     from probes.placement.runtime.place import place
+    from probes.placement.showing.planfile import read_plan
     from probes.placement.values import CardsPlan, Plan
 
 _HOMES = {
@@ -26,6 +28,7 @@ _HOMES = {
     "place": "probes.placement.runtime.place",
     "plan": "probes.placement.planner.asking",
     "plan_cards": "probes.placement.planner.cards.askcards",
+    "read_plan": "probes.placement.showing.planfile",
 }
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "place",
     "plan",
     "plan_cards",
+    "read_plan",
 ]
 
 

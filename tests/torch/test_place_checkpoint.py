@@ -102,6 +102,47 @@ def test_what_exceeds_host_memory_is_read_from_disk_and_has_the_same_bits(tmp_pa
         assert torch.equal(got, model(input_ids=ids)[0])
 
 
+def planned(folder, *more):
+    """The folder's plan as a file, as a machine without the weights' program would make it."""
+    file = folder.parent / "plan.json"
+    where = ["--machine", "h200", "--vram", "44MiB", "--batch", "2", "--tokens", "6"]
+    assert cli.main(["plan", str(folder), *where, "--json", str(file), *more]) == Exit.OK
+    return file
+
+
+@pytest.mark.parametrize("make", [qwen, gpt2, bert, large])
+def test_a_plan_that_was_written_before_is_followed_with_the_unplaced_models_bits(
+    make, tmp_path, outputs, capsys
+):
+    model = saved(make, tmp_path / "model")
+    file = planned(tmp_path / "model", "--host", "4MiB" if make is large else "4GiB")
+    assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.OK
+    said = capsys.readouterr().out
+    assert ("disk: " in said) == (make is large)
+    [(ids, got)] = outputs
+    assert ids.shape == (2, 6)
+    with torch.inference_mode():
+        assert torch.equal(got, model(input_ids=ids)[0])
+
+
+def test_a_plan_of_another_model_is_refused_and_nothing_is_kept(tmp_path, capsys):
+    saved(qwen, tmp_path / "model")
+    file = planned(tmp_path / "model")
+    saved(bert, tmp_path / "other")
+    assert cli.main(["place", str(tmp_path / "other"), "--plan", str(file)]) == Exit.DEVICE
+    assert "this isn't the model that was planned" in capsys.readouterr().err
+
+
+def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_loaded(
+    tmp_path, capsys, monkeypatch
+):
+    saved(large, tmp_path / "model")
+    file = planned(tmp_path / "model", "--vram", "30MiB")
+    monkeypatch.setattr(peers, "available_bytes", lambda _path: 1 << 20)
+    assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.DEVICE
+    assert "are free here" in capsys.readouterr().err
+
+
 def test_a_host_without_gpu_and_room_is_told_how_much_would_do(tmp_path, capsys):
     saved(large, tmp_path)
     assert cli.main(words(tmp_path, "--host", "8MiB")) == Exit.REQUIRED

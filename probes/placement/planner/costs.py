@@ -74,6 +74,11 @@ class Option:
     kept: bool = False  # with the bits that the model has, and converted for each call
 
     @property
+    def way(self) -> tuple[Tier, bool, bool]:
+        """What distinguishes it among a block's options: the tier, and the layout there."""
+        return self.tier, self.dense, self.kept
+
+    @property
     def lanes(self) -> tuple[float, ...]:
         """Seconds of what runs one after the other in call order, of the link, of the disk, and of Python.
 

@@ -7,7 +7,7 @@ from typing import Final
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.planner.blockkinds import Kind, kinds
+from probes.placement.planner.blockkinds import Kind, kinds, together
 from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes
@@ -69,7 +69,7 @@ def make(
     for one in models:
         task = _Task(one, machine, workload, objective, captured)
         limits = task.limits(vram, host)
-        found = search(task.kinds, limits) if limits.vram >= 0 else None
+        found = search(task.counted, limits) if limits.vram >= 0 else None
         if found and (best is None or found.timeline.seconds < best.found.timeline.seconds * WORTH_DIVIDING):
             best = Made(task.plan(found, vram, limits.host), found)
     if best is None:
@@ -109,6 +109,7 @@ class _Task:
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
         self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
+        self.counted: Sequence[Kind] = together(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
         self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
@@ -144,7 +145,7 @@ class _Task:
         return said, "; or ".join(ways)
 
     def _fits(self, limits: Limits) -> bool:
-        return limits.vram >= 0 and fits(self.kinds, limits)
+        return limits.vram >= 0 and fits(self.counted, limits)
 
     def _smallest_vram(self, least: int) -> str:
         """`least` bytes for weights, rings and cache as a budget, or as a card."""

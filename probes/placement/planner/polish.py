@@ -129,7 +129,7 @@ def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chose
     for first, second in itertools.combinations(range(len(chosen)), 2):
         one = _like(choices[first], chosen[second])
         other = _like(choices[second], chosen[first])
-        if one and other and _way(one) != _way(other):
+        if one and other and one.way != other.way:
             yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
     if len(chosen) <= FEW_BLOCKS:
         for (first, one), (second, other) in itertools.combinations(single, 2):
@@ -141,8 +141,4 @@ def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chose
 
 def _like(found: Sequence[Option], other: Option) -> Option | None:
     """The option of the same tier and layout."""
-    return next((one for one in found if _way(one) == _way(other)), None)
-
-
-def _way(option: Option) -> tuple[str, bool, bool]:
-    return option.tier, option.dense, option.kept
+    return next((one for one in found if one.way == other.way), None)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from probes.placement.planner.blockkinds import Kind, options_by_block, undominated
+from probes.placement.planner.blockkinds import Kind, exactly, options_by_block, undominated
 from probes.placement.planner.costs import Option
 from probes.placement.planner.polish import (
     MOST_STEPS,
@@ -258,4 +258,5 @@ def _spread(found: Sequence[Kind], counts: Counts) -> tuple[Option, ...]:
                     pick, most = i, behind
             given[pick] += 1
             chosen[place] = used[pick][0]
+    exactly(found, chosen)
     return tuple(chosen[place] for place in range(len(chosen)))

@@ -36,14 +36,20 @@ def cards_schema() -> str:
     )
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> Plan | CardsPlan:
     """The plan in a file. Raises ReportError, naming the file and the place that doesn't fit."""
     again = "make it again: plan MODEL --vram SIZE --json FILE"
     with reading(path, again):
         value = load(files.read_text(path, most_bytes=MOST_BYTES))
-        if not isinstance(value, dict) or value.get("schema") != PLAN_SCHEMA:
-            raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA}")
-        found = decode(Plan, value, "plan")
-    if why := flaw(found):
+        schema = value.get("schema") if isinstance(value, dict) else None
+        found: Plan | CardsPlan
+        if schema == PLAN_SCHEMA:
+            found = decode(Plan, value, "plan")
+        elif schema == CARDS_SCHEMA:
+            found = decode(CardsPlan, value, "plan")
+        else:
+            raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA} or {CARDS_SCHEMA}")
+    parts = (found,) if isinstance(found, Plan) else found.cards
+    if why := next(filter(None, map(flaw, parts)), "" if parts else "it is for no card"):
         raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
     return found

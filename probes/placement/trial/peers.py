@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 from torch import nn
 
-from probes.errors import LibraryMissing, Unsupported
+from probes.errors import LibraryMissing, PlacementError, Unsupported
 from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading.load import load
@@ -54,6 +54,7 @@ class Asked:
     checkpoint: CheckpointFolder | None = None  # None: `model` is a name, with random weights
     compute: Compute = "auto"  # of bfloat16 weights on a GPU without units for them
     host: int | None = None  # bytes of host memory for a checkpoint; None: what is available above a floor
+    given: Plan | None = None  # a checkpoint's plan that was made before
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     host = _host_bytes(asked) if asked.checkpoint else None
     inputs = _inputs(built, asked)
     tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
-    made = plan(
+    made = asked.given or plan(
         built.module,
         vram=asked.vram,
         host=host,
@@ -96,6 +97,8 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
         compute=asked.compute,
         weights=asked.checkpoint.path if asked.checkpoint else None,
     )
+    if asked.given and host is not None:
+        _require_host(made, host)
     if compare and host is not None:
         _require_whole(built.module, host)
     with capped(made.vram_budget):
@@ -145,6 +148,16 @@ def _host_bytes(asked: Asked) -> int | None:
     if asked.host is not None or isinstance(available, Unknown):
         return asked.host
     return spendable_bytes(available, floor_bytes(available))
+
+
+def _require_host(made: Plan, host: int) -> None:
+    """Raise PlacementError for a plan that was made for a machine with more host memory."""
+    taken = made.host.pinned + made.host.pageable
+    if taken > host:
+        raise PlacementError(
+            f"the plan takes {binary_bytes(taken)} of host memory, and {binary_bytes(host)} are free here",
+            f"plan again with --host {host >> 20}MiB, or end other programs",
+        )
 
 
 def _require_whole(module: nn.Module, host: int) -> None:

@@ -1,7 +1,9 @@
 """`weir probe place`: its lines, and what it refuses before it does anything."""
 
+import struct
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,16 @@ class Row:
     wall_s: object
     same_bits: object
     peak_bytes: object
+
+
+def checkpoint(folder: Path) -> Path:
+    """A folder that looks like one as far as it is read before torch is imported."""
+    made = folder / "model"
+    made.mkdir()
+    (made / "config.json").write_text('{"model_type": "bert"}')
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (made / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    return made
 
 
 OURS = Row("placed", 0.004, True, 4 * GIB)
@@ -48,6 +60,7 @@ def test_a_peer_that_cannot_be_run_says_why():
     [
         ["place", "bert-base"],
         ["place", "bert-base", "--vram", "much"],
+        ["place", "bert-base", "--vram", "4GiB", "--plan", "plan.json"],
         ["place", "bert-base", "--vram", "4GiB", "--batch", "0"],
         ["place", "bert-base", "--vram", "4GiB", "--compare", "magic"],
     ],
@@ -76,3 +89,30 @@ def test_a_host_without_torch_is_told_so_and_gets_no_traceback(
     monkeypatch.delitem(sys.modules, "probes.placement.trial.peers", raising=False)
     assert cli.main(["place", "mlp", "--vram", "1GiB"]) == Exit.DEVICE
     assert "torch isn't installed here" in capsys.readouterr().err
+
+
+def test_a_plan_file_is_for_a_checkpoint_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["place", "bert-base", "--plan", "plan.json"]) == Exit.USAGE
+    assert "--plan is for a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--host", "1GiB"], ["--machine", "h200"], ["--compute", "float16"]])
+def test_what_a_plan_file_says_is_not_said_twice(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint(tmp_path)
+    assert cli.main(["place", str(folder), "--plan", "plan.json", *words]) == Exit.USAGE
+    assert f"leave {words[0]} out" in capsys.readouterr().err
+
+
+def test_a_plan_over_several_cards_and_one_of_a_later_schema_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = checkpoint(tmp_path), tmp_path / "plan.json"
+    cards = ["plan", "bert-base", "--vram", "1GiB", "--cards", "2", "--json", str(file)]
+    assert cli.main(cards) == Exit.OK
+    assert cli.main(["place", str(folder), "--plan", str(file)]) == Exit.USAGE
+    assert "a plan over 2 cards" in capsys.readouterr().err
+    file.write_text('{"schema": "weir-placement-plan/2"}')
+    assert cli.main(["place", str(folder), "--plan", str(file)]) == Exit.DATA
+    assert "plan.json can't be used: it is not a plan of the schema" in capsys.readouterr().err

@@ -11,13 +11,14 @@ from probes.placement.values import Plan
 
 def test_names_are_those_that_the_package_lists() -> None:
     classes = ["CardsHandle", "CardsPlan", "Handle", "PlacementError", "Plan"]
-    assert sorted(probes.placement.__all__) == [*classes, "load", "place", "plan", "plan_cards"]
+    assert sorted(probes.placement.__all__) == [*classes, "load", "place", "plan", "plan_cards", "read_plan"]
 
 
 def test_what_needs_no_torch_comes_without_it() -> None:
     assert probes.placement.PlacementError is PlacementError
     assert probes.placement.Plan is Plan
     assert callable(probes.placement.plan)
+    assert callable(probes.placement.read_plan)
     assert "torch" not in sys.modules
 
 

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from probes.errors import ReportError
 from probes.placement.models.reading import describe
+from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import profile
 from probes.placement.showing.picture import draw
@@ -51,8 +52,22 @@ def test_a_plan_keeps_to_the_schema_and_comes_back_from_its_file(mixed: Made, tm
     assert read_plan(tmp_path / "plan.json") == mixed.plan
 
 
+def test_a_plan_over_several_cards_comes_back_from_its_file(tmp_path: Path) -> None:
+    cards = make_cards(
+        describe("bert-base"),
+        profile("h200"),
+        cards=2,
+        vram=GIB,
+        host=None,
+        workload=Workload(),
+        objective="exact",
+    ).plan
+    (tmp_path / "plan.json").write_text(to_json(cards))
+    assert read_plan(tmp_path / "plan.json") == cards
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": "weir-placement-plan/1"}', "[" * 99_999, "\xff"]
+    "text", ["", "[]", "{}", '{"schema": []}', '{"schema": "weir-placement-plan/1"}', "[" * 99_999, "\xff"]
 )
 def test_a_file_that_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
