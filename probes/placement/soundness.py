@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Final
 
-from probes.placement.values import TIERS, BlockPlan, Plan
+from probes.placement.values import TIERS, BlockPlan, Plan, Rings
 from probes.shared.units import binary_bytes
 
+PACKED: Final = ("packed", "streamed_packed")
+IN_VRAM: Final = ("resident", "packed")
+IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")
+MOVING: Final = ("streamed", "streamed_packed", "disk")  # through slots
 MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
 MOST: Final = 2**63  # bytes, and any other whole number: what a machine's word holds
 
@@ -80,12 +84,23 @@ def _over_budget(plan: Plan) -> Iterator[str]:
             counted = binary_bytes(counted_bytes)
             yield f"its {what} take {binary_bytes(buffers)} of VRAM, and it counts {counted} for them"
     for block in plan.blocks:
-        least = {"resident": block.weight_bytes, "packed": block.weight_bytes // 2}.get(block.tier, 0)
-        if block.vram_bytes < least:
-            yield (
-                f"{block.name!r} is {block.tier} with {block.weight_bytes:,} bytes of weights in "
-                f"{block.vram_bytes:,} bytes of VRAM"
-            )
+        yield from _too_little(block, rings)
+
+
+def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
+    """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
+    weights = block.weight_bytes
+    stored = weights // 2 if block.tier in PACKED else weights
+    unpacked = weights if block.tier in PACKED or block.kept else 0
+    for what, taken, least in (
+        ("VRAM", block.vram_bytes, stored if block.tier in IN_VRAM else 0),
+        ("host memory", block.host_bytes, stored if block.tier in IN_HOST else 0),
+        ("a slot", rings.slot_bytes if rings.slots else 0, stored if block.tier in MOVING else 0),
+        ("a scratch buffer", rings.scratch_bytes if rings.scratches else 0, unpacked),
+    ):
+        if taken < least:
+            said = f"{block.name!r} is {block.tier} with {weights:,} bytes of weights in {taken:,} bytes"
+            yield f"{said} of {what}"
 
 
 def _beyond(what: str, taken: int, budget: int) -> str:

@@ -137,7 +137,7 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
     tmp_path, capsys, monkeypatch
 ):
     saved(large, tmp_path / "model")
-    file = planned(tmp_path / "model", "--vram", "30MiB")
+    file = planned(tmp_path / "model", "--vram", "42MiB")
     monkeypatch.setattr(peers, "available_bytes", lambda _path: 1 << 20)
     assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.DEVICE
     assert "are free here" in capsys.readouterr().err

@@ -100,7 +100,8 @@ def test_a_captured_plan_in_parts_of_layers_is_followed():
     made = plan(found.divided(), vram=500 * MIB, machine="h200", captured=True)
     assert len(made.blocks) > len(found.blocks)
     tiers = ("resident", "packed", "streamed", "streamed_packed")
-    mixed = replace(made, blocks=tuple(replace(b, tier=tiers[i % 4]) for i, b in enumerate(made.blocks)))
+    blocks = tuple(replace(b, tier=tiers[i % 4]) for i, b in enumerate(made.blocks))
+    mixed = replace(made, blocks=blocks, vram_budget=0, host_budget=0)
     ids = torch.randint(0, 300, (1, 5))
     with torch.inference_mode():
         before = model(input_ids=ids).logits
@@ -117,6 +118,8 @@ def test_blocks_planned_dense_are_packed_with_three_bit_codes_and_give_the_same_
     mixed = replace(
         made,
         blocks=tuple(replace(b, tier=tiers[i], dense=i < 2) for i, b in enumerate(made.blocks)),
+        vram_budget=0,
+        host_budget=0,
     )
     x = torch.randn(3, 512, dtype=torch.bfloat16)
     with torch.inference_mode():

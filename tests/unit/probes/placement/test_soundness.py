@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.showing.planfile import read_plan
 from probes.placement.soundness import flaw
-from probes.placement.values import Objective, Plan, Workload
+from probes.placement.values import Objective, Plan, Rings, Tier, Workload
 from probes.shared.codec import to_json
 
 GIB = 2**30
@@ -99,6 +99,39 @@ def test_a_time_that_overflows_to_infinity_is_refused(plan: Plan, tmp_path: Path
 def test_a_packed_block_in_no_memory_is_seen(plan: Plan) -> None:
     blocks = tuple(replace(block, tier="packed", vram_bytes=0) for block in plan.blocks)
     assert "is packed with" in flaw(replace(plan, blocks=blocks))
+
+
+@pytest.mark.parametrize(
+    ("tier", "edit", "said"),
+    [
+        ("streamed", {"host_bytes": 5}, "of weights in 5 bytes of host memory"),
+        ("streamed_packed", {"host_bytes": 5}, "of weights in 5 bytes of host memory"),
+        ("cpu", {"host_bytes": 0}, "of weights in 0 bytes of host memory"),
+        ("in_place", {"host_bytes": 0}, "of weights in 0 bytes of host memory"),
+        ("streamed", {"slot_bytes": 7}, "of weights in 7 bytes of a slot"),
+        ("disk", {"slots": 0}, "of weights in 0 bytes of a slot"),
+        ("streamed_packed", {"scratch_bytes": 7}, "of weights in 7 bytes of a scratch buffer"),
+        ("streamed_packed", {"scratches": 0}, "of weights in 0 bytes of a scratch buffer"),
+    ],
+)
+def test_a_block_in_less_memory_than_its_weights_take_is_seen(
+    tier: Tier, edit: dict[str, int], said: str
+) -> None:
+    """Runtime takes what blocks need, whatever the plan says: an edited plan went over its own budget."""
+    plan = planned("h200", "bert-base", GIB)
+    big, *rest = sorted(plan.blocks, key=lambda block: -block.weight_bytes)
+    weights = big.weight_bytes
+    rings = Rings(2, weights + 512, 1, weights + 512)
+    taken = replace(big, tier=tier, vram_bytes=0, host_bytes=weights + 512)
+    use = replace(plan.vram, slots=2 * rings.slot_bytes, scratch=rings.scratch_bytes)
+    host = replace(plan.host, pageable=plan.host.pageable + taken.host_bytes)
+    whole = replace(plan, blocks=(taken, *rest), rings=rings, vram=use, host=host, vram_budget=4 * GIB)
+    assert flaw(whole) == ""
+    names = {field.name for field in fields(Rings)}
+    of_rings = {key: value for key, value in edit.items() if key in names}
+    of_block = {key: value for key, value in edit.items() if key not in names}
+    changed = replace(whole, blocks=(replace(taken, **of_block), *rest), rings=replace(rings, **of_rings))
+    assert said in flaw(changed)
 
 
 def test_blocks_made_resident_beyond_the_budget_are_seen(plan: Plan) -> None:
