@@ -1,9 +1,9 @@
-"""The ceilings of a machine as values, and how the largest rate is searched for. Pure.
+"""The ceilings of a machine as values, and which sizes of an operation are tried for the largest rate. Pure.
 
 The raw seconds are kept; n, median and error are derived from them as everywhere (`probes.records.stats`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -85,30 +85,41 @@ class Ceilings:
         return next(found, Unknown(f"no ceilings of the {device} were measured"))
 
 
-def largest_rate(
+def rates(
     sizes: Sequence[int],
     measure: Callable[[int], Ceiling],
     *,
     work: Callable[[int], float],
     longest_s: float,
-) -> Ceiling | Unknown:
-    """The largest rate over sizes, from the smallest up.
+) -> dict[int, Ceiling] | Unknown:
+    """The rate of each size, from the smallest up.
 
     It ends where rates fall, memory is refused, or one operation would take more than `longest_s` by the best
     rate so far. Unknown where not even the first fits.
     """
-    best: Ceiling | None = None
+    found: dict[int, Ceiling] = {}
+    best = 0.0
     for size in sizes:
-        if best and work(size) / best.median > longest_s:
+        if best and work(size) / best > longest_s:
             break
         try:
-            found = measure(size)
+            found[size] = measure(size)
         except OutOfMemory as error:
-            if best is None:
+            if not found:
                 return Unknown(error.message)
             break
-        if best is None or found.median > best.median:
-            best = found
-        elif found.median < FALLEN * best.median:
+        if found[size].median < FALLEN * best:
             break
-    return best or Unknown("no sizes to measure")
+        best = max(best, found[size].median)
+    return found or Unknown("no sizes to measure")
+
+
+def contenders(found: Mapping[int, Ceiling]) -> list[int]:
+    """The sizes whose rate comes near the best one: under lasting load, any of them may be the fastest."""
+    best = largest(found.values())
+    return [size for size, one in found.items() if one.median >= FALLEN * best.median]
+
+
+def largest(found: Iterable[Ceiling]) -> Ceiling:
+    """The one with the largest rate."""
+    return max(found, key=lambda one: one.median)

@@ -1,6 +1,5 @@
 """Measures the ceilings of this machine on torch: matrix products, copies, small operations."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +21,9 @@ from probes.throughput.ceilings.ceiling import (
     DeviceCeilings,
     FlopCeiling,
     Precision,
-    largest_rate,
+    contenders,
+    largest,
+    rates,
 )
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -32,7 +33,7 @@ LONGEST_S = 0.25  # of one matrix product
 COPY_BYTES = {"gpu": 2**30, "cpu": 2**28}  # beyond any cache, and long next to a launch
 LINK_BYTES = 2**28
 # An H200's power limit takes a tenth of a burst's clock away within tens of milliseconds.
-SETTLE_S = {"gpu": 1.0, "cpu": 0.1}
+SETTLE_S = {"gpu": 0.5, "cpu": 0.1}
 SETTLING = 8  # products handed over at once meanwhile
 SHARE = 8  # the part of free device memory that a copy's buffer may take
 FEW = 1024  # words of the small operation
@@ -112,9 +113,11 @@ def _flop(bench: TorchWorkbench, device: Device, precision: Precision) -> Ceilin
         return _ceiling(bench, one, of=f"product of {side} x {side} matrices", work=_product_flop(side))
 
     def found() -> Ceiling | Unknown:
-        best = largest_rate(SIDES[device], product, work=_product_flop, longest_s=LONGEST_S)
-        # a burst runs at clocks that the card can't hold: the best size is measured again under load
-        return best if isinstance(best, Unknown) else product(_side(best.work), settle_s=SETTLE_S[device])
+        bursts = rates(SIDES[device], product, work=_product_flop, longest_s=LONGEST_S)
+        if isinstance(bursts, Unknown):
+            return bursts
+        # a burst runs at clocks that the card can't hold, and the best size of a burst isn't that of lasting work
+        return largest(product(side, settle_s=SETTLE_S[device]) for side in contenders(bursts))
 
     with float32_as(precision), torch.inference_mode():
         return _tried(found)
@@ -125,11 +128,6 @@ def _settle(bench: TorchWorkbench, operation: Operation, seconds: float) -> None
     until = perf_counter() + seconds
     while perf_counter() < until:
         bench.wall_s([operation] * SETTLING)
-
-
-def _side(work: float) -> int:
-    """The side of matrices whose product takes this much work."""
-    return round(math.cbrt(work / 2))
 
 
 def _product_flop(side: int) -> float:

@@ -176,9 +176,10 @@ def _row(
     warm_s = _warm_up(prepared, repeats)
     if warm_s * repeats.trials > repeats.longest_s:
         return _too_long(batch, warm_s * repeats.trials, repeats)
+    # in this order: by the end of the passes for the power gauge, a card has the clocks of lasting work
+    joules, powered, busy = _power(prepared, gauges, now=now)
     walls = _trials(prepared, (repeats.trials + 1) // 2)
     peak_bytes = prepared.peak_bytes()  # of the trials alone
-    joules, powered, busy = _power(prepared, gauges, now=now)
     return BatchRow(
         batch=batch,
         wall_s=walls,

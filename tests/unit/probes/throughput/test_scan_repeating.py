@@ -70,6 +70,15 @@ def test_energy_is_counted_over_passes_of_their_own() -> None:
     assert found[0].powered > 50  # 0.6 s of 10 ms
 
 
+def test_trials_have_the_clocks_of_lasting_work_and_not_those_of_a_burst() -> None:
+    class Bursting(FakeDevice):
+        def next_s(self, batch: int) -> float:
+            return super().next_s(batch) * (0.9 if self.now_s < 0.3 else 1.0)
+
+    found, _ = scan(Bursting(watts=300.0, pass_s=0.01))
+    assert min(found[0].wall_s) == max(found[0].wall_s) == pytest.approx(0.01)
+
+
 def test_without_a_gauge_no_pass_is_run_for_it() -> None:
     device = FakeDevice()
     found, _ = scan(device)
