@@ -116,7 +116,7 @@ def _flop(bench: TorchWorkbench, device: Device, precision: Precision) -> Ceilin
         bursts = rates(SIDES[device], product, work=_product_flop, longest_s=LONGEST_S)
         if isinstance(bursts, Unknown):
             return bursts
-        # a burst runs at clocks that the card can't hold, and the best size of a burst isn't that of lasting work
+        # a burst runs at clocks that the card can't hold, and its best size isn't that of lasting work
         return largest(product(side, settle_s=SETTLE_S[device]) for side in contenders(bursts))
 
     with float32_as(precision), torch.inference_mode():
