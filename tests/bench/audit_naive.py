@@ -106,7 +106,7 @@ def contents_of(ref: str, layer: PythonLayer) -> ImageContents:
         manifest_digest=None,
         config_digest="",
         config=parse_config(json.dumps(config).encode(), place=ref),
-        layers=(Layer(None, "", "", None, 0, None, index),),
+        layers=(Layer(None, "", None, 0, None, index),),
         attestations=Attestations(),
         notes=(),
     )

@@ -60,8 +60,7 @@ def gaussian(board: Board) -> None:
         packed = pack(tensor, dense=dense)
         assert packed is not None
         what = f"packing, {name(dtype, dense)}, Gaussian"
-        packed_bits = 8 * sum(part.nbytes for part in packed.parts.values())
-        board.bar(f"{what}: bits a weight", packed_bits / packed.n_weights, most, "bits")
+        board.bar(f"{what}: bits a weight", 8 * packed.packed_bytes / packed.n_weights, most, "bits")
         predicted = estimate(str(dtype).removeprefix("torch."), tensor.numel(), dense=dense)
         board.bar(f"{what}: error of the estimate", abs(predicted / form(packed).n_bytes - 1), 0.01, "share")
 

@@ -41,6 +41,11 @@ class Packed:
         return self.grid.weights
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of all parts, without alignment."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
     def raw_bytes(self) -> int:
         """Bytes of the tensor as it was."""
         return self.n_weights * int(self.layout.dtype.itemsize)

@@ -18,8 +18,10 @@ from probes.throughput.direct.scanned import BatchRow
 class Throughput:
     """Inputs per second over the trials of a batch size."""
 
+    n: int  # trials
     mean: float
     error: float | None  # standard error of the mean; None for a single trial
+    lag1: float | None  # autocorrelation of successive trials
 
     @property
     def share(self) -> float | None:
@@ -38,12 +40,12 @@ def of_trials(batch: int, wall_s: Sequence[float]) -> Throughput:
     """Inputs per second of at least one trial."""
     rates = [batch / seconds for seconds in wall_s]
     mean = math.fsum(rates) / len(rates)
-    spread = deviation(rates)
+    spread, correlated = deviation(rates), lag1(rates)
     if spread is None:
-        return Throughput(mean, None)
-    r = max(lag1(rates) or 0.0, 0.0)  # autocorrelation of successive trials
+        return Throughput(len(rates), mean, None, None)
+    r = max(correlated or 0.0, 0.0)
     independent = max(len(rates) * (1 - r) / (1 + r), 1.0)
-    return Throughput(mean, spread / math.sqrt(independent))
+    return Throughput(len(rates), mean, spread / math.sqrt(independent), correlated)
 
 
 def error_share(batch: int, wall_s: Sequence[float]) -> float:

@@ -31,7 +31,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def bits_per_weight(packed: Packed) -> float:
     """Escapes and padding counted in, without alignment."""
-    return 8 * sum(part.nbytes for part in packed.parts.values()) / packed.n_weights
+    return 8 * packed.packed_bytes / packed.n_weights
 
 
 def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

@@ -8,6 +8,7 @@ from probes.records.schema import (
     Gpu,
     KfdNode,
     Machine,
+    Pass,
     ProbeReport,
     ProbeRun,
     Settings,
@@ -44,6 +45,8 @@ MACHINE = Machine(
     kfd_nodes=(),
     torch=CPU_TORCH,
 )
+GIB = 2**30
+DEVICE_SHARE = 0.5  # of the wall-clock time
 APU_NODE = KfdNode(1, "gfx1151", 128, apu=True)
 
 
@@ -65,3 +68,24 @@ def failed(code: int, *, wedged: bool = False) -> ProbeRun:
 
 def waived() -> ProbeRun:
     return ProbeRun("spill", Waived("no GPU to measure"), 0.0, ())
+
+
+def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pass]:
+    return [
+        Pass(
+            name,  # type: ignore[arg-type]
+            rows,
+            32,
+            GIB,
+            0 if name == "resident" else GIB // 4,
+            8192,
+            "float16",
+            (took * DEVICE_SHARE,) * 20,
+            tuple(took * (1 + noise * (-1) ** i) for i in range(20)),
+            0.0,
+        )
+        for name, took in times.items()
+    ]
+
+
+TIMES = {"resident": 1e-3, "zero_copy_weights": 20e-3, "zero_copy_all": 22e-3, "streamed": 16e-3}

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gpucode.cutting import pruned
 from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin, raw_bundle
 from test_archive import LIBRARY, STUBBORN, Part, make
-from test_library_prune import pruned
 
 from buildtool.errors import EnvironmentMissing
 from buildtool.gpucode.cut import verify

@@ -12,10 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from gpucode.cutting import cuda, pruned
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from test_archive import LIBRARY, Part, make, targets_of
-from test_cuda_prune import cuda
-from test_library_prune import pruned
 
 from buildtool.errors import DataError
 from buildtool.gpucode.formats.elf import read_elf

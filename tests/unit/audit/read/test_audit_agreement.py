@@ -70,7 +70,7 @@ def test_only_foreign_layers_may_be_absent(media: str, urls: list[str]) -> None:
     contents = read(members)
     assert contents.layers[0].unpacked_bytes == 900
     assert contents.layers[1] == Layer(
-        make.sha(b"elsewhere"), make.sha(LAYERS[1]), media, len(b"elsewhere"), 0, "RUN step 1", None
+        make.sha(b"elsewhere"), make.sha(LAYERS[1]), len(b"elsewhere"), 0, "RUN step 1", None
     )
     assert contents.layers[1].unpacked_bytes == 0
     assert contents.notes == (f"layer 1 ({make.sha(b'elsewhere')}) is foreign and not in the archive",)

@@ -309,10 +309,10 @@ def test_a_blob_that_is_no_document_is_reported_with_its_place() -> None:
     [(Form.TAR, None), (Form.EMPTY, None), (Form.GZIP, 7), (Form.ZSTD, 7)],
 )
 def test_a_layer_takes_its_sizes_from_its_blob(form: Form, stored: int | None) -> None:
-    layer = Layer("sha256:l", "sha256:d", "media", 3, 0, "RUN x", None)
+    layer = Layer("sha256:l", "sha256:d", 3, 0, "RUN x", None)
     index = LayerIndex()
     blob = Blob(form, "sha256:l", 7, None, index, "sha256:d", 11)
-    assert indexed(layer, blob, "p") == Layer("sha256:l", "sha256:d", "media", stored, 11, "RUN x", index)
+    assert indexed(layer, blob, "p") == Layer("sha256:l", "sha256:d", stored, 11, "RUN x", index)
     with pytest.raises(Mismatch, match=r"p: .*sha256:e, .*sha256:d"):
         indexed(layer, replace(blob, diff_id="sha256:e"), "p")
     with pytest.raises(MalformedStream, match=f"p: .*{form.value}"):

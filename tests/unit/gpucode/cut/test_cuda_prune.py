@@ -1,23 +1,14 @@
 """CUDA libraries cut to some cards: what the driver would choose for them stays."""
 
 import pytest
+from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
-from test_library_prune import pruned, targets_in
 
 from buildtool.gpucode.cut.library import plan_prune
 from buildtool.gpucode.errors import PruneRefused, TargetMissing
 from buildtool.gpucode.formats.nvfatbin import NvEntry
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
-
-PTX, CUBIN = 1, 2
-ALL = [(CUBIN, 75, 9000), (CUBIN, 80, 9000), (CUBIN, 86, 9000), (CUBIN, 90, 9000), (PTX, 90, 900)]
-
-
-def cuda(fatbins: list[bytes], **more: object) -> bytes:
-    spec = Spec(fatbins, section=".nv_fatbin", wrapper_section=".nvFatBinSegment", wrapper_magic=0x466243B1)
-    return make_library(Spec(**{**vars(spec), **more})).data
-
 
 LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin(ALL)])
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpucode.cutting import pruned, targets_in
 from gpucode.maker import HOST_ID, Spec, bundles, code, make_library, raw_bundle
 
-from buildtool.gpucode.cut.edit import chunks_of
-from buildtool.gpucode.cut.library import PrunePlan, plan_prune
+from buildtool.gpucode.cut.library import plan_prune
 from buildtool.gpucode.cut.verify import verify_prune
 from buildtool.gpucode.errors import PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.ccob import Method, pack
@@ -21,28 +21,6 @@ from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 
 ALL = ["gfx803", "gfx906", "gfx90a:xnack+", "gfx90a:xnack-", "gfx1100"]
-
-
-def carried_out(plan: PrunePlan, data: bytes) -> bytes:
-    source = Source.of_bytes(data)
-    out = bytearray(b"".join(chunk for piece in plan.pieces for chunk in chunks_of(piece, source)))
-    for patch in plan.patches:
-        out[patch.offset : patch.offset + len(patch.data)] = patch.data
-    assert len(out) == plan.bytes_after
-    return bytes(out)
-
-
-def pruned(data: bytes, targets: str, **options: int | None) -> bytes:
-    wanted = parse_targets(targets)
-    plan = plan_prune(Source.of_bytes(data), wanted, **options)
-    out = carried_out(plan, data)
-    if plan.changed:
-        assert verify_prune(Source.of_bytes(data), Source.of_bytes(out), wanted) > 0
-    return out
-
-
-def targets_in(data: bytes) -> set[str]:
-    return set(scan_file(Source.of_bytes(data)))
 
 
 def bundles_in(data: bytes) -> list[BundlePlace]:
@@ -141,7 +119,7 @@ def test_library_without_foreign_code_stays_as_it_is() -> None:
     data = make_library(Spec(bundles(["gfx906"]))).data
     plan = plan_prune(Source.of_bytes(data), parse_targets("gfx906"))
     assert not plan.changed
-    assert plan.saved_bytes == 0
+    assert plan.bytes_after == plan.bytes_before
     assert plan.removed_bytes == {}
 
 

@@ -4,8 +4,8 @@ import struct
 from dataclasses import replace
 
 import pytest
+from gpucode.cutting import pruned, targets_in
 from gpucode.maker import Library, Spec, bundles, make_library
-from test_library_prune import pruned, targets_in
 
 from buildtool.gpucode.cut.library import plan_prune
 from buildtool.gpucode.cut.pointers import Bundles, pointer_patches, relr_addresses

@@ -4,9 +4,8 @@ import struct
 from dataclasses import replace
 
 import pytest
+from gpucode.cutting import ALL, cuda, pruned
 from gpucode.maker import Library, Spec, bundles, code, make_library, nv_fatbin, raw_bundle
-from test_cuda_prune import ALL, cuda
-from test_library_prune import pruned
 
 from buildtool.gpucode.cut.verify import verify_prune
 from buildtool.gpucode.errors import VerifyFailed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_fakes import FakeBench
-from probe_samples import SETTINGS, done, report
+from probe_samples import SETTINGS, TIMES, done, passes, report
 
 from probes.errors import ContentMismatch, DeviceUnusable
 from probes.measure import scenarios
@@ -137,28 +137,6 @@ def test_a_resumed_run_times_only_what_is_missing() -> None:
     assert not list(scenarios.run(FakeBench(), SETTINGS, 32 * GIB, done={p.case for p in first}))
 
 
-DEVICE_SHARE = 0.5  # of the wall-clock time
-
-
-def passes(rows: int, times: dict[str, float], *, noise: float = 0.0) -> list[Pass]:
-    return [
-        Pass(
-            name,  # type: ignore[arg-type]
-            rows,
-            32,
-            GIB,
-            0 if name == "resident" else GIB // 4,
-            8192,
-            "float16",
-            (took * DEVICE_SHARE,) * 20,
-            tuple(took * (1 + noise * (-1) ** i) for i in range(20)),
-            0.0,
-        )
-        for name, took in times.items()
-    ]
-
-
-TIMES = {"resident": 1e-3, "zero_copy_weights": 20e-3, "zero_copy_all": 22e-3, "streamed": 16e-3}
 LINK = Measurement("h2d_pinned", GIB, GIB, 1, "device", (GIB / 55e9,) * 20, (0.02,) * 20)
 
 

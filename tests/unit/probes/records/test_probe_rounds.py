@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probe_samples import SETTINGS, report
-from test_probe_scenarios import TIMES, passes
+from probe_samples import SETTINGS, TIMES, passes, report
 
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS, merged
 from probes.records.schema import (

@@ -24,7 +24,7 @@ def bare(
 
 def test_throughput_is_the_mean_of_the_trials_and_not_of_their_times() -> None:
     found = throughput(bare(8, (1.0, 2.0)))
-    assert found.mean == 6.0  # of 8 and 4; 8 over the mean time would be 5.33
+    assert (found.n, found.mean) == (2, 6.0)  # of 8 and 4; 8 over the mean time would be 5.33
     assert found.error == pytest.approx(math.sqrt(8) / math.sqrt(2))
     assert throughput(bare(8, (1.0,))).error is None
     with pytest.raises(ValueError, match="no trials"):
@@ -51,6 +51,8 @@ def test_the_error_covers_the_truth_also_where_trials_correlate(r: float) -> Non
 
 def test_alternating_trials_do_not_make_the_error_smaller_than_independent_ones() -> None:
     found = throughput(bare(1, (1.0, 1.1) * 50))
+    assert found.lag1 is not None
+    assert found.lag1 < -0.9
     assert found.error == pytest.approx((1 / 1.0 - 1 / 1.1) / 2 / 10, rel=0.02)
 
 
