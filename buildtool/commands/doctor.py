@@ -16,11 +16,13 @@ from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.files import write_text
 from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
+from probes.shared.files import read_text
 from probes.shared.invocation import tool_version
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
 
+_MOST_BYTES = 1 << 20  # of a file of settings
 ABSENT = Unknown("the card isn't in this machine")
 
 
@@ -133,9 +135,13 @@ def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
 
 def _text_of(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"can't read {path}: {error}", "correct or remove it") from error
+        return read_text(path, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}", "correct or remove it") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text", "save it as UTF-8, or remove it") from error
 
 
 def _prove(image: str, host: Host) -> int:

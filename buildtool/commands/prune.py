@@ -14,7 +14,7 @@ from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
-from buildtool.places import ARCHIVE_NAME, Place, means_file, place_at
+from buildtool.places import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
 from buildtool.progress import Progress
 from buildtool.prune import images
 from buildtool.prune.changes import TreeResult
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument(
         "path",
-        type=Path,
+        type=path_or_name,
         metavar="TREE|FILE|IMAGE",
         help="a directory, a library or bundle, or an image's name",
     )
@@ -73,17 +73,18 @@ def run(args: argparse.Namespace) -> int:
     """Prune; 1 when libraries of a tree or an image were refused and left whole."""
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
     targets = parse_targets(f"{args.targets or ''},{override}")
-    there = place_at(args.path)
+    path = Path(args.path)
+    there = place_at(path)
     if there is Place.DIRECTORY:
-        return int(_run_tree(args, targets))
+        return int(_run_tree(path, args, targets))
     if there is Place.FILE:
-        return int(_run_file(args, targets))
+        return int(_run_file(path, args, targets))
     if there is not Place.NOTHING:
         raise DataError(
-            f"{args.path} is {there.value}",
+            f"{path} is {there.value}",
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
-    if means_file(str(args.path)):
+    if means_file(args.path):
         raise DataError(f"there is no file or directory {args.path}")
     return int(_run_image(args, targets))
 
@@ -96,15 +97,13 @@ def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
             )
 
 
-def _run_file(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a file", "manifest", "tag")
-    if ARCHIVE_NAME.search(args.path.name):
-        raise ConfigError(
-            f"{args.path} is an archive", "unpack or install it, and prune the resulting directory"
-        )
-    with naming(args.path):
-        plan = prune_file(args.path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
-    tell(_describe(args.path, plan, dry_run=args.dry_run))
+    if ARCHIVE_NAME.search(path.name):
+        raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
+    with naming(path):
+        plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
+    tell(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
         tell(f"{args.out}: a copy of it")
     return Exit.OK
@@ -124,17 +123,17 @@ def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
     )
 
 
-def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "a directory", "tag")
     if args.out:
-        copy = command("cp", "-a", "--", str(args.path), str(args.out))
+        copy = command("cp", "-a", "--", str(path), str(args.out))
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
-    manifest = args.manifest or args.path / FILE_NAME
+    manifest = args.manifest or path / FILE_NAME
     with ExitStack() as stack:
-        stack.enter_context(naming(args.path))
-        written = None if args.dry_run else stack.enter_context(journal(manifest, args.path, targets))
+        stack.enter_context(naming(path))
+        written = None if args.dry_run else stack.enter_context(journal(manifest, path, targets))
         result = prune_tree(
-            args.path,
+            path,
             targets,
             compress=args.compress,
             dry_run=args.dry_run,
@@ -143,15 +142,15 @@ def _run_tree(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         )
         if written:
             written.finish(result)
-    tell(_summary(args.path, result, dry_run=args.dry_run))
+    tell(_summary(path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     _refuse_options(args, "an image", "out", "manifest", "compress")
     if args.dry_run:
-        return _preview_image(str(args.path), targets)
-    ref = str(args.path)
+        return _preview_image(args.path, targets)
+    ref = args.path
     with Progress() as progress:
         say = progress.say
         state = workplace(say).state

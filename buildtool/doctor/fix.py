@@ -65,7 +65,9 @@ def env_text(existing: str, values: dict[str, str]) -> str:
     """The settings in an `.env` file: lines of other settings stay as they are, ours are replaced."""
     left = dict(values)
     kept = []
-    for line in existing.splitlines():
+    for line in (
+        existing.removesuffix("\n").split("\n") if existing else ()
+    ):  # compose knows no other line ends
         named = _SETTING.match(line)
         name = named[1] if named else ""
         if name not in values:

@@ -8,10 +8,12 @@ import pytest
 import yaml
 from host_trees import ENGINE, Card, Case, host_of
 
+from buildtool.commands.doctor import _text_of
 from buildtool.doctor.advise import advise
 from buildtool.doctor.fix import ENV, OVERLAY, Change, changes, env_text, shown
 from buildtool.doctor.hostfacts import Host, Node
 from buildtool.doctor.shipped_data import compatibility
+from buildtool.errors import DataError
 
 TODAY = datetime.date(2026, 11, 21)
 RX7900 = Card("1002:744c", 110000, 24)
@@ -86,6 +88,25 @@ def test_other_settings_of_a_file_stay_and_ours_are_replaced_once() -> None:
     assert env_text(old, {"RENDER_GID": "993", "VIDEO_GID": "44"}) == (
         "# mine\nWEIR_PORT=9000\nRENDER_GID=993\nSECRET='a b'\nVIDEO_GID=44\n"
     )
+
+
+def test_a_value_with_an_unusual_line_separator_stays_one_value() -> None:
+    text = "GREETING=a\u2028b\x0cc\x85d\nWINDOWS=1\r\n"
+    assert env_text(text, {"RENDER_GID": "105"}) == f"{text}RENDER_GID=105\n"
+
+
+@pytest.mark.parametrize("content", [b"A=\xff\n", b"A=1\n" * 600_000, None], ids=["bytes", "huge", "folder"])
+def test_settings_that_cannot_be_read_are_named_in_words(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    assert _text_of(file) is None
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=r"\.env: ") as refused:
+        _text_of(file)
+    assert "Errno" not in str(refused.value)
+    assert "codec" not in str(refused.value)
 
 
 def test_a_second_time_changes_nothing(tmp_path: Path) -> None:

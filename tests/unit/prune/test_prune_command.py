@@ -145,6 +145,15 @@ def test_a_missing_file_is_distinguished_from_an_image_by_its_name(name: str, is
     assert means_file(name) == is_file
 
 
+@pytest.mark.parametrize("name", ["./weir", "./weir/cpu", "../cpu:latest"])
+def test_what_is_typed_as_a_path_never_becomes_the_name_of_an_image(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["prune", name, "--targets", "gfx906"]) == Exit.DATA
+    assert f"there is no file or directory {name}" in capsys.readouterr().err
+
+
 def test_what_is_no_file_is_not_said_to_be_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
