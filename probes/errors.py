@@ -71,6 +71,12 @@ class ReportError(ProbeError):
     exit_code = Exit.DATA
 
 
+class DoesNotFit(ProbeError):
+    """A trial shows that a model doesn't fit."""
+
+    exit_code = Exit.REQUIRED
+
+
 class PlacementError(ProbeError):
     """A model can't be placed, or a placed model is used in a way that isn't supported."""
 

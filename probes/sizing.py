@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.arguments import Verbs, refuse_overwriting, size, whole, write
-from probes.errors import Exit, ModelUnknown, UsageError
+from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.shared.output import hand_over, say, tell
 
@@ -145,7 +145,13 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
         config = config_of(args.model)
         say(f"{unknown.message}; so two small trials say what a larger one takes")
         budget = room(machine, args.budget, CPU)
-        return by_trials(asked, machine, budget, _measured(args, _ask(args, config, asked, budget)))
+        found = _measured(args, _ask(args, config, asked, budget))
+        try:
+            return by_trials(asked, machine, budget, found)
+        except ProbeError:
+            if found.ended == INTERRUPTED:
+                raise KeyboardInterrupt from None
+            raise
     if not args.measure:
         return report
     ask = _ask(args, config_of(args.model), asked, report.budget_bytes)

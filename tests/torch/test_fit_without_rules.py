@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from probes import cli
+from probes.errors import ProbeError
 from probes.fit.measured import faketrace, onestep, onetrial
-from probes.fit.question import FitReport, Largest, Measured, Question, Taken, Unknown
+from probes.fit.measured.bracket import Hint
+from probes.fit.measured.nursery import Found, Hunt, Searcher
+from probes.fit.question import Built, FitReport, Largest, Measured, Question, Taken, Unknown
 from probes.shared.codec import decode, load
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
@@ -50,6 +53,33 @@ def test_any_architecture_of_text_or_images_runs_its_step(kind: str, task: str) 
     onestep.run(ready, asked, phases.append)
     assert len(phases) == len(set(phases)), "each phase is one line through the trials"
     assert ("step 2: optimizer" in phases) == (task == "training")
+
+
+def search(kind: str, device: str, axis: str) -> list[Found]:
+    asked = Question("m", batch=1, tokens=16, precision="fp32")
+    config = json.dumps({**CONFIGS[kind], "model_type": kind})
+    told: list[Found] = []
+    hunt = Hunt(config, asked, device, axis, 64 << 20, Hint(), 4, 30.0, "process")  # type: ignore[arg-type]
+    Searcher(hunt, told.append)._begin()
+    return told
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_sequences_of_a_model_of_images_are_not_made_longer(device: str) -> None:
+    (told,) = search("vit", device, "batch")
+    assert told.began is not None
+    assert told.began.notes[0].startswith("it takes images of 3 x 32 x 32")
+    with pytest.raises(ProbeError, match="no sequences to make longer") as refused:
+        search("vit", device, "tokens")
+    assert "--axis batch" in refused.value.hint
+
+
+def test_the_weights_are_known_also_where_trials_are_on_a_gpu() -> None:
+    (on_gpu,), (on_cpu,) = search("opt", "gpu", "batch"), search("opt", "cpu", "batch")
+    assert on_gpu.began
+    assert on_cpu.began
+    assert isinstance(on_gpu.began.built, Built)
+    assert on_gpu.began.built == on_cpu.began.built
 
 
 def test_a_model_of_sound_is_refused_with_what_is_tried_here() -> None:

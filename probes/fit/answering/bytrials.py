@@ -4,37 +4,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from probes.errors import DeviceUnusable
+from probes.errors import DoesNotFit, ProbeError
+from probes.fit.answering.saying import VERDICTS
 from probes.fit.question import (
+    SHORT_OF_MEMORY,
     STATES,
     Axis,
     Built,
     FitReport,
     Largest,
     Measured,
-    Parts,
     Question,
     Taken,
     Trial,
 )
 from probes.fit.straight import MOST, Line, highest, last, through
 from probes.placement.planner.constants import Constants
+from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
 TWO_TRIALS: Final = "two trials"
+LEAST_RISE: Final = 1 << 20  # bytes; two processes that do the same differ by less than this
 NOT_TRIED: Final = Unknown("there are no rules for this architecture, and no trial made this larger")
+TOO_CLOSE: Final = Unknown(f"no two trials that fit differ by {binary_bytes(LEAST_RISE)} or more")
 
 
 def by_trials(asked: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
-    """What two small trials say. Raises DeviceUnusable where not even they fit."""
+    """What two small trials say. Raises DoesNotFit, or ProbeError where the asked size stays open."""
     axis = measured.largest.axis
+    wanted = asked.batch if axis == "batch" else asked.tokens
     lines = _through(measured.trials)
-    if isinstance(lines, Unknown) or isinstance(measured.built, Unknown):
-        why = lines if isinstance(lines, Unknown) else measured.built
-        raise DeviceUnusable(
-            f"two trials are needed where there are no rules: {why}", "give a larger --budget or --limit"
-        )
-    taken = _taken(measured.built, asked, highest(lines, asked.batch if axis == "batch" else asked.tokens))
+    peak = _peak(lines, measured.trials, wanted)
+    if peak is None or isinstance(measured.built, Unknown):
+        raise _unanswered(measured, wanted, budget)
+    taken = _taken(measured.built, asked, peak)
     found = _largest(lines, budget, axis)
     return FitReport(
         question=asked,
@@ -49,7 +52,9 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
         predicted_largest_tokens=found if axis == "tokens" else NOT_TRIED,
         smallest_budget_bytes=taken.total,
         knobs=(),
-        predicted_at_largest=_taken(measured.built, asked, highest(lines, measured.largest.fits)),
+        predicted_at_largest=lines
+        if isinstance(lines, Unknown)
+        else _taken(measured.built, asked, highest(lines, measured.largest.fits)),
         measured=measured,
         notes=(
             "there are no rules for this architecture: weights are exact, from its modules; activations are "
@@ -59,19 +64,60 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
 
 
 def _through(trials: Sequence[Trial]) -> tuple[Line, ...] | Unknown:
-    """The lines through the two smallest sizes that fit."""
-    found = sorted((t.size, _peaks(t.parts)) for t in trials if not isinstance(t.parts, Unknown))
-    if len(found) < 2:
-        return Unknown("fewer than two sizes fit")
-    (first, low), (second, high) = found[:2]
-    return through(first, low, second, high)
+    """The lines through the smallest size that fits and the next one that takes clearly more."""
+    found = _peaks(trials)
+    for size, peaks in found[1:]:
+        first, low = found[0]
+        alike = len(low) == len(peaks)  # parts of a model that few tokens don't reach have no phases
+        before, after = (low, peaks) if alike else ([max(low)], [max(peaks)])
+        if max(map(int.__sub__, after, before)) >= LEAST_RISE:
+            return through(first, before, size, after)
+    return TOO_CLOSE
 
 
-def _peaks(parts: Parts) -> tuple[int, ...]:
-    return tuple(phase.peak_bytes for phase in parts.phases)
+def _peaks(trials: Sequence[Trial]) -> list[tuple[int, list[int]]]:
+    """The sizes that fit, in order, each with the peaks of its phases."""
+    return sorted(
+        (t.size, [phase.peak_bytes for phase in t.parts.phases])
+        for t in trials
+        if not isinstance(t.parts, Unknown)
+    )
 
 
-def _largest(lines: Sequence[Line], budget: int, axis: Axis) -> Largest:
+def _peak(lines: Sequence[Line] | Unknown, trials: Sequence[Trial], wanted: int) -> int | None:
+    """Bytes that the asked size takes: by the lines, or as the next larger one that was tried."""
+    if not isinstance(lines, Unknown):
+        return highest(lines, wanted)
+    return next((max(peaks) for size, peaks in _peaks(trials) if size >= wanted), None)
+
+
+def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
+    """What the trials say instead of what the asked size takes."""
+    axis = measured.largest.axis
+    failed = min((t for t in measured.trials if t.verdict != "fits"), key=lambda t: t.size, default=None)
+    if failed is None:
+        why = measured.built.reason if isinstance(measured.built, Unknown) else measured.ended
+        return ProbeError(f"too few trials: {why}", "give a larger --limit")
+    if failed.verdict in SHORT_OF_MEMORY and failed.size <= wanted:
+        built = measured.built
+        weights = (
+            "" if isinstance(built, Unknown) else f"; its weights take {binary_bytes(built.weights)} of it"
+        )
+        return DoesNotFit(
+            f"{axis} {failed.size} doesn't fit into {binary_bytes(budget)}, measured: "
+            f"{VERDICTS[failed.verdict]}{weights}",
+            "give a larger --budget",
+        )
+    said = f": {failed.said}" if failed.said else ""
+    return ProbeError(
+        f"{axis} {failed.size}: {VERDICTS[failed.verdict]}{said}",
+        "where there are no rules, the asked size or two sizes have to run to their end",
+    )
+
+
+def _largest(lines: Sequence[Line] | Unknown, budget: int, axis: Axis) -> Largest | Unknown:
+    if isinstance(lines, Unknown):
+        return lines
     fits = last(lines, budget)
     return Largest(axis, fits, fits + 1 if fits < MOST else None, exact=fits < MOST)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.errors import ProbeError
-from probes.fit.question import Taken, Trial
+from probes.fit.question import Built, Taken, Trial
 from probes.records.schema import Failed
 from probes.run.child import die_with
 from probes.shared.codec import decode, encode, load
@@ -27,6 +27,8 @@ class Answer:
     trial: Trial | None = None
     taken: Taken | Unknown | None = None
     name: str = ""
+    built: Built | None = None
+    notes: tuple[str, ...] = ()
     refused: Failed | None = None
 
 

@@ -22,7 +22,7 @@ from probes.fit.measured.bracket import Hint, Tried, search
 from probes.fit.measured.cgroups import Group, Parent, group, parent
 from probes.fit.measured.forking import Answer, Fork, forked
 from probes.fit.predicted.forecast import with_size
-from probes.fit.question import Axis, Built, Cap, Question, Taken, Trial, Verdict
+from probes.fit.question import NOT_BUILT, Axis, Built, Cap, Question, Taken, Trial, Verdict
 from probes.records.schema import Done, Failed
 from probes.run.child import die_with
 from probes.shared.codec import Json, decode, encode, load
@@ -109,21 +109,37 @@ class Searcher:
         """Import what the model needs, choose the cap, and say so. Raises DeviceUnusable."""
         hunt = self._hunt
         if hunt.device == "gpu":
-            self._tell(Found(began=Began(Unknown("not asked of a GPU's trials"), caps.GPU_LIMIT, _threads())))
+            built, notes = self._built()
+            self._tell(Found(began=Began(built, caps.GPU_LIMIT, (*notes, *_threads()))))
             return
-        built = self._onetrial.warm(self._config, hunt.asked)
+        built, notes = self._onetrial.warm(self._config, hunt.asked, hunt.axis)
+        notes = (*notes, *_threads())
         asked_for_process = Unknown("the process's own limit was asked for")
         self._groups = asked_for_process if hunt.cap == "process" else parent()
         if isinstance(self._groups, Unknown) and hunt.cap == "cgroup":
             raise DeviceUnusable(
                 f"{self._groups.reason}", "run as root, or use the process's own limit: --cap process"
             )
-        notes = _threads()
         if isinstance(self._groups, Unknown):
             cap, notes = caps.DATA_LIMIT, (*notes, f"no cgroup for each trial: {self._groups.reason}")
         else:
             cap = caps.CGROUP_LIMIT
         self._tell(Found(began=Began(built, cap, notes)))
+
+    def _built(self) -> tuple[Built | Unknown, tuple[str, ...]]:
+        """What the model's modules say, in a fork: what they import may ask the driver. Raises Refused."""
+        hunt = self._hunt
+
+        def work() -> Answer:
+            built, notes = self._onetrial.warm(self._config, hunt.asked, hunt.axis)
+            return Answer(built=built, notes=notes)
+
+        answer = forked(work, max(self._until - time.monotonic(), 1.0)).answer
+        if answer is None or answer.built is None:
+            if answer and answer.refused:
+                raise Refused(answer.refused)
+            return NOT_BUILT, ()
+        return answer.built, answer.notes
 
     def _fits(self, size: int) -> Tried | None:
         left = self._until - time.monotonic()

@@ -9,11 +9,11 @@ from typing import Any, Final, Literal
 
 import torch
 
-from probes.errors import DeviceUnusable, ModelUnknown, ProbeError
+from probes.errors import DeviceUnusable, ModelUnknown, ProbeError, UsageError
 from probes.fit.measured import caps, faketrace, onestep
 from probes.fit.measured.cgroups import Group
 from probes.fit.predicted.forecast import libraries
-from probes.fit.question import Built, Parts, Phase, Question, Taken, Trial, Verdict
+from probes.fit.question import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
 from probes.machine.nvml import open_nvml
 from probes.shared.unknown import Unknown
 
@@ -83,11 +83,11 @@ def _parts(ready: onestep.Prepared, phases: tuple[Phase, ...]) -> Parts:
     return Parts(weights, kept, max(peak - weights - kept, 0), phases)
 
 
-def warm(config: Mapping[str, Any], asked: Question) -> Built:
+def warm(config: Mapping[str, Any], asked: Question, axis: Axis = "batch") -> tuple[Built, tuple[str, ...]]:
     """Import what the model and its step need, so that a trial's budget isn't spent on Python's modules.
 
-    Nothing is allocated for the model itself. Returns what its modules say.
-    Raises what `onestep.prepare` raises.
+    Nothing is allocated for the model itself. Returns what its modules say, and what to note.
+    Raises what `onestep.prepare` raises, UsageError for an axis that the model doesn't have.
     """
     try:
         made = onestep.make(config, asked, "meta")
@@ -97,11 +97,16 @@ def warm(config: Mapping[str, Any], asked: Question) -> Built:
     except Exception as error:  # transformers' and torch's own, such as for sizes beyond 64 bits
         said = f"can't build this model: {str(error)[:MOST_WORDS]}"
         raise ModelUnknown(said, "give the model's own config.json") from error
-    found = onestep.built(made)
+    found, image = onestep.built(made), made.takes.image
     del made
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every object's page
-    return found
+    if image is None:
+        return found, ()
+    takes = f"it takes images of {' x '.join(map(str, image))}"
+    if axis == "tokens":
+        raise UsageError(f"{takes}, so there are no sequences to make longer", "measure --axis batch")
+    return found, (f"{takes}: the number of tokens says nothing about it",)
 
 
 @dataclass(frozen=True)

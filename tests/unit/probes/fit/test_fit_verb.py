@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from probes import cli
-from probes.errors import DeviceUnusable
+from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.answering.answer import on_cpu
 from probes.fit.answering.bars import draw
 from probes.fit.answering.bytrials import by_trials
@@ -350,22 +350,88 @@ def test_an_architecture_without_rules_is_refused_with_what_to_type(
     assert "--measure cpu" in capsys.readouterr().err
 
 
-def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
-    def small(size: int) -> Trial:
-        step = (Phase("forward", 100 + 30 * size), Phase("optimizer", 300))
-        peak = max(phase.peak_bytes for phase in step)
-        return Trial(size, "fits", 1.0, peak, NO, NO, parts=Parts(50, 100, peak - 150, step))
+def small(size: int, rise: int = 30 * MIB) -> Trial:
+    step = (Phase("forward", 100 * MIB + rise * size), Phase("optimizer", 300 * MIB))
+    peak = max(phase.peak_bytes for phase in step)
+    return Trial(size, "fits", 1.0, peak, NO, NO, parts=Parts(50 * MIB, 100 * MIB, peak - 150 * MIB, step))
 
-    began = Began(Built(50, 50), "a cap")
-    found = assembled(ask(), [small(1), small(2), trial(31, fits=False)], None, began, seconds=1.0, why="")
-    asked = Question("m", "training", batch=20)
-    report = by_trials(asked, on_cpu(), 1000, found)
-    assert report.predicted.total == 700
-    assert (report.predicted.weights, report.predicted.gradients, report.predicted.optimizer) == (50, 50, 100)
+
+def tried(*trials: Trial, why: str = "") -> Measured:
+    began = Began(Built(50 * MIB, 50 * MIB), "a cap")
+    return assembled(ask(), list(trials), None, began, seconds=1.0, why=why)
+
+
+TWENTY = Question("m", "training", batch=20)
+GIB = 1 << 30
+
+
+def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
+    found = tried(small(1), small(2), small(9), trial(31, fits=False))
+    report = by_trials(TWENTY, on_cpu(), 1000 * MIB, found)
+    taken = report.predicted
+    assert taken.total == 700 * MIB
+    assert (taken.weights, taken.gradients, taken.optimizer) == (50 * MIB, 50 * MIB, 100 * MIB)
     assert isinstance(report.predicted_largest_batch, Largest)
     assert report.predicted_largest_batch.fits == 30
     assert isinstance(report.predicted_largest_tokens, Unknown)
     assert "two trials" in lines(report)
-    only = assembled(ask(), [small(1)], None, began, seconds=1.0, why="")
-    with pytest.raises(DeviceUnusable, match="two trials are needed"):
-        by_trials(asked, on_cpu(), 1000, only)
+
+
+def test_trials_that_take_the_same_are_not_extrapolated() -> None:
+    alike = (small(1, rise=0), small(2, rise=4096), small(20, rise=4096))
+    report = by_trials(TWENTY, on_cpu(), GIB, tried(*alike))
+    assert isinstance(report.predicted_largest_batch, Unknown)
+    assert report.predicted.total == 300 * MIB
+    assert "at least 1000000000" not in lines(report)
+    further = by_trials(
+        TWENTY, on_cpu(), GIB, tried(small(1, rise=0), small(2, rise=0), small(40, rise=12 * MIB))
+    )
+    assert isinstance(further.predicted_largest_batch, Largest), "a trial further on says how steep it is"
+
+
+def test_trials_with_parts_that_few_tokens_do_not_reach_are_compared_as_a_whole() -> None:
+    first = replace(small(1), parts=Parts(0, 0, 0, (Phase("all", 310 * MIB),)))
+    report = by_trials(TWENTY, on_cpu(), GIB, tried(first, small(10)))
+    assert report.predicted.total == 500 * MIB
+
+
+def test_the_one_size_that_fits_is_an_answer_too() -> None:
+    report = by_trials(replace(TWENTY, batch=1), on_cpu(), GIB, tried(small(1), trial(2, fits=False)))
+    assert report.fits
+    assert report.predicted.total == 300 * MIB
+    assert "largest batch 1 (2 trials" in lines(report)
+
+
+@pytest.mark.parametrize(
+    ("trials", "code", "said"),
+    [
+        (
+            (trial(1, fits=False),),
+            1,
+            "batch 1 doesn't fit into 1.00 GiB, measured: an allocation was",
+        ),
+        ((small(1), trial(2, fits=False)), 1, "batch 2 doesn't fit"),
+        ((Trial(1, "crashed", 1.0, NO, NO, NO, "heads don't divide"),), 4, "heads don't divide"),
+        ((Trial(1, "out_of_time", 1.0, NO, NO, NO),), 4, "out of time"),
+        ((), 4, "the limit of 120 s was reached"),
+    ],
+)
+def test_trials_without_an_answer_say_what_became_of_them(
+    trials: tuple[Trial, ...], code: int, said: str
+) -> None:
+    with pytest.raises(ProbeError, match=said) as raised:
+        by_trials(TWENTY, on_cpu(), GIB, tried(*trials))
+    assert raised.value.exit_code == code
+
+
+def test_an_interrupt_before_two_trials_is_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "probes.fit.measured.runs.measure",
+        lambda asked, _heard: assembled(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
+    )
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**GPT2, "model_type": "blenderbot"}), encoding="utf-8")
+    assert run(str(path), "--measure", "cpu", "--budget", "1GiB") == 130
+    assert "interrupted" in capsys.readouterr().err
