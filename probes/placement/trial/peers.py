@@ -23,9 +23,9 @@ from probes.placement.planner.constants import Constants
 from probes.placement.planner.profiles import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.split import StackPlan
+from probes.placement.split import DTYPE_BYTES, StackPlan
 from probes.placement.trial import checkpointed
-from probes.placement.trial.ondevice import capped, free, wall_s
+from probes.placement.trial.ondevice import announce, capped, drawing_s, free, products_s, wall_s
 from probes.placement.values import Objective, Plan
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
@@ -33,6 +33,8 @@ from probes.shared.unknown import Unknown
 WIDTH: Final = 8192  # of the linear layers of the model `mlp`
 LAYERS: Final = 40  # of it
 PEER_MARGIN: Final = 0.12  # of the cap, left to a peer for activations and the layer on its way
+
+PLACED_RATE: Final = 0.35e9  # bytes a second, packed or converted by 2 cores: 0.5 GB took 1.5 s
 
 NO_LIMIT: Final = "there is no GPU here: --vram limits nothing, all blocks compute in host memory"
 
@@ -102,8 +104,12 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     if compare and host is not None:
         _require_whole(built.module, host)
     with capped(made.vram_budget):
+        if not torch.cuda.is_available():
+            weights = sum(block.weight_bytes for block in made.blocks)
+            announce(f"placing {binary_bytes(weights)} of weights", weights / PLACED_RATE)
         handle = _placed(built.module, made, asked.checkpoint)
         try:
+            _announce_pass(built, made, inputs)
             ours, output = _measured("placed", built, inputs)
             report = str(handle.report()) if torch.cuda.is_available() else f"{NO_LIMIT}\n{handle.report()}"
         finally:
@@ -127,11 +133,32 @@ def _random(asked: Asked) -> Built:
     """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
     known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
     whole = StackPlan(known, known.layers or LAYERS, ())
+    host = _host_bytes(asked)
+    if host is not None and whole.weight_bytes > host:
+        raise Unsupported(
+            f"{asked.model} has {binary_bytes(whole.weight_bytes)} of weights, which are drawn in host "
+            f"memory, and {binary_bytes(host)} are free here",
+            "take a smaller model, or end other programs; for a prediction: plan MODEL",
+        )
     roomy = torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 2 * whole.weight_bytes
+    if not roomy:
+        numbers = whole.weight_bytes // DTYPE_BYTES[asked.dtype]
+        what = f"drawing {binary_bytes(whole.weight_bytes)} of random weights on the CPU"
+        announce(what, drawing_s(numbers, getattr(torch, asked.dtype)))
     built = build(whole, "cuda" if roomy else "cpu", asked.seed)
     built.module.requires_grad_(False).to("cpu")
     free()
     return built
+
+
+def _announce_pass(built: Built, made: Plan, inputs: torch.Tensor) -> None:
+    """Where the CPU computes, a pass of a large model takes as long as its products."""
+    if torch.cuda.is_available():
+        return
+    numbers = sum(parameter.numel() for parameter in built.module.parameters())
+    rows = inputs.numel() if built.vocabulary else inputs.numel() // max(inputs.shape[-1], 1)
+    dtype = getattr(torch, made.compute_dtype or "float32")
+    announce("a pass on the CPU, the first of at least 2", products_s(numbers, rows, dtype))
 
 
 def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) -> Handle:
@@ -143,7 +170,7 @@ def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) 
 
 
 def _host_bytes(asked: Asked) -> int | None:
-    """What a checkpoint may take of host memory; None: unknown, so what the machine's profile says."""
+    """What weights may take of host memory; None: unknown, so what the machine's profile says."""
     available = available_bytes(Path("/"))
     if asked.host is not None or isinstance(available, Unknown):
         return asked.host
