@@ -12,7 +12,7 @@ unexpectedly is fetched at once.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,8 +125,10 @@ class Engine:
     def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
         expected = self.order.learn(one.index)
-        self._copies.follow(expected=expected)
-        self._unpacks.follow(expected=expected)
+        if self._has_slots:
+            self._copies.follow(expected=expected)
+        if self._has_scratch:
+            self._unpacks.follow(expected=expected)
         if self._fast:
             self._fused = rows_of(args, kwargs) <= MOST_ROWS
         one.fused = self._fused and one.products is not None
@@ -154,8 +156,10 @@ class Engine:
         one.inside.bring()
 
     def _in_use_by_another(self, one: Moving) -> bool:
-        buffers = (one.slot,) if one.fused else (one.slot, one.scratch)
-        return any(_busy(buffer, one, set()) for buffer in buffers if buffer)
+        slot, scratch = one.slot, None if one.fused else one.scratch
+        return (slot is not None and _busy(slot, one, ())) or (
+            scratch is not None and _busy(scratch, one, ())
+        )
 
     # The steps before it
 
@@ -410,7 +414,7 @@ def refuse_training(
         )
 
 
-def _busy(buffer: Buffer, one: Moving, due: set[int]) -> bool:
+def _busy(buffer: Buffer, one: Moving, due: Container[int]) -> bool:
     """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
     held = buffer.holds
     return held is not None and held is not one and (held.depth > 0 or held.index in due)

@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
+
+from probes.placement.packing.kernels.prepared import Kernel, start, start_again
 
 _AMD: Final = re.compile(
     r"gfx(908|90a|94.|95.|1[12]..)\b"
@@ -15,6 +17,7 @@ _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
 _BLOCK: Final = 2048
 _TOGETHER: Final = 2  # blocks for a program of one warp: 199 us for 8192 x 8192 on an H200, 288 with 4 and 4
+_OF_PRODUCTS: Final = ("rest0", "codes", "values", "positions", "starts")
 
 Parts = Mapping[str, torch.Tensor]
 
@@ -117,26 +120,33 @@ def multiply(
 
     Each program multiplies `rows` of W, in pieces of 2 x `columns`. One input row has a kernel of its own.
     """
+    batch, k = x.shape
+    n = y.shape[1]
+    tensors = [x, *(parts[name] for name in _OF_PRODUCTS), y if bias is None else bias, y]
+    numbers: tuple[int | float, ...] = (n, 2.0 ** (base - _WEIGHT_EXPONENT), batch)
+    if batch == 1:
+        numbers = (n, 2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
+    key = (x.device, batch, n, k, rows, columns, warps, stages, bias is None)
+    with _on(x.device):
+        if start_again(key, tensors, numbers):
+            return
+        kernel, constants = _product(x, batch, rows=rows, columns=columns)
+        constants |= {"BIAS": bias is not None, "PTX": _has_ptx(x.device), "STAGES": stages}
+        grid, options = (-(-n // rows),), {"num_warps": warps}
+        start(kernel, grid, tensors, numbers, constants, options=options, key=key)
+
+
+def _product(x: torch.Tensor, batch: int, *, rows: int, columns: int) -> tuple[Kernel, dict[str, Any]]:
+    """The kernel for so many input rows, and its first constants, in the order of its parameters."""
     import triton.language as tl
 
     from probes.placement.packing.kernels.multiplying import few_rows, one_row
 
-    batch, k = x.shape
-    n = y.shape[1]
-    tensors = (x, *(parts[name] for name in ("rest0", "codes", "values", "positions", "starts")))
-    tensors = (*tensors, y if bias is None else bias, y)
-    how = {"K": k, "BN": rows, "BK": columns, "STAGES": stages, "num_warps": warps}
-    how |= {"BIAS": bias is not None, "PTX": _has_ptx(x.device)}
-    grid = (-(-n // rows),)
-    with _on(x.device):
-        if batch == 1:
-            scales = (2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
-            one_row[grid](*tensors, n, *scales, ESCAPES=8, **how)
-            return
-        # the interpreter multiplies the words of bfloat16 as if they were integers
-        factors = tl.bfloat16 if x.is_cuda else tl.float32
-        scale = 2.0 ** (base - _WEIGHT_EXPONENT)
-        few_rows[grid](*tensors, n, scale, batch, BB=16, FACTORS=factors, ESCAPES=1, **how)
+    sizes = {"K": x.shape[1], "BN": rows, "BK": columns}
+    if batch == 1:
+        return one_row, {**sizes, "ESCAPES": 8}
+    # the interpreter multiplies the words of bfloat16 as if they were integers
+    return few_rows, {**sizes, "BB": 16, "FACTORS": tl.bfloat16 if x.is_cuda else tl.float32, "ESCAPES": 1}
 
 
 def has_narrow_wavefronts(device: torch.device) -> bool:

@@ -152,7 +152,8 @@ class Moving:
 
         A table of positions returns a part of its weight. To be called before the call ends.
         """
-        if any(map(self._holds, tensors_in(output))):
+        found = (output,) if type(output) is torch.Tensor else tensors_in(output)
+        if any(map(self._holds, found)):
             return exchanged(output, lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
         return output
 
