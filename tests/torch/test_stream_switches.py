@@ -1,0 +1,104 @@
+"""Which stream work and marks go to, with a device that only notes it: the streams' own bookkeeping."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from probes.placement.runtime.blocks import lanes
+
+OURS, CALLERS = 7, 3
+
+
+class Device:
+    """Two GPUs' current streams, by number."""
+
+    def __init__(self):
+        self.device, self.current, self.by_context = 0, {0: CALLERS, 1: CALLERS}, 0
+
+    def set_stream(self, *, stream_id, device_index, device_type):
+        assert device_type == 1
+        self.device, self.current[device_index] = device_index, stream_id
+
+    @contextmanager
+    def context(self, stream):
+        before, self.by_context = (self.device, dict(self.current)), self.by_context + 1
+        self.set_stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=1)
+        try:
+            yield
+        finally:
+            self.device, self.current = before
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = Device()
+    monkeypatch.setattr(lanes, "_SET", made.set_stream)
+    monkeypatch.setattr(lanes, "_NOW", lambda index: (made.current[index], index, 1))
+    monkeypatch.setattr(lanes, "_ADDRESS", lambda index: made.current[index])
+    one = SimpleNamespace(stream_id=OURS, device_index=0, device_type=1)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: one)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.device)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: _Again(lambda: made.context(stream)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(at=made.current[index]))
+    return made
+
+
+class _Again:
+    """A context that can be entered again, as torch's."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __enter__(self):
+        self._inside = self._make()
+        return self._inside.__enter__()
+
+    def __exit__(self, *error):
+        return self._inside.__exit__(*error)
+
+
+def ran_on(device, lane):
+    seen = []
+    lane.run(lambda: seen.append((device.device, device.current[0])))
+    return seen
+
+
+@pytest.mark.parametrize("has_functions", [True, False])
+@pytest.mark.parametrize("current_device", [0, 1])
+def test_work_runs_on_our_stream_and_the_callers_is_current_again(
+    device, monkeypatch, has_functions, current_device
+):
+    if not has_functions:
+        monkeypatch.setattr(lanes, "_SET", None)
+    device.device = current_device
+    lane = lanes._Stream(torch.device("cuda", 0))
+    assert ran_on(device, lane) == [(0, OURS)]
+    assert (device.device, device.current) == (current_device, {0: CALLERS, 1: CALLERS})
+    assert device.by_context == (not has_functions or current_device)
+
+
+def test_work_that_fails_leaves_the_callers_stream_current(device):
+    lane = lanes._Stream(torch.device("cuda", 0))
+    with pytest.raises(ZeroDivisionError):
+        lane.run(lambda: 1 // 0)
+    assert device.current[0] == CALLERS
+
+
+@pytest.mark.parametrize("has_functions", [True, False])
+def test_marks_go_to_whichever_stream_is_current(device, monkeypatch, has_functions):
+    if not has_functions:
+        monkeypatch.setattr(lanes, "_ADDRESS", None)
+    seen = []
+    mark = SimpleNamespace(
+        event=SimpleNamespace(
+            record=lambda stream: seen.append(stream.at), wait=lambda stream: seen.append(-stream.at)
+        )
+    )
+    lane = lanes._Current(torch.device("cuda", 0))
+    for stream in (3, 4, 3):
+        device.current[0] = stream
+        lane.record(mark)
+        lane.wait(mark)
+    assert seen == [3, -3, 4, -4, 3, -3]
