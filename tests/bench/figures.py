@@ -223,7 +223,7 @@ def _span(values: Sequence[float]) -> str:
 
 def busy(results: Results) -> str:
     """Says so where other work ran beside the bench."""
-    before = results.document["load"][0]
+    before = results.document.get("load", [0.0])[0]  # a device's script may not have known it
     return (
         f", on a machine with other work: load {before:g}" if before > results.document["cores"] / 2 else ""
     )
@@ -259,6 +259,13 @@ ON_A_GPU = (
     "trouble",
 )
 
+# results of other scripts for machines with a GPU
+ON_A_CARD = {
+    "bench-scan-gpu.json": "tests/device/run_scan.sh",
+    "bench-fit-gpu.json": "tests/device/run_fit.sh",
+    "bench-watch-gpu.json": "tests/device/run_watch_fit.sh",
+}
+
 FIGURES: dict[str, Figure] = {
     "images": bench("images", images_block),
     "audit.bars": bench("audit", bars),
@@ -290,6 +297,9 @@ FIGURES: dict[str, Figure] = {
     "prune.whole": value("prune", "rocm: unpruned root file system", "{:.2f} GB", 1e9),
     "scan.answer": value("scan", "the answer of a scan of this CPU", "{}"),
     "scan.bars": bench("scan", bars),
+    "scan.gpu": bench("scan-gpu", bars),
+    "fit.gpu": bench("fit-gpu", bars),
+    "watch.gpu": bench("watch-gpu", bars),
     "trust.bars": bench("probes", bars),
     "probes.quick-s": Figure("h200-quick.json", lambda report: f"{seconds_of(report):.0f} s"),
     "probes.full-min": Figure("h200-full.json", lambda report: f"{seconds_of(report) / 60:.0f} minutes"),
@@ -332,6 +342,8 @@ def maker(file: str) -> str:
     """How to make a file of results."""
     if file.startswith("bench-placement-"):
         return "run tests/device/run_placement.sh on a machine with a GPU and copy it from there"
+    if file in ON_A_CARD:
+        return f"run {ON_A_CARD[file]} on a machine with a GPU and copy it from there"
     if file.startswith("bench-device") or not file.startswith("bench-"):
         return "run tests/device/run_quick.sh on a machine with a GPU and copy it from there"
     return f"run make {Path(file).stem}"

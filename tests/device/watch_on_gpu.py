@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from board import Board
+
 HERE = Path(__file__).parent
 OUT = Path(os.environ.get("OUT", "reports/probes"))
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -34,19 +36,7 @@ SMI = {
     "busy_percent": ("utilization.gpu", 1.0, 1.0),
     "memory_busy_percent": ("utilization.memory", 1.0, 1.0),
 }
-_ROWS: list[dict[str, Any]] = []
-
-
-def row(**found: Any) -> None:
-    """A line of the results."""
-    _ROWS.append(found)
-    print(json.dumps(found), flush=True)
-
-
-def bar(name: str, value: float, limit: float, unit: str, *, at_least: bool = False, **more: Any) -> None:
-    ok = value >= limit if at_least else value <= limit
-    must = "at least" if at_least else "at most"
-    row(bar=name, value=round(value, 5), must_be=must, limit=limit, unit=unit, ok=ok, **more)
+BOARD = Board("watch-gpu", command="tests/device/run_watch_fit.sh", results=OUT)
 
 
 def cpu_s(pid: int) -> float:
@@ -150,7 +140,7 @@ def against_smi() -> None:
                         [turn, their, min(ours, default=None), max(ours, default=None)]
                     )
         misses = sum(map(len, wrong.values()))
-        bar(
+        BOARD.bar(
             f"NVML figures unequal to nvidia-smi's, {state}",
             misses,
             0,
@@ -205,21 +195,29 @@ def energy_and_cost() -> None:
     energy = found["report"]["cards"][0]["energy"]
     by_reference = reference.joules(start, start + energy["covers_s"])
     miss = abs(energy["joules"] / by_reference - 1) * 100
-    bar("energy by the card's counter against 50 Hz", miss, 3.0, "%", energy=energy)
+    BOARD.bar("energy by the card's counter against 50 Hz", miss, 3.0, "%", energy=energy)
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(known))
     by_power = area / reference.joules(start + known[0][0], start + known[-1][0])
-    row(figure="energy by power at 4 Hz against 50 Hz", value=round(abs(by_power - 1) * 100, 3), unit="%")
-    bar("processor time at 4 Hz, of one core", found["cpu"] * 100, 1.0, "%")
+    BOARD.line(
+        {
+            "figure": "energy by power at 4 Hz against 50 Hz",
+            "value": round(abs(by_power - 1) * 100, 3),
+            "unit": "%",
+        }
+    )
+    BOARD.bar("processor time at 4 Hz, of one core", found["cpu"] * 100, 1.0, "%")
     shown = {name: round(value, 4) for name, value in means(found).items()}
-    row(figure="saturation: train", load=found["load"], mean=shown)
+    BOARD.line({"figure": "saturation: train", "load": found["load"], "mean": shown})
     pace = found["report"]["pace"]
-    bar("interval error p99", pace["error_p99_s"] * 1e3, 10.0, "ms", samples=pace["samples"])
-    row(
-        figure="own share by its own count",
-        value=pace["own_cpu_share"],
-        unit="of a core",
-        energy=found["report"]["cards"][0]["energy"],
-        slow=found["report"]["cards"][0]["slowdowns"],
+    BOARD.bar("interval error p99", pace["error_p99_s"] * 1e3, 10.0, "ms", samples=pace["samples"])
+    BOARD.line(
+        {
+            "figure": "own share by its own count",
+            "value": pace["own_cpu_share"],
+            "unit": "of a core",
+            "energy": found["report"]["cards"][0]["energy"],
+            "slow": found["report"]["cards"][0]["slowdowns"],
+        }
     )
 
 
@@ -244,16 +242,18 @@ def saturation() -> None:
         peak = found["report"]["subject"]["cards"][0]["memory_bytes_per_s"]
         load = found["load"]
         shown = {name: round(value, 4) for name, value in mean.items()}
-        row(
-            figure=f"saturation: {kind}",
-            load=load,
-            mean=shown,
-            memory_bytes_per_s=peak,
-            cpu=round(found["cpu"], 5),
+        BOARD.line(
+            {
+                "figure": f"saturation: {kind}",
+                "load": load,
+                "mean": shown,
+                "memory_bytes_per_s": peak,
+                "cpu": round(found["cpu"], 5),
+            }
         )
         if kind == "copy":
             moved = mean["dram_percent"] / 100 * peak
-            bar(
+            BOARD.bar(
                 "memory bytes by counter against a copy's own",
                 abs(moved / load["memory_bytes_per_s"] - 1) * 100,
                 10,
@@ -263,7 +263,7 @@ def saturation() -> None:
             way = "to_card" if kind == "upload" else "from_card"
             counted = mean[f"{way}_bytes_per_s"]
             ratio = counted / load[f"{way}_bytes_per_s"]
-            bar(
+            BOARD.bar(
                 f"link bytes {way} by counter against a copy's own",
                 abs(ratio - 1) * 100,
                 15,
@@ -271,16 +271,23 @@ def saturation() -> None:
                 ratio=ratio,
             )
         if kind == "spin":
-            bar("spinning kernel: busy", mean["busy_percent"], 95, "%", at_least=True)
-            bar("spinning kernel: multiprocessors", mean["sm_active_percent"], 5, "%")
+            BOARD.bar("spinning kernel: busy", mean["busy_percent"], 95, "%", at_least=True)
+            BOARD.bar("spinning kernel: multiprocessors", mean["sm_active_percent"], 5, "%")
         if kind == "product":
-            bar("matrix product: tensor pipes", mean["tensor_percent"], 50, "%", at_least=True)
+            BOARD.bar("matrix product: tensor pipes", mean["tensor_percent"], 50, "%", at_least=True)
 
 
 def allocator() -> None:
     found = watch("fragments", 3, hook=True)
     told = found["report"]["allocator"]
-    row(figure="allocator of a half-emptied cache", value=told, code=found["code"], err=found["err"][-300:])
+    BOARD.line(
+        {
+            "figure": "allocator of a half-emptied cache",
+            "value": told,
+            "code": found["code"],
+            "err": found["err"][-300:],
+        }
+    )
 
 
 def costs() -> None:
@@ -313,11 +320,13 @@ def costs() -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(20):
             value = call()
-        row(
-            cost=name,
-            wall_us=round((time.perf_counter() - wall) / 20 * 1e6),
-            cpu_us=round((time.process_time() - cpu) / 20 * 1e6),
-            value=str(value)[:160],
+        BOARD.line(
+            {
+                "cost": name,
+                "wall_us": round((time.perf_counter() - wall) / 20 * 1e6),
+                "cpu_us": round((time.process_time() - cpu) / 20 * 1e6),
+                "value": str(value)[:160],
+            }
         )
 
 
@@ -328,16 +337,9 @@ def main() -> int:
         try:
             part()
         except Exception as error:
-            row(failed=part.__name__, why=f"{type(error).__name__}: {error}"[:500], ok=False)
-    (OUT / "watch-on-gpu.json").write_text(json.dumps(_ROWS, indent=1) + "\n")
-    print(
-        "\n".join(
-            f"{'ok  ' if r['ok'] else 'MISS'} {r['bar']}: {r['value']} {r['unit']}"
-            for r in _ROWS
-            if "bar" in r
-        )
-    )
-    return int(any(r.get("ok") is False for r in _ROWS))
+            why = f"{type(error).__name__}: {error}"[:500]
+            BOARD.bar(f"{part.__name__} ended early", 1, 0, "times", why=why)
+    return BOARD.finish()
 
 
 if __name__ == "__main__":
