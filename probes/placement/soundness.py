@@ -33,6 +33,8 @@ def _flaws(plan: Plan) -> Iterator[str]:
             yield f"{block.name!r} has the tier {block.tier!r}; known are {', '.join(TIERS)}"
         if block.kept and (not plan.bfloat16_becomes or block.tier in ("in_place", "cpu")):
             yield f"{block.name!r} is {block.tier} and kept as bfloat16, and nothing converts it"
+        if block.table and (block.tier != "packed" or block.dense or block.kept):
+            yield f"{block.name!r} is a packed table, and {block.tier} or packed otherwise"
     yield from _numbers(plan, "plan")
     rings = plan.rings
     if not all(count <= MOST_BUFFERS for count in (rings.slots, rings.scratches, rings.ahead)):
@@ -91,7 +93,7 @@ def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
     """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights
-    unpacked = weights if block.tier in PACKED or block.kept else 0
+    unpacked = weights if (block.tier in PACKED or block.kept) and not block.table else 0
     for what, taken, least in (
         ("VRAM", block.vram_bytes, stored if block.tier in IN_VRAM else 0),
         ("host memory", block.host_bytes, stored if block.tier in IN_HOST else 0),

@@ -31,6 +31,7 @@ class BlockPlan:
     predicted_s: float  # the longest of its copy, unpacking and computing, a pass
     dense: bool = False  # packed with 3-bit codes: 7 % fewer bytes, which take longer to unpack
     kept: bool = False  # as bfloat16, and converted for each call to what the plan's bfloat16 becomes
+    table: bool = False  # packed and never unpacked as a whole: lookups and products need rows of it
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,18 @@ class Packed:
         parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
         return Packed(self.layout, self.shape, parts, base=self.base, table=self.table)
 
+    def piece(self, first: int, last: int, escapes: slice) -> "Packed":
+        """The rows `first` to `last` of a `b12` matrix, in the same memory; `escapes` are theirs."""
+        width = self.shape[1]
+        parts = {
+            "rest0": self.parts["rest0"][first * width : last * width],
+            "codes": self.parts["codes"][first * width // 2 : last * width // 2],
+            "values": self.parts["values"][escapes],
+            "positions": self.parts["positions"][escapes],
+            "starts": self.parts["starts"][first : last + 1],
+        }
+        return Packed(self.layout, (last - first, width), parts, base=self.base)
+
 
 def form(packed: Packed) -> PackedForm:
     """What has to be known to find the packed tensor in a flat buffer; it has a JSON form."""

@@ -1,7 +1,8 @@
-"""Products of a few rows with packed weights, computed without unpacking them first."""
+"""Products of a few rows with packed weights, and single rows of them, without unpacking them all."""
 
 import torch
 
+from probes.placement.packing import window
 from probes.placement.packing.kernels import launching
 from probes.placement.packing.layouts import B12
 from probes.placement.packing.packed import Packed
@@ -41,3 +42,22 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         stages=tile.stages,
     )
     return y
+
+
+def rows(packed: Packed, ids: torch.Tensor, *, most_escapes: int) -> torch.Tensor:
+    """`torch.nn.functional.embedding` with a packed `b12` matrix: the same bits, of shape (*ids.shape, k).
+
+    `ids` are whole numbers of any shape; no row of the matrix has more than `most_escapes`. Nothing waits for
+    the device, so a graph can capture it. Raises IndexError for an id out of range on the CPU; a GPU ends in
+    torch's own assertion.
+    """
+    flat = ids.reshape(-1)
+    if launching.usable(packed.device) and flat.numel():
+        found = torch.empty((flat.numel(), packed.shape[1]), dtype=torch.bfloat16, device=packed.device)
+        launching.unpack_rows(packed.parts, flat, found, base=packed.base)
+    else:
+        words = window.decoded_rows(
+            packed.layout, packed.parts, flat, base=packed.base, most_escapes=most_escapes
+        )
+        found = words.contiguous().view(torch.bfloat16)
+    return found.view(*ids.shape, packed.shape[1])

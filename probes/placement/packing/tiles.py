@@ -11,6 +11,8 @@ from typing import Final
 from probes.placement.packing.grid import is_matrix
 
 MOST_ROWS: Final = 16  # input rows, of a fused product
+PIECE_BYTES: Final = 16 << 20  # of a table's piece, unpacked for a product of more rows
+_PIECE_ROWS: Final = 128  # that a piece's rows are a multiple of, for the library's kernels
 _PROGRAMS: Final = 256  # about two for each multiprocessor of a large GPU
 
 
@@ -47,3 +49,21 @@ def _rows(n: int, *, most: int, least: int, programs: int) -> int:
     while rows > least and n // rows < programs:
         rows //= 2
     return rows
+
+
+def is_table(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether single rows of a packed tensor can be unpacked: a bfloat16 matrix of wide rows."""
+    return dtype == "bfloat16" and is_matrix(shape)
+
+
+def piece_rows(shape: tuple[int, ...]) -> int:
+    """How many rows of a bfloat16 table of `shape` are unpacked at once, for a product of many input rows."""
+    n, k = shape
+    pieces = -(-n * k * 2 // PIECE_BYTES)
+    rows = -(-n // pieces)
+    return min(n, -(-rows // _PIECE_ROWS) * _PIECE_ROWS)
+
+
+def piece_bytes(shape: tuple[int, ...]) -> int:
+    """Bytes of the memory that such a piece is unpacked into."""
+    return piece_rows(shape) * shape[1] * 2

@@ -6,10 +6,11 @@ that a product can be computed from the codes alone and then be corrected.
 
 Parts: `rest0`.. (bytes of sign and mantissa, the sign on top), `codes` (element k and k + width / 2 in one
 byte), `values` (words) and `positions` (within the group of rows, unsigned) of the escapes in order, and
-`starts` (where each group's escapes begin, and their number).
+`starts` (where each group's escapes begin, and their number; of a part of a matrix's rows they count from the
+whole matrix's first escape).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -62,22 +63,53 @@ def decoded(
     """Pieces of the words in order, each with the index that it begins at; escapes are still zero."""
     codes = parts["codes"].view(cut.rows, 1, cut.width // 2)
     for first, last in row_chunks(cut, codes.device):
-        byte = codes[first:last]
-        code = torch.cat((byte & 15, byte >> 4), 1).view(-1).to(layout.word)
-        words = ((code + base) * (code > 0)) << layout.mantissa_bits
         span = slice(first * cut.width, last * cut.width)
-        rest = parts["rest0"][span].to(layout.word)
-        for i in range(1, _planes(layout)):
-            rest |= parts[f"rest{i}"][span].to(layout.word) << (8 * i)
-        words |= rest & ((1 << layout.mantissa_bits) - 1)
-        words |= (rest >> layout.mantissa_bits) << layout.sign_shift
-        yield span.start, words
+        planes = [parts[f"rest{i}"][span] for i in range(_planes(layout))]
+        yield span.start, _words(layout, codes[first:last], planes, base)
+
+
+def decoded_rows(
+    layout: Layout, parts: Mapping[str, torch.Tensor], ids: torch.Tensor, *, base: int, most_escapes: int
+) -> torch.Tensor:
+    """The words of the rows `ids` (flat) of a matrix whose rows have their own lists of escapes.
+
+    No row has more than `most_escapes` of them. Raises IndexError for an id out of range, on the CPU.
+    """
+    starts = parts["starts"]
+    rows = starts.numel() - 1
+    byte = parts["codes"].view(rows, 1, -1).index_select(0, ids)
+    width = 2 * byte.shape[2]
+    planes = [parts[f"rest{i}"].view(rows, width).index_select(0, ids) for i in range(_planes(layout))]
+    words = _words(layout, byte, [plane.view(-1) for plane in planes], base).view(-1, width)
+    if not most_escapes:
+        return words
+    begin, end = (edge.index_select(0, ids)[:, None] - starts[0] for edge in (starts[:-1], starts[1:]))
+    which = begin + torch.arange(most_escapes, device=ids.device, dtype=torch.int32)
+    there = which < end
+    which = which * there  # of what isn't there, any
+    column = parts["positions"][which].to(torch.int64) & ((1 << _POSITION_BITS) - 1)
+    padded = torch.nn.functional.pad(words, (0, 1))  # what isn't there goes to a column that is cut off
+    padded.scatter_(1, torch.where(there, column, width), parts["values"][which])
+    return padded[:, :width]
+
+
+def _words(layout: Layout, byte: torch.Tensor, planes: Sequence[torch.Tensor], base: int) -> torch.Tensor:
+    """The words, flat, of rows with these codes, of shape (rows, 1, width / 2); escapes are still zero."""
+    code = torch.cat((byte & 15, byte >> 4), 1).view(-1).to(layout.word)
+    words = ((code + base) * (code > 0)) << layout.mantissa_bits
+    rest = planes[0].to(layout.word)
+    for i, plane in enumerate(planes[1:], start=1):
+        rest |= plane.to(layout.word) << (8 * i)
+    words |= rest & ((1 << layout.mantissa_bits) - 1)
+    words |= (rest >> layout.mantissa_bits) << layout.sign_shift
+    return words
 
 
 def escape_indices(parts: dict[str, torch.Tensor], cut: Grid) -> torch.Tensor:
     """Where in the flat tensor the escapes are, without waiting for the device."""
     positions = parts["positions"].to(torch.int64) & ((1 << _POSITION_BITS) - 1)
     order = torch.arange(positions.numel(), device=positions.device, dtype=torch.int32)
+    order += parts["starts"][0]
     group = torch.searchsorted(parts["starts"], order, right=True) - 1
     return group * (cut.group_rows * cut.width) + positions
 

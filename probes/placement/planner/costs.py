@@ -12,7 +12,7 @@ from typing import Final
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
 from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
-from probes.placement.packing.tiles import MOST_ROWS
+from probes.placement.packing.tiles import MOST_ROWS, is_table, piece_bytes, piece_rows
 from probes.placement.planner.constants import Constants
 from probes.placement.values import Objective, Tier
 
@@ -37,6 +37,8 @@ HOST_SHARE: Final = (
 SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
 UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident must save in sum
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
+LOOKUP_OPERATIONS: Final = 2  # of a lookup in a packed table, with a kernel for it and by torch operations
+LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ class Option:
     scratch_bytes: int = 0  # likewise for unpacked blocks
     dense: bool = False  # packed with 3-bit codes
     kept: bool = False  # with the bits that the model has, and converted for each call
+    table: bool = False  # packed and never unpacked as a whole
 
     @property
-    def way(self) -> tuple[Tier, bool, bool]:
+    def way(self) -> tuple[Tier, bool, bool, bool]:
         """What distinguishes it among a block's options: the tier, and the layout there."""
-        return self.tier, self.dense, self.kept
+        return self.tier, self.dense, self.kept, self.table
 
     @property
     def lanes(self) -> tuple[float, ...]:
@@ -192,6 +195,7 @@ class _Block:
             pinned_bytes=0,
         )
         if self._packed < 0.97 * self._given:
+            yield from self._as_table()
             yield from self._when_packed(dense=False)
             if self._dtype == "bfloat16" and machine.triton and self._work.captured:
                 yield from self._when_packed(dense=True)
@@ -235,9 +239,7 @@ class _Block:
         moving = launch + (0.0 if self._work.captured else machine.moving_s * fetches)
         scratch = self._bytes  # also of fused blocks, for passes of many rows
         if fused:
-            rate = machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
-            compute = self._compute(rate, share=packed / self._bytes)
-            unpack = 0.0
+            compute, unpack = self._compute_fused(packed), 0.0
         else:
             compute = self._compute(machine.vram_rate)
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
@@ -268,6 +270,46 @@ class _Block:
             dense=dense,
             kept=self._converts,
         )
+
+    def _as_table(self) -> Iterator[Option]:
+        """Packed in VRAM: lookups unpack the rows that they need, products no more than a piece at a time."""
+        machine, (tensor, *more) = self._machine, self._block.tensors
+        looked_up = self._block.looked_up or self._lookup_only
+        if more or self._converts or not looked_up or not is_table(tensor.shape, tensor.dtype):
+            return
+        operations = LOOKUP_OPERATIONS if machine.triton else LOOKUP_OPERATIONS_WITHOUT_TRITON
+        plain = Option(
+            "packed",
+            compute_s=self._compute(machine.vram_rate) + operations * machine.kernel_s,
+            launch_s=self._launch + (0.0 if self._work.captured else operations * machine.operation_s),
+            vram_bytes=self._packed,
+            table=True,
+        )
+        if self._lookup_only:
+            yield plain
+        elif self._work.objective == "fast":
+            yield self._multiplied(plain, tensor)
+
+    def _multiplied(self, plain: Option, tensor: TensorDescription) -> Option:
+        """A table that products need as well: fused, or piece by piece."""
+        machine, captured = self._machine, self._work.captured
+        roomy = replace(plain, vram_bytes=plain.vram_bytes + aligned(piece_bytes(tensor.shape)))
+        if self._fused():
+            saved = self._compute(machine.vram_rate) - self._compute_fused(self._packed)
+            launch = 0.0 if captured else PACKED_LAUNCH_S
+            return replace(roomy, compute_s=plain.compute_s - saved, launch_s=plain.launch_s + launch)
+        pieces = -(-tensor.shape[0] // piece_rows(tensor.shape))
+        return replace(
+            roomy,
+            compute_s=plain.compute_s + (pieces - 1) * machine.kernel_s,
+            unpack_s=(self._packed + self._bytes) / machine.unpack_rate + pieces * UNPACK_ITEM_S,
+            launch_s=plain.launch_s + (0.0 if captured else 2 * pieces * machine.operation_s),
+        )
+
+    def _compute_fused(self, packed: int) -> float:
+        """The GPU's time for products that read packed weights."""
+        rate = self._machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
+        return self._compute(rate, share=packed / self._bytes)
 
     def _unpack_rate(self, *, dense: bool) -> float:
         """Bytes a second, read and written. Kernels write the dtype that was packed; operations convert."""

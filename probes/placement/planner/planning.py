@@ -285,6 +285,7 @@ def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object,
         predicted_s=max(option.copy_s, option.unpack_s, option.compute_s, option.cpu_s, option.disk_s),
         dense=option.dense,
         kept=option.kept,
+        table=option.table,
     )
     return tuple(getattr(one, field.name) for field in fields(one))[1:]
 

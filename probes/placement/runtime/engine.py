@@ -27,6 +27,7 @@ from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
 from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange, Moving, equip
 from probes.placement.runtime.blocks.order import Order, Walk, WalkState
+from probes.placement.runtime.blocks.packedtables import Table
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.measuring import Stopwatches
 
@@ -64,12 +65,21 @@ class Engine:
 
     def _lazy(self, one: Moving, item: Item) -> Lazy:
         entry = item.entry
+        table = self._table(one, item) if one.stored.table else None
         away = Away(
             entry.name,
             fetch=lambda: self._value(one, item, self.lanes.device),
             home=lambda: self._value(one, item, torch.device("cpu")),
+            product=table.product if table else None,
+            lookup=table.lookup if table else None,
         )
         return Lazy.of(away, shape=entry.shape, dtype=entry.dtype, device=self.lanes.device)
+
+    def _table(self, one: Moving, item: Item) -> Table:
+        whole = one.wire.whole()
+        room = whole[one.stored.n_bytes - one.stored.room :][: one.stored.room]
+        fused = self._work.linear if self._fast else None
+        return Table(item.packed(whole), room, unpack=self._work.unpack, fused=fused)
 
     def begin(self) -> None:
         """All blocks are there: fetch ahead for a first pass."""

@@ -13,6 +13,7 @@ from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Guard
 from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.blocks.packedtables import can_be_table
 from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
@@ -63,7 +64,8 @@ def staged(
     homes = Homes()
     dense = {block.name for block in plan.blocks if block.dense}
     kept = {block.name for block in plan.blocks if block.kept}
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense, kept)
+    tables = {block.name for block in plan.blocks if block.table}
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense, kept, tables)
     return Handle(model, plan, engine, homes, settling)
 
 
@@ -97,6 +99,8 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"{name} is used while other blocks are called: it can only be resident",
                 "plan again",
             )
+        if tiers[name].table and not can_be_table(block):
+            raise _another(f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed")
     return [(found[name], block.tier) for name, block in tiers.items()]
 
 

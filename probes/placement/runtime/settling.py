@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Protocol
@@ -31,6 +31,7 @@ from probes.placement.runtime.blocks.blockstore import (
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Buffer, ring
+from probes.placement.runtime.blocks.packedtables import room_of
 from probes.placement.runtime.blocks.wires import Held, Wire
 from probes.placement.runtime.converting import Correction, require_entry, require_packed
 from probes.placement.runtime.engine import Engine
@@ -153,6 +154,7 @@ class Settling:
     fast: bool  # few rows are multiplied with packed weights
     dense: Collection[str] = ()  # names of blocks that are packed with 3-bit codes
     kept: Collection[str] = ()  # and of those that are converted for each call
+    tables: Collection[str] = ()  # and of those that stay packed
     settled: list[_Settled] = field(default_factory=list)
     _ways_back: dict[int, Callable[[], torch.Tensor]] = field(default_factory=dict)
     host: HostArena | None = None
@@ -232,7 +234,10 @@ class Settling:
                 self.homes.later(entry, partial(own_values, self.source, entry))
             elif packed is not None:  # the values are kept twice no longer than necessary
                 self.homes.later(entry, partial(_unpacked, entry, packed))
-        return _Settled(block, tier, lay_out(block, forms), tuple(packs))
+        stored = lay_out(block, forms)
+        if block.name in self.tables and forms[0] is not None:
+            stored = replace(stored, table=True, room=room_of(block.entries[0]))
+        return _Settled(block, tier, stored, tuple(packs))
 
     def _pack(self, entry: Entry, *, dense: bool) -> Packed | None:
         packed = self.source.packed(entry, dense=dense)
@@ -296,7 +301,7 @@ class Settling:
     @property
     def scratch_bytes(self) -> int:
         """Of each scratch buffer: the largest block that is unpacked into one."""
-        return max((raw_bytes(one.block) for one in self.settled if one.stored.is_packed), default=0)
+        return max((raw_bytes(one.block) for one in self.settled if one.stored.is_unpacked), default=0)
 
     def _ring(self, count: int, n_bytes: int) -> list[Buffer]:
         assert self.vram
@@ -308,12 +313,12 @@ class Settling:
         scratches = self._ring(self.scratches, self.scratch_bytes)
         in_slots = unpacked = 0
         for one in self.settled:
-            if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_packed):
+            if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_unpacked):
                 continue
             slot = scratch = None
             if one.tier not in IN_VRAM:
                 slot, in_slots = slots[in_slots % len(slots)], in_slots + 1
-            if one.stored.is_packed and scratches:
+            if one.stored.is_unpacked and scratches:
                 scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
             wire = one.wire
             if wire is None:
@@ -324,7 +329,9 @@ class Settling:
     @property
     def vram_asked(self) -> int:
         """Bytes of what stays in VRAM, of the slots and of the scratch buffers, without alignment."""
-        stays = sum(item.n_bytes for one in self.settled if one.tier in IN_VRAM for item in one.stored.items)
+        there = [one.stored for one in self.settled if one.tier in IN_VRAM]
+        stays = sum(item.n_bytes for stored in there for item in stored.items)
+        stays += sum(stored.room for stored in there)
         slots, scratches = self.slots, self.scratches
         return stays + slots * self.slot_bytes + scratches * self.scratch_bytes
 

@@ -26,6 +26,7 @@ TIER_WORDS: Final[dict[Tier, str]] = {
     "cpu": "in host memory; the CPU computes",
     "disk": "on disk; read and copied in each pass",
 }
+TABLE_WORDS: Final = "as a table: rows are looked up, and products computed, without unpacking all of it"
 MOST_RANGES: Final = 3  # of blocks that a row names
 
 
@@ -79,32 +80,29 @@ def _batch(batch: int) -> str:
 
 
 def _by_tier(plan: Plan) -> str:
-    ways = [(tier, kept) for tier in TIERS for kept in (False, True)]
-    rows = [
-        _tier_row(tier, plan, kept=kept)
-        for tier, kept in ways
-        if any((b.tier, b.kept) == (tier, kept) for b in plan.blocks)
-    ]
+    ways: dict[tuple[Tier, bool, bool], list[BlockPlan]] = {}
+    for block in plan.blocks:
+        ways.setdefault((block.tier, block.kept, block.table), []).append(block)
+    ordered = sorted(ways, key=lambda way: (TIERS.index(way[0]), way[1:]))
+    rows = [_tier_row(plan, ways[way]) for way in ordered]
     headers = ["tier", "blocks", "asked", "VRAM", "host", "per pass over the link", "which"]
-    return (
-        table(headers, rows, markdown=False)
-        + "\n"
-        + "\n".join(
-            f"{tier}: {TIER_WORDS[tier]}" for tier in TIERS if any(b.tier == tier for b in plan.blocks)
-        )
-    )
+    used = dict.fromkeys(tier for tier, *_ in ordered)
+    words = [f"{tier}: {TIER_WORDS[tier]}" for tier in used]
+    words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
+    return "\n".join([table(headers, rows, markdown=False), *words])
 
 
-def _tier_row(tier: Tier, plan: Plan, *, kept: bool) -> list[str]:
-    mine = [block for block in plan.blocks if (block.tier, block.kept) == (tier, kept)]
+def _tier_row(plan: Plan, mine: Sequence[BlockPlan]) -> list[str]:
+    """The row of blocks that are kept in one way."""
     sums = (
         sum(b.weight_bytes for b in mine),
         sum(b.vram_bytes for b in mine),
         sum(b.host_bytes for b in mine),
         sum(b.wire_bytes for b in mine),
     )
-    as_ = "bfloat16" if kept else plan.bfloat16_becomes
-    name = f"{tier}, as {as_}" if as_ else str(tier)
+    one = mine[0]
+    as_ = "a table" if one.table else "bfloat16" if one.kept else plan.bfloat16_becomes
+    name = f"{one.tier}, as {as_}" if as_ else str(one.tier)
     return [name, str(len(mine)), *map(binary_bytes, sums), _ranges(plan.blocks, mine)]
 
 

@@ -28,6 +28,12 @@ def cases(target, ptx: bool):
         {**cut, "BLOCK": 2048, "PTX": ptx},
         8,
     )
+    yield (
+        decoding.rows_b12,
+        {"ids": "*i64", "first": WORDS, **MATRIX, "out": WEIGHTS, "n": "i32", "scale": "fp32"},
+        {"WIDTH": K, "BLOCK": 1024, "PTX": ptx},
+        4,
+    )
     planes = {f"rest{i}": BYTES for i in range(3)}
     f28 = {**planes, "codes": BYTES, **ESCAPES, "values": WORDS, "out": WORDS}
     yield decoding.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4

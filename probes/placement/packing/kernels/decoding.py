@@ -79,27 +79,82 @@ def unpack_b12(
     group = tl.program_id(0).to(tl.int64)
     for r in range(GROUP):
         row = group * GROUP + r
-        at = row * WIDTH
         width = tl.where(row < rows, half, 0)
-        for first in range(0, half, BLOCK):
-            j = first + tl.arange(0, BLOCK)
-            there = j < width
-            code = tl.load(codes + row * half + j, mask=there, other=0)
-            low = tl.load(rest + at + j, mask=there, other=0)
-            high = tl.load(rest + at + half + j, mask=there, other=0)
-            one = weights(low, code, False, False, PTX)
-            other = weights(high, code, True, False, PTX)
-            tl.store(out + at + j, (one.to(tl.float32) * scale).to(tl.bfloat16), mask=there & (at + j < n))
-            upper = there & (at + half + j < n)
-            tl.store(out + at + half + j, (other.to(tl.float32) * scale).to(tl.bfloat16), mask=upper)
+        _unpack_row(rest, codes, out, row, row * WIDTH, width, n, scale, WIDTH, BLOCK, PTX)
     tl.debug_barrier()
-    begin = tl.load(starts + group)
-    end = tl.load(starts + group + 1)
+    before = tl.load(starts)
+    begin = tl.load(starts + group) - before
+    end = tl.load(starts + group + 1) - before
+    _put_escapes(values, positions, out + group * GROUP * WIDTH, begin, end)
+
+
+@triton.jit
+def _unpack_row(
+    rest: tl.tensor,
+    codes: tl.tensor,
+    out: tl.tensor,
+    row: tl.tensor,
+    to: tl.tensor,
+    width: tl.tensor,
+    n: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PTX: tl.constexpr,
+) -> None:
+    """Unpack the first `width` weights of both halves of a row to `out` from `to` on, below n."""
+    half: tl.constexpr = WIDTH // 2
+    at = row * WIDTH
+    for first in range(0, half, BLOCK):
+        j = first + tl.arange(0, BLOCK)
+        there = j < width
+        code = tl.load(codes + row * half + j, mask=there, other=0)
+        low = tl.load(rest + at + j, mask=there, other=0)
+        high = tl.load(rest + at + half + j, mask=there, other=0)
+        one = weights(low, code, False, False, PTX)
+        other = weights(high, code, True, False, PTX)
+        tl.store(out + to + j, (one.to(tl.float32) * scale).to(tl.bfloat16), mask=there & (to + j < n))
+        upper = there & (to + half + j < n)
+        tl.store(out + to + half + j, (other.to(tl.float32) * scale).to(tl.bfloat16), mask=upper)
+
+
+@triton.jit
+def _put_escapes(
+    values: tl.tensor, positions: tl.tensor, out: tl.tensor, begin: tl.tensor, end: tl.tensor
+) -> None:
+    """Put the escapes `begin` to `end` at their positions from `out` on."""
     for first in range(begin, end, 32):
         i = first + tl.arange(0, 32)
         place = tl.load(positions + i, mask=i < end, other=0).to(tl.int32) & 0xFFFF
         value = tl.load(values + i, mask=i < end, other=0).to(tl.bfloat16, bitcast=True)
-        tl.store(out + group * GROUP * WIDTH + place, value, mask=i < end)
+        tl.store(out + place, value, mask=i < end)
+
+
+@triton.jit
+def rows_b12(
+    ids: tl.tensor,
+    first: tl.tensor,
+    rest: tl.tensor,
+    codes: tl.tensor,
+    values: tl.tensor,
+    positions: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PTX: tl.constexpr,
+) -> None:
+    """One program unpacks the row of one id. `first` has where its escapes begin; `out` has `n` weights."""
+    to = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids + to).to(tl.int64)
+    _unpack_row(rest, codes, out, row, to * WIDTH, WIDTH // 2, n, scale, WIDTH, BLOCK, PTX)
+    tl.debug_barrier()
+    before = tl.load(starts)
+    begin = tl.load(first + to) - before
+    end = tl.load(starts + row + 1) - before
+    _put_escapes(values, positions, out + to * WIDTH, begin, end)
 
 
 @triton.jit
@@ -139,8 +194,9 @@ def unpack_f28(
                 word |= tl.where(code > 0, code + base, 0) << 23
                 tl.store(out + at + j, word, mask=there & (at + j < n))
     tl.debug_barrier()
-    begin = tl.load(starts + group)
-    end = tl.load(starts + group + 1)
+    before = tl.load(starts)
+    begin = tl.load(starts + group) - before
+    end = tl.load(starts + group + 1) - before
     for first in range(begin, end, 32):
         i = first + tl.arange(0, 32)
         place = tl.load(positions + i, mask=i < end, other=0).to(tl.int32) & 0xFFFF

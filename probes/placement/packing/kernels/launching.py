@@ -75,6 +75,31 @@ def unpack_window(
         )
 
 
+def unpack_rows(parts: Parts, ids: torch.Tensor, out: torch.Tensor, *, base: int) -> None:
+    """Unpack the rows `ids` (flat) of a `b12` matrix into `out`, contiguous, of shape (ids, width).
+
+    An id that there is no row for ends in torch's own device-side assertion.
+    """
+    from probes.placement.packing.kernels.decoding import rows_b12
+
+    width = out.shape[1]
+    first = parts["starts"][:-1].index_select(0, ids)  # which refuses ids out of range
+    block = min(1024, 1 << (width // 2 - 1).bit_length())
+    planes = (parts["rest0"], parts["codes"], parts["values"], parts["positions"], parts["starts"])
+    with _on(out.device):
+        rows_b12[(ids.numel(),)](
+            ids,
+            first,
+            *planes,
+            out,
+            out.numel(),
+            2.0**base,
+            WIDTH=width,
+            BLOCK=block,
+            PTX=_has_ptx(out.device),
+        )
+
+
 def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], low_bits: int) -> bool:
     """Unpack 3-bit codes into contiguous `out` of 16-bit floats; False where blocks are too small."""
     from probes.placement.packing.kernels.decoding import unpack_ranked as kernel

@@ -44,20 +44,25 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A block laid out: its items, and the bytes of the buffer that holds them."""
+    """A block laid out: its items, and the bytes of the buffer that holds them.
+
+    A table stays packed: it has `room` behind its one item, for the piece that a product unpacks.
+    """
 
     block: Block
     items: tuple[Item, ...]
+    table: bool = False
+    room: int = 0  # bytes
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a buffer for the block, each tensor aligned."""
-        return sum(aligned(item.n_bytes) for item in self.items)
+        """Bytes of a buffer for the block, each tensor aligned, and its room."""
+        return sum(aligned(item.n_bytes) for item in self.items) + self.room
 
     @property
-    def is_packed(self) -> bool:
-        """Whether any tensor is packed."""
-        return any(item.form for item in self.items)
+    def is_unpacked(self) -> bool:
+        """Whether calls need it unpacked as a whole."""
+        return not self.table and any(item.form for item in self.items)
 
 
 def lay_out(block: Block, forms: Sequence[PackedForm | None] | None = None) -> Stored:

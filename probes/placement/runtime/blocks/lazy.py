@@ -17,6 +17,7 @@ from probes.errors import PlacementError
 
 Fetch = Callable[[], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
+Lookup = Callable[[torch.Tensor], torch.Tensor]
 
 _ATTRIBUTES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "is_cuda"),
@@ -53,13 +54,14 @@ class Away:
     """Where the values of a lazy parameter are found.
 
     `fetch` gives them on the parameter's device, `home` in host memory. `product(input, bias)` may compute a
-    linear layer without them, or return None.
+    linear layer without them, or return None. `lookup(ids)` gives some rows.
     """
 
     label: str
     fetch: Fetch
     home: Fetch
     product: Product | None = None
+    lookup: Lookup | None = None
 
 
 class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types are checked
@@ -84,8 +86,8 @@ class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types 
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func is F.linear and type(args[0]) is not Lazy:
-            found = _linear(*args, **kwargs)
+        if func in (F.linear, F.embedding) and type(args[0]) is not Lazy:
+            found = (_linear if func is F.linear else _embedding)(*args, **kwargs)
             if found is not None:
                 return found
         _refuse(func, args, kwargs)
@@ -134,6 +136,13 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
     if type(weight) is not Lazy or weight.away.product is None:
         return None
     return weight.away.product(input, _values(bias))
+
+
+def _embedding(input: torch.Tensor, weight: Any, *_: Any, **options: Any) -> torch.Tensor | None:
+    """Rows alone; a largest norm would be applied to the table itself."""
+    if type(weight) is not Lazy or weight.away.lookup is None or options.get("max_norm") is not None:
+        return None
+    return weight.away.lookup(input)
 
 
 def _values(thing: Any) -> Any:

@@ -231,7 +231,7 @@ def _each(steps: Sequence[Callable[[], Any]]) -> None:
 def _multiplies(one: Moving) -> bool:
     """Whether every packed tensor is the weight of a linear layer, stored row by row, with 4-bit codes."""
     packed = [item for item in one.stored.items if item.form]
-    if any(item.entry.converts or item.form.table for item in packed if item.form):
+    if one.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
         return False
     return bool(packed) and all(
         type(owner) is nn.Linear and key == "weight" and memory_order(item.entry) == (0, 1)

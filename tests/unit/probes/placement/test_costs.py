@@ -226,3 +226,61 @@ def test_three_bit_codes_take_longer_to_unpack() -> None:
     )
     assert brain.unpack_s * 1e6 == pytest.approx(60, rel=0.05)
     assert 3 <= half.unpack_s / brain.unpack_s <= 5
+
+
+def table_of(block: BlockDescription, machine: str = "h200", **more: object) -> Option | None:
+    work = Pass(**{"rows": 1, "batch": 1, "context": 1, "objective": "fast", "captured": True} | more)  # type: ignore[arg-type]
+    return next((option for option in options(block, profile(machine), work) if option.table), None)
+
+
+def test_a_tied_table_is_multiplied_while_it_is_packed_and_needs_no_scratch_buffer() -> None:
+    tied = linear(looked_up=True)
+    found = table_of(tied)
+    assert found is not None
+    assert found.vram_bytes == pytest.approx(0.751 * tied.weight_bytes + 2**24, rel=0.01)
+    assert (found.tier, found.scratch_bytes, found.unpack_s) == ("packed", 0, 0.0)
+    resident = by_tier(tied)["resident"]
+    assert found.compute_s < resident.compute_s  # it reads three quarters of the bytes
+
+
+def test_for_many_rows_a_tied_table_is_unpacked_once_in_pieces() -> None:
+    tied = linear(looked_up=True)
+    found = table_of(tied, rows=32)
+    assert found is not None
+    work = Pass(32, 1, 1, "fast", captured=True)
+    whole = next(o for o in options(tied, profile("h200"), work) if o.scratch_bytes)  # for each of its uses
+    assert 0.5 * whole.unpack_s <= found.unpack_s <= 0.9 * whole.unpack_s
+    assert found.scratch_bytes == 0
+
+
+def test_a_tied_table_in_pieces_may_round_otherwise_so_exact_plans_have_none() -> None:
+    assert table_of(linear(looked_up=True), objective="exact") is None
+
+
+@pytest.mark.parametrize("objective", ["exact", "fast"])
+def test_a_table_that_is_only_looked_up_may_stay_packed(objective: str) -> None:
+    words = TensorDescription("t.weight", (50_000, 4096), "bfloat16", "lookup")
+    found = table_of(BlockDescription("t", (words,)), objective=objective)
+    assert found is not None
+    assert found.vram_bytes == pytest.approx(0.751 * words.n_bytes, rel=0.01)
+    assert found.compute_s < 20e-6
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        TensorDescription("t.weight", (50_000, 4096), "float16", "lookup"),
+        TensorDescription("t.weight", (50_000, 4096), "float32", "lookup"),
+        TensorDescription("t.weight", (50_000, 384), "bfloat16", "lookup"),
+        TensorDescription("t.weight", (50_000, 4097), "bfloat16", "lookup"),
+    ],
+)
+def test_tables_whose_rows_cannot_be_unpacked_one_by_one_are_no_packed_tables(
+    tensor: TensorDescription,
+) -> None:
+    assert table_of(BlockDescription("t", (tensor,))) is None
+    assert table_of(linear()) is None
+
+
+def test_a_card_without_bfloat16_units_has_no_packed_tables() -> None:
+    assert table_of(linear(looked_up=True).computed("float16"), "wx4100") is None

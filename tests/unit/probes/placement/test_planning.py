@@ -414,3 +414,27 @@ def test_a_machine_without_a_gpu_has_a_plan() -> None:
         objective="exact",
     ).plan
     assert {block.tier for block in plan.blocks} == {"cpu"}
+
+
+def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cross_the_link() -> None:
+    """Qwen2.5-3B in 4 GiB: resident, its 0.62 GB push 0.16 GB of other weights to the host."""
+    table = "model.embed_tokens.weight"
+
+    def planned(objective: Objective) -> Plan:
+        return make(
+            describe("qwen2.5-3b"),
+            profile("h200"),
+            vram=4 * GIB,
+            host=None,
+            workload=Workload(1, 32, 128),
+            objective=objective,
+            captured=True,
+        ).plan
+
+    fast, exact = planned("fast"), planned("exact")
+    (found,) = (block for block in fast.blocks if block.table)
+    assert (found.name, found.tier) == (table, "packed")
+    assert found.vram_bytes < 0.79 * found.weight_bytes
+    assert not any(block.table for block in exact.blocks)
+    wire = {made.objective: sum(block.wire_bytes for block in made.blocks) for made in (fast, exact)}
+    assert wire["fast"] < wire["exact"] - 0.1e9

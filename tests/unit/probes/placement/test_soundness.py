@@ -78,6 +78,7 @@ def edited(plan: Plan, edit: Edit) -> str:
         (lambda p: p["host"].update(pinned=0), r"its blocks take \S+ \S+ of host memory, and it counts 0 B"),
         (lambda p: p.update(bfloat16_becomes=""), r"kept as bfloat16, and nothing converts it"),
         (lambda p: p["rings"].update(slots=10**6), r"aren't each from 0 to 1,000"),
+        (lambda p: p["blocks"][3].update(table=True), r"is a packed table, and"),
     ],
 )
 def test_an_edited_plan_file_is_refused_by_the_place_that_is_wrong(
