@@ -29,7 +29,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="VARIANT",
         help="variants in variants.yaml (default: its list `default`)",
     )
-    parser.add_argument("--catalog", type=Path, default=IMAGES / "variants.yaml", metavar="FILE")
+    parser.add_argument(
+        "--catalog",
+        type=Path,
+        default=IMAGES / "variants.yaml",
+        metavar="FILE",
+        help="another catalog of variants than this program's images/variants.yaml",
+    )
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",

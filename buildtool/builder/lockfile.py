@@ -70,9 +70,7 @@ class Lock:
             hint = f"remove it to resolve again: {command('rm', '--', str(path))}"
             if not path.is_file():  # a device or a pipe
                 hint = "name another lock file: WEIR_LOCK=FILE"
-            raise ConfigError(
-                f"{path}: not a lock file of this tool ({type(error).__name__}: {error})", hint
-            ) from error
+            raise ConfigError(f"{path}: not a lock file of this tool ({_why(error)})", hint) from error
 
     def get(self, variant: Variant) -> Resolved | None:
         """What is pinned for this very spec, and for its card where wheels are made by card; else None."""
@@ -113,6 +111,21 @@ class Lock:
             "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
         }
         return json.dumps(data, indent=1) + "\n"
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a text that isn't a lock file."""
+    match error:
+        case UnicodeDecodeError():
+            return "not UTF-8 text"
+        case json.JSONDecodeError():
+            return f"not JSON: {error}"
+        case KeyError():
+            return f"the key `{error.args[0]}` is missing"
+        case ValueError():
+            return str(error)
+        case _:
+            return "a list or an object is expected where it has something else"
 
 
 def _to_json(entry: Resolved) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from buildtool.prune.changes import Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.rewrite import copy_range, open_source, prune_file, window, write_plan
 from buildtool.prune.tarmembers import AGAIN, BLOCK, Member, members_of
 from buildtool.prune.trees import is_foreign_path
+from probes.shared.units import decimal_bytes
 
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
@@ -155,7 +156,8 @@ class _Run:
             return None
         if not found.changed:
             return None
-        self.say(f"prune {path}: {found.bytes_before} to {found.bytes_after} bytes")
+        sizes = f"{decimal_bytes(found.bytes_before)} to {decimal_bytes(found.bytes_after)}"
+        self.say(f"prune {path}: {sizes}")
         self.result.pruned.append(Pruned.by(found, path))
         return found
 

@@ -16,7 +16,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.engine.room import require_engine_room, require_room
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
-from buildtool.files import replacing, scratch
+from buildtool.files import replacing, require_writable, scratch
 from buildtool.gpucode.errors import naming
 from buildtool.gpucode.target import TargetId, served
 from buildtool.progress import Say
@@ -174,6 +174,7 @@ def prune_image(
         raise ConfigError(
             f"{name} is the image to prune itself, which stays", "give the copy another name: --tag"
         )
+    require_writable(state, "name a directory for caches: WEIR_STATE=DIR")
     state.mkdir(parents=True, exist_ok=True)
     _clean_up(engine, state)
     room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")

@@ -59,6 +59,27 @@ def test_a_foreign_file_is_refused_with_the_way_out(tmp_path: Path, text: str) -
     assert f"rm -- {path}" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"\xff", "(not UTF-8 text)"),
+        (b"", "(not JSON: "),
+        (b"[]", "(a list or an object is expected"),
+        (b"{}", "(the key `schema_version` is missing)"),
+        (b'{"schema_version": 9}', "(schema_version 9, this tool reads 1)"),
+    ],
+)
+def test_what_is_wrong_with_a_lock_file_is_said_in_words_and_not_by_pythons_names(
+    text: bytes, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lock.json"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        Lock.load(path)
+    assert why in caught.value.message
+    assert "Error" not in caught.value.message
+
+
 def test_a_wheel_file_name_gives_distribution_and_version() -> None:
     assert (WHEEL.distribution, WHEEL.version) == ("torch", "2.13.0+cpu")
     assert ENTRY.torch_version == "2.13.0+cpu"

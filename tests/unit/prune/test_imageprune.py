@@ -10,7 +10,7 @@ import pytest
 
 from buildtool.engine import room
 from buildtool.engine.client import EngineInfo
-from buildtool.errors import BuildFailed, ConfigError, EnvironmentMissing
+from buildtool.errors import BuildFailed, ConfigError, DataError, EnvironmentMissing
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import images
 
@@ -61,6 +61,15 @@ def test_the_original_keeps_its_name_and_a_bad_name_costs_nothing(tmp_path: Path
         prune(engine, tmp_path / "state", tag)
     assert engine.asked == []
     assert not (tmp_path / "state").exists()
+
+
+def test_a_place_for_caches_that_is_none_is_refused_with_the_way_to_name_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    engine = FakeEngine()
+    with pytest.raises(DataError) as refused:
+        prune(engine, tmp_path / "file/state")
+    assert refused.value.hint == "name a directory for caches: WEIR_STATE=DIR"
+    assert engine.asked == []
 
 
 def job(engine: Any, folder: Path) -> images._Job:
