@@ -1,7 +1,6 @@
 """Runs the application: answers at once, loads in the background, drains on SIGTERM, exits 0."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -9,7 +8,6 @@ import resource
 import signal
 import socket
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -25,6 +23,7 @@ from service.models import DEFAULT, folder_of
 from service.own_thread import in_own_thread
 from service.settings import Settings
 from service.sparing import Sparing
+from service.web.acceptor import Acceptor
 from service.web.app import create_app
 from service.web.connection import Connection
 from service.web.door import Door, places
@@ -47,14 +46,6 @@ _LAST_WORDS_S = 2.0  # between losing the device and the end: probes see why
 _SPINS = "10000"
 
 log = logging.getLogger("service")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but SIGTERM is ours: its own handler closes at once and then dies by the signal (143)."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -132,7 +123,7 @@ def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
         )
     door: Door[Connection] = Door(limit)
     protocol = partial(Connection, door=door, timeout_s=service.limits.header_timeout_s)
-    return _Server(
+    return Acceptor(
         uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
@@ -144,6 +135,8 @@ def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            date_header=False,  # `observed` writes it
+            proxy_headers=False,  # nothing here asks who the caller is
             timeout_graceful_shutdown=_CLOSE_S,
         )
     )

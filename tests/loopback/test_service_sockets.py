@@ -1,15 +1,19 @@
 """The service's own server over real sockets, with a made-up classifier: slow, silent and greedy callers."""
 
 import asyncio
+import errno
 import http.client
 import json
 import logging
+import os
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import partial
 
 import pytest
@@ -305,3 +309,66 @@ def test_requests_to_upgrade_do_not_flood_the_log(here: Served, caplog: pytest.L
             connection.sendall(ask)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_when_no_more_files_may_be_open_it_takes_connections_a_second_later(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, refused = socket.socket.accept, list[float]()
+
+    def exhausted(listener: socket.socket) -> tuple[socket.socket, object]:
+        if len(refused) < 1:
+            refused.append(time.monotonic())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    assert here.predict() == 200
+    assert 0.9 < time.monotonic() - refused[0] < 15
+    assert here.predict() == 200
+
+
+def test_a_connection_that_ends_before_it_is_taken_disturbs_nobody(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, ended = socket.socket.accept, [ConnectionAbortedError(), BlockingIOError(), InterruptedError()]
+
+    def aborted(listener: socket.socket) -> tuple[socket.socket, object]:
+        if ended:
+            raise ended.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", aborted)
+    assert here.predict() == 200
+    assert not ended
+
+
+def test_an_idle_service_wakes_for_nothing(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn of the loop takes a CPU from a pass that is computed."""
+    assert here.predict() == 200
+    time.sleep(0.1)
+    turns: list[float] = []
+    select = selectors.EpollSelector.select
+
+    def counted(self: selectors.EpollSelector, timeout: float | None = None) -> object:
+        turns.append(time.monotonic())
+        return select(self, timeout)
+
+    monkeypatch.setattr(selectors.EpollSelector, "select", counted)
+    time.sleep(1)
+    assert len(turns) <= 2
+
+
+def test_answers_have_todays_date(here: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=20)
+    connection.request("GET", "/v2")
+    date = connection.getresponse().headers.get_all("Date") or []
+    connection.close()
+    assert len(date) == 1
+    assert abs(parsedate_to_datetime(date[0]).timestamp() - time.time()) < 5
+
+
+@pytest.mark.parametrize("path", ["/predict/", "/v2/models/finbert/", "/v2/"])
+def test_no_redirect_tells_what_a_proxy_hides(here: Served, path: str) -> None:
+    """It named http, and whatever host the caller wrote."""
+    assert here.ask("GET", path) == 404

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 import anyio.to_thread
 
@@ -47,9 +46,9 @@ async def answered(
     try:
         left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
         outcome = await _first(job.future, gone, left_s)
-    finally:
-        if not job.future.done():
-            service.worker.withdraw(job)
+    except BaseException:  # this caller's, not the worker's: nobody waits for it any more
+        service.worker.withdraw(job)
+        raise
     if service.spans:
         service.spans.steps(outcome, begun_s=begun, encoded_s=encoded)
     answer = Answer(
@@ -75,19 +74,24 @@ async def _first(
     gone: Callable[[], Coroutine[None, None, None]] | None,
     left_s: float | None,
 ) -> Outcome:
-    """The outcome, unless the deadline comes first (504) or the caller goes away."""
-    leaving = [asyncio.ensure_future(gone())] if gone else []
+    """The outcome. Raises RequestError where the deadline comes first (504), or the caller goes away."""
+    leaving = asyncio.ensure_future(gone()) if gone else None
+    if leaving:
+        leaving.add_done_callback(lambda _: _end(future, RequestError(499, "the caller went away")))
+    late = RequestError(504, "the answer wasn't there before the deadline")
+    timer = None if left_s is None else future.get_loop().call_later(left_s, _end, future, late)
     try:
-        awaited: set[asyncio.Future[Any]] = {future, *leaving}
-        await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return future.result()
-        if any(each.done() for each in leaving):
-            raise RequestError(499, "the caller went away")
+        return await future
     finally:
-        for each in leaving:
-            each.cancel()
-    raise RequestError(504, "the answer wasn't there before the deadline")
+        if leaving:
+            leaving.cancel()
+        if timer:
+            timer.cancel()
+
+
+def _end(future: "asyncio.Future[Outcome]", error: RequestError) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _log_answer(info: ModelInfo, answer: Answer) -> None:

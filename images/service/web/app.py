@@ -1,17 +1,17 @@
 """The HTTP side: routes, and the steps of every request. Knows a `Classifier`, never torch."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import anyio
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from service.errors import RequestError, bad_request
 from service.model.classifier import ModelInfo
@@ -25,9 +25,11 @@ from service.settings import Limits
 from service.web import page, repository
 from service.web.answering import answered
 from service.web.metrics import CONTENT_TYPE
-from service.web.observed import App, observed
+from service.web.observed import App, Message, Receive, Send, observed
 from service.web.service import Service
 from service.web.turnstile import error_document, retry_header, turnstile
+
+log = logging.getLogger("service")
 
 SERVER = {"name": "weir", "version": "1", "extensions": ["binary_tensor_data", "model_repository"]}
 
@@ -59,7 +61,7 @@ EMBEDDINGS = Form(
 
 def create_app(service: Service) -> App:
     """The application over one Service."""
-    predict, infer, embeddings = (partial(_serve, service, form) for form in (PREDICT, INFER, EMBEDDINGS))
+    predict, infer, embeddings = (_Inference(service, form) for form in (PREDICT, INFER, EMBEDDINGS))
 
     async def live(_request: Request) -> Response:
         return Response(status_code=200 if service.live else 503)
@@ -78,34 +80,57 @@ def create_app(service: Service) -> App:
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     named = "/v2/models/{name}"
-    routes = [
-        Route("/", _constant(HTMLResponse(page.HTML, headers=page.HEADERS))),
-        Route("/metrics", metrics),
-        Route("/v2", _constant(JSONResponse(SERVER))),
+    both = (named, named + "/versions/1")
+    routes = [  # tried in this order: first what is asked most often
+        Route("/predict", predict, methods=["POST"]),
+        *(Route(f"{base}/infer", infer, methods=["POST"]) for base in both),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
-        *(
-            route
-            for base in (named, named + "/versions/1")
-            for route in (
-                Route(base, model),
-                Route(f"{base}/ready", model_ready),
-                Route(f"{base}/infer", infer, methods=["POST"]),
-            )
-        ),
+        Route("/metrics", metrics),
+        *(route for base in both for route in (Route(base, model), Route(f"{base}/ready", model_ready))),
         *repository.routes(service),
-        Route("/predict", predict, methods=["POST"]),
-        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/v2", _constant(JSONResponse(SERVER))),
+        Route("/", _constant(HTMLResponse(page.HTML, headers=page.HEADERS))),
     ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={
-            RequestError: _refused,
-            HTTPException: partial(_no_route, service),
-            Exception: _broken,
-        },
-    )
-    return observed(turnstile(app, service.admission), service)
+    router = Router(
+        routes, redirect_slashes=False
+    )  # a redirect would name the scheme and host of a proxy's inside
+    return observed(turnstile(_with_errors(router, service), service.admission), service)
+
+
+@dataclass(frozen=True)
+class _Inference:
+    """One form as an application of its own: starlette's wrappers of functions take longer than this."""
+
+    service: Service
+    form: Form
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        response = await _serve(self.service, self.form, Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def _with_errors(router: Router, service: Service) -> App:
+    """The routes, with an answer for whatever they raise before one has begun."""
+
+    async def around(scope: Message, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        scope["app"] = router  # so that it raises what it refuses
+        try:
+            await router(scope, receive, noting)
+        except Exception as error:
+            if begun:
+                raise
+            await _error_response(service, Request(scope), error)(scope, receive, send)
+
+    return around
 
 
 def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
@@ -156,7 +181,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
         raise too_large
     body = bytearray()
     try:
-        with anyio.fail_after(limits.body_timeout_s):
+        async with asyncio.timeout(limits.body_timeout_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limits.max_body_bytes:
@@ -175,20 +200,13 @@ def _error(
     return JSONResponse(said, status_code=status, headers=headers)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestError):
-        raise error
-    return _error(request, error.status, error.message, retry_header(error))
-
-
-async def _no_route(service: Service, request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == 404:
+def _error_response(service: Service, request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestError):
+        return _error(request, error.status, error.message, retry_header(error))
+    if isinstance(error, HTTPException) and error.status_code == 404:
         names = ", ".join(f"/v2/models/{name}" for name in service.models.index())
         return _error(request, 404, f"there is no {request.url.path[:200]}; models: {names or 'none yet'}")
-    return _error(request, error.status_code, error.detail, dict(error.headers or {}))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return _error(request, error.status_code, error.detail, dict(error.headers or {}))
+    log.error("a request failed", exc_info=error)
     return _error(request, 500, f"the service failed ({type(error).__name__}); its log says more")

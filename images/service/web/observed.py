@@ -1,6 +1,9 @@
 """Around the application: every request gets its ids, and is counted and timed when it ends."""
 
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 from service.web.service import Service
@@ -24,6 +27,11 @@ def route_of(path: str) -> str:
     return "/" if path == "/" else "other"
 
 
+@lru_cache(maxsize=1)
+def _date(second: int) -> tuple[bytes, bytes]:
+    return b"date", formatdate(second, usegmt=True).encode()
+
+
 def observed(app: App, service: Service) -> App:
     """The application with ids in its log and answers, and counted."""
 
@@ -38,7 +46,7 @@ def observed(app: App, service: Service) -> App:
             async def noting(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     request.status = message["status"]
-                    message["headers"] = [*message["headers"], *added]
+                    message["headers"] = [_date(int(time.time())), *message["headers"], *added]
                 await send(message)
 
             await app(scope, receive, noting)
