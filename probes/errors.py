@@ -107,6 +107,7 @@ class CommandMissing(ProbeError):
     def __init__(self, program: str, exit_code: Exit, reason: str = "") -> None:
         what = reason or ("no such program" if exit_code is Exit.NOT_FOUND else "it isn't executable")
         super().__init__(
-            f"can't run {program}: {what}", "give the command after --: watch -- python train.py"
+            f"can't run {program or 'an empty name'}: {what}",
+            "give the command after --: watch -- python train.py",
         )
         self.exit_code = exit_code

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 SHORTEST_S, LONGEST_S = 0.02, 24 * 3600.0
 
-_seconds = number(lambda s: SHORTEST_S <= s <= LONGEST_S, f"a number of seconds from {SHORTEST_S} up")
+_seconds = number(
+    lambda s: SHORTEST_S <= s <= LONGEST_S, f"a number of seconds from {SHORTEST_S} to {LONGEST_S:g}"
+)
 
 
 def add_verbs(verbs: Verbs) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from probes.errors import ReportError
 from probes.records.samples import Sample, Subject
+from probes.shared.locks import lock_now
 from probes.shared.output import complain
 from probes.watch import samplelines
 from probes.watch.outputs import reason
@@ -27,7 +28,7 @@ class Recorder:
     def __init__(self, path: Path, head: str, new_lines: Callable[[], Line]) -> None:
         """`new_lines` makes what turns samples into lines, which may leave out what the line before said.
 
-        Raises ReportError where the file can't be opened.
+        Raises ReportError where the file can't be opened, or another watch writes it.
         """
         self._path, self._head, self._new_lines = path, head, new_lines
         self._line = new_lines()
@@ -38,11 +39,17 @@ class Recorder:
             self._descriptor = os.open(path, _OPEN, 0o666)
         except OSError as error:
             raise self._failed(error) from error
+        if self._is_regular() and not lock_now(self._descriptor):
+            os.close(self._descriptor)
+            raise ReportError(f"another watch writes {path}", "name another file, or wait for it to end")
+
+    def _is_regular(self) -> bool:
+        return stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 
     def begin(self) -> None:
         """Write the head, over what the file had. Raises ReportError."""
         try:
-            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            if self._is_regular():
                 os.ftruncate(self._descriptor, 0)
             self._write(self._head)
             self._finish_line()
@@ -50,7 +57,10 @@ class Recorder:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> ReportError:
-        return ReportError(f"can't write {self._path}: {reason(error)}", "choose a file on a disk with room")
+        return ReportError(
+            f"can't write {self._path}: {reason(error)}",
+            "choose a file that can be written, on a disk with room",
+        )
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""

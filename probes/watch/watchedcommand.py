@@ -6,6 +6,7 @@ which stops and continues with it.
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -14,6 +15,8 @@ from types import FrameType, TracebackType
 
 from probes.errors import CommandMissing, Exit
 from probes.records.watched import Ended
+from probes.shared.units import binary_bytes
+from probes.shared.unknown import Unknown
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -43,6 +46,7 @@ class Command:
         self._terminal = _terminal()
         self.ended: Ended | None = None
         self.pid = 0
+        self._before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             self.pid = self._start(words, environment, inherit)
             self._hand_terminal_to(self.pid)
@@ -103,8 +107,15 @@ class Command:
             elif pid:
                 code = os.waitstatus_to_exitcode(status)
                 exit_code = code if code >= 0 else _SIGNALLED - code
-                self.ended = Ended(exit_code, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+                largest = self._largest_bytes(usage.ru_maxrss)
+                self.ended = Ended(exit_code, largest, usage.ru_utime + usage.ru_stime)
         return self.ended
+
+    def _largest_bytes(self, found_kib: int) -> int | Unknown:
+        """Linux counts a process's peak from before `exec` on, when it still had the memory of this one."""
+        if found_kib > self._before_kib:
+            return found_kib * 1024
+        return Unknown(f"less than the watch itself: {binary_bytes(self._before_kib * 1024)}")
 
     def _stop_too(self, reason: int) -> None:
         """The command was stopped from the terminal: stop with it, and go on with it."""

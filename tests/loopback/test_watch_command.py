@@ -55,6 +55,14 @@ def test_the_commands_output_is_its_own_and_the_report_comes_beside_it() -> None
     assert "the command: exit code 0" in found.stderr
 
 
+def test_the_watchs_own_memory_is_not_said_to_be_the_commands(tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    run("true", options=("--report", str(kept)))
+    assert json.loads(kept.read_text())["ended"]["largest_process_bytes"]["is"] == "unknown"
+    run(sys.executable, "-c", "bytearray(300 << 20)", options=("--report", str(kept)))
+    assert json.loads(kept.read_text())["ended"]["largest_process_bytes"] > 300 << 20
+
+
 def test_a_commands_peak_memory_includes_its_children() -> None:
     child = "import time; held = bytearray(80 << 20); time.sleep(1.5)"
     command = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

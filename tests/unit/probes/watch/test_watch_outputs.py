@@ -229,3 +229,20 @@ def test_what_an_earlier_watch_wrote_is_not_lost_over_one_that_cannot_begin(
     assert main(["watch", *asked, *words]) != 0
     assert (tmp_path / "a.jsonl").read_text() == "an hour of samples"
     assert (tmp_path / "r.json").read_text() == "their report"
+
+
+def test_two_watches_do_not_write_into_one_file(tmp_path: Path) -> None:
+    first = recorder(tmp_path / "a.jsonl")
+    first.add(sample(0.25, power_w=100.0))
+    kept = (tmp_path / "a.jsonl").read_bytes()
+    with pytest.raises(ReportError, match="another watch writes"):
+        recorder(tmp_path / "a.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == kept
+    first.close()
+    recorder(tmp_path / "a.jsonl").close()
+
+
+def test_a_time_beyond_a_day_is_refused_with_both_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", "--for", "172800"])
+    assert "'172800' is not a number of seconds from 0.02 to 86400" in capsys.readouterr().err
