@@ -45,6 +45,9 @@ class LateLane:
         if mark.place is not None and not self.lanes.muted:
             self._add("wait", mark.place)
 
+    def follow(self):
+        """There is one stream for the caller."""
+
     def step(self):
         """Do one item, if that is possible."""
         if self.done >= len(self.items):
@@ -81,7 +84,7 @@ class Again:
             lanes.muted = False
 
     def _counted(self):
-        lanes = (self.lanes.copy, self.lanes.unpack)
+        lanes = (self.lanes.copy, self.lanes.unpack, self.lanes.compute)
         begun = [lane.runs for lane in lanes]
         outputs = self.work()
         return [lane.runs - begin for lane, begin in zip(lanes, begun, strict=True)], outputs

@@ -102,3 +102,34 @@ def test_marks_go_to_whichever_stream_is_current(device, monkeypatch, has_functi
         lane.record(mark)
         lane.wait(mark)
     assert seen == [3, -3, 4, -4, 3, -3]
+
+
+class Waiting(SimpleNamespace):
+    """A stream that notes which stream it waits for; equal by number, as torch's."""
+
+    def __eq__(self, other):
+        return self.at == other.at
+
+    __hash__ = None
+
+    def wait_stream(self, other):
+        self.seen.append((self.at, other.at))
+
+
+@pytest.mark.parametrize("has_functions", [True, False])
+def test_work_that_follows_on_another_stream_waits_for_the_one_before(device, monkeypatch, has_functions):
+    if not has_functions:
+        monkeypatch.setattr(lanes, "_ADDRESS", None)
+    seen = []
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda index: Waiting(at=device.current[index], seen=seen)
+    )
+    lane = lanes._Current(torch.device("cuda", 0))
+    for stream in (3, 3, 4, 4, 3):
+        device.current[0] = stream
+        lane.follow()
+    assert seen == [(4, 3), (3, 4)]
+    lane.forget()  # everything has been waited for
+    device.current[0] = 5
+    lane.follow()
+    assert len(seen) == 2

@@ -9,6 +9,9 @@ unexpectedly is fetched at once.
 - A copy into a slot waits until the block before in that slot has been unpacked, or computed.
 - Unpacking waits for its copy, and until the block before in that scratch buffer has been computed.
 - A computation waits for its block's last step.
+
+With a single scratch buffer nothing is gained by unpacking beside computing. The compute lane does both then,
+in the order of calls, which saves the marks between them: each costs the host.
 """
 
 import threading
@@ -48,7 +51,9 @@ class Engine:
         self._fused = False
         self._work = work
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
-        self._has_slots = self._has_scratch = False
+        self._has_slots = False
+        self._scratches: set[int] = set()  # by identity
+        self._unpacks_ahead = False  # on the unpack lane, beside the compute lane
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
@@ -60,7 +65,9 @@ class Engine:
         equip(one, self.lanes, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
         self._has_slots |= slot is not None
-        self._has_scratch |= scratch is not None
+        if scratch is not None:
+            self._scratches.add(id(scratch))
+            self._unpacks_ahead = len(self._scratches) > 1
         return one
 
     def _lazy(self, one: Moving, item: Item) -> Lazy:
@@ -125,7 +132,7 @@ class Engine:
                 one.inside.clear()
                 used = None if one.apart else one.used()
                 one.apart = False
-                if used is not None:
+                if used is not None and (self._unpacks_ahead or used is one.slot):
                     used.computed = used.marks[1]
                     self.lanes.compute.record(used.computed)
                 self._advance()
@@ -134,10 +141,12 @@ class Engine:
 
     def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
+        if self._scratches:
+            self.lanes.compute.follow()
         expected = self.order.learn(one.index)
         if self._has_slots:
             self._copies.follow(expected=expected)
-        if self._has_scratch:
+        if self._unpacks_ahead:
             self._unpacks.follow(expected=expected)
         if self._fast:
             self._fused = rows_of(args, kwargs) <= MOST_ROWS
@@ -151,6 +160,8 @@ class Engine:
         self._copies.due.discard(one.index)
         self._unpacks.due.discard(one.index)
         used = one.used()
+        if one.slot is not None and one.slot.holds is not one and not self._unpacks_ahead:
+            self._copy_ahead()  # it has been unpacked from its slot
         if used is not None and used.filled is not None:
             if self.watches is None:
                 self.lanes.compute.wait(used.filled)
@@ -204,7 +215,7 @@ class Engine:
     def _unpack(self, one: Moving, scratch: Buffer) -> None:
         if scratch.holds is not None:
             self._unpacks.due.discard(scratch.holds.index)
-        lane, slot = self.lanes.unpack, one.slot
+        lane, slot = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute, one.slot
         if slot is not None and slot.filled is not None:
             lane.wait(slot.filled)
         if scratch.computed is not None:
@@ -217,8 +228,10 @@ class Engine:
             lane.run(one.unpack)
         else:
             self.watches.unpack(one.unpack, lane)
-        scratch.filled = scratch.marks[0]
-        lane.record(scratch.filled)
+        scratch.forget()
+        if self._unpacks_ahead:
+            scratch.filled = scratch.marks[0]
+            lane.record(scratch.filled)
         scratch.holds = one
         if slot is not None:
             slot.holds, slot.unpacked = None, slot.marks[2]
@@ -235,9 +248,9 @@ class Engine:
 
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
-        if self._has_scratch:
+        if self._unpacks_ahead:
             self._unpack_ahead()
-        if self._has_slots and self._copy_ahead() and self._has_scratch:
+        if self._has_slots and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
     def _next(self, walk: Walk) -> int | None:
@@ -377,6 +390,8 @@ class Engine:
 
     def reach(self, state: "State") -> None:
         """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
+        if self._scratches:
+            self.lanes.compute.follow()
         self.order.before, self.order.last = state.order
         wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True) if held]
         for held, buffer in wanted:

@@ -47,6 +47,9 @@ class Lane(Protocol):
     def wait(self, mark: Any) -> None:
         """Do nothing that follows before the mark is reached."""
 
+    def follow(self) -> None:
+        """Do nothing that follows before all is done that this lane was given, on whichever stream."""
+
 
 class Graph(Protocol):
     """Work of all lanes, recorded once."""
@@ -79,7 +82,7 @@ class Lanes(Protocol):
         """
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
-        """The same work of the unpack lane, which has done it once, handed over at less cost if possible.
+        """The same work, which has been done once, handed over at less cost if possible. May wait.
 
         `written`: the bytes that it writes.
         """
@@ -122,6 +125,9 @@ class _Now:
 
     def wait(self, mark: Any) -> None:
         """Reached already."""
+
+    def follow(self) -> None:
+        """It is done."""
 
 
 class HostLanes:
@@ -207,6 +213,9 @@ class _Stream:
     def wait(self, mark: _Event) -> None:
         self.stream.wait_event(mark.event)
 
+    def follow(self) -> None:
+        """A stream keeps its order."""
+
 
 class _Current:
     """Whichever stream of the device is current when work comes: the caller's."""
@@ -214,6 +223,7 @@ class _Current:
     def __init__(self, device: torch.device) -> None:
         self._device = device.index
         self._streams: dict[int, torch.cuda.Stream] = {}  # by address
+        self._before: torch.cuda.Stream | None = None  # on which `follow` was called last
 
     def run(self, work: Work) -> None:
         work()
@@ -223,6 +233,16 @@ class _Current:
 
     def wait(self, mark: _Event) -> None:
         mark.event.wait(self._now())
+
+    def follow(self) -> None:
+        now = self._now()
+        if self._before is not None and self._before != now:
+            now.wait_stream(self._before)
+        self._before = now
+
+    def forget(self) -> None:
+        """Everything has been waited for: no stream has to be followed."""
+        self._before = None
 
     def _now(self) -> torch.cuda.Stream:
         """Torch makes an object at each question, which costs more than the event."""
@@ -241,7 +261,8 @@ class CudaLanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.records = True
-        self.compute: Lane = _Current(device)
+        self._caller = _Current(device)
+        self.compute: Lane = self._caller
         self.copy: Lane = _Stream(device)
         self.unpack: Lane = _Stream(device)
         self._recording = torch.cuda.Stream(device)
@@ -255,6 +276,7 @@ class CudaLanes:
     def finish(self) -> None:
         """Wait for the whole device."""
         torch.cuda.synchronize(self.device)
+        self._caller.forget()
 
     def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
         """A CUDA graph: the streams of our own are forked from the caller's, and joined at its end."""
@@ -265,6 +287,7 @@ class CudaLanes:
         if self.why_unbundled or torch.cuda.is_current_stream_capturing():
             return work
         before = torch.cuda.memory_reserved(self.device)
+        torch.cuda.synchronize(self.device)  # the unpack lane tries it, whichever lane the work is of
         try:
             made = _Bundle(work, self.unpack, self._bundles[0] if self._bundles else None)
             grown = torch.cuda.memory_reserved(self.device) - before
