@@ -19,6 +19,7 @@ from probes.placement.packing.kernels import launching
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
 from probes.placement.packing.tensors import pack, unpack
+from probes.placement.runtime.blocks import packedtables
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.place import settle
@@ -233,3 +234,64 @@ def test_a_table_that_packing_does_not_make_smaller_stays_as_it_is():
     handle = place(model, table_plan(model))
     assert same(model(ids), want)
     handle.remove()
+
+
+@torch.no_grad()
+def test_an_exact_tied_table_gives_the_librarys_bits_and_is_compared_once_for_a_shape(monkeypatch):
+    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    model = Model().eval()
+    words, sizes = model.embed.weight.clone(), []
+    own = F.linear
+
+    def linear(x, weight, bias=None):
+        sizes.append(len(weight))
+        return own(x, weight, bias)
+
+    handle = place(model, table_plan(model, "exact"))
+    monkeypatch.setattr(packedtables.F, "linear", linear)
+    for rows_of_input in (1, 7, 40):
+        for _ in range(2):
+            x = torch.randn(rows_of_input, WIDTH).bfloat16()
+            assert same(model.head(x), own(x, words))
+    monkeypatch.undo()
+    assert sizes.count(WORDS) >= 3
+    handle.remove()
+    assert model.head.weight is model.embed.weight
+    assert same(model.embed.weight, words)
+
+
+@torch.no_grad()
+def test_where_pieces_round_otherwise_an_exact_product_is_that_of_the_whole_table(monkeypatch):
+    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    model = Model().eval()
+    words, unpacked = model.embed.weight.clone(), []
+
+    def unpack_otherwise(packed, out):
+        unpacked.append(packed)
+        return unpack(packed, out).mul_(1.01)
+
+    work = Arithmetic(unpack=unpack_otherwise)
+    handle = settle(model, table_plan(model, "exact"), ModuleSource(), HostLanes(), work=work)
+    for _ in range(3):
+        x = torch.randn(2, WIDTH).bfloat16()
+        assert same(model.head(x), F.linear(x, words))
+    assert len(unpacked) == 1  # the first piece showed it, once
+    handle.remove()
+
+
+@torch.no_grad()
+def test_an_exact_tied_table_counts_its_original_as_host_memory_and_is_loaded(tmp_path):
+    model = Model().eval()
+    ids = torch.randint(0, WORDS, (2, 4))
+    want = model(ids)
+    state = {name: value.clone() for name, value in model.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    handle = place(model, table_plan(model, "exact"))
+    assert same(model(ids), want)
+    assert handle._settling.host.asked >= model.embed.weight.nbytes
+    handle.remove()
+    assert same(model(ids), want)
+    loaded = load(Model, tmp_path, table_plan(model, "exact"), cache=False)
+    assert same(loaded(ids), want)
+    loaded.placement.remove()
+    assert loaded.head.weight is loaded.embed.weight

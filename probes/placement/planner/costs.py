@@ -287,13 +287,20 @@ class _Block:
         )
         if self._lookup_only:
             yield plain
-        elif self._work.objective == "fast":
+        else:
             yield self._multiplied(plain, tensor)
 
     def _multiplied(self, plain: Option, tensor: TensorDescription) -> Option:
-        """A table that products need as well: fused, or piece by piece."""
+        """A table that products need as well: fused, or piece by piece.
+
+        Exact ones are compared with those of the whole table, which is in host memory for that.
+        """
         machine, captured = self._machine, self._work.captured
-        roomy = replace(plain, vram_bytes=plain.vram_bytes + aligned(piece_bytes(tensor.shape)))
+        roomy = replace(
+            plain,
+            vram_bytes=plain.vram_bytes + aligned(piece_bytes(tensor.shape)),
+            pinned_bytes=0 if self._work.objective == "fast" else self._bytes,
+        )
         if self._fused():
             saved = self._compute(machine.vram_rate) - self._compute_fused(self._packed)
             launch = 0.0 if captured else PACKED_LAUNCH_S

@@ -57,11 +57,22 @@ class Engine:
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
-    def add(self, stored: Stored, wire: Wire, slot: Buffer | None, scratch: Buffer | None) -> Moving:
-        """Take a block over. Its parameters become lazy ones until it is called."""
+    def add(
+        self,
+        stored: Stored,
+        wire: Wire,
+        slot: Buffer | None,
+        scratch: Buffer | None,
+        *,
+        whole: torch.Tensor | None = None,
+    ) -> Moving:
+        """Take a block over. Its parameters become lazy ones until it is called.
+
+        `whole`: a table's weights, as the device reads them in host memory.
+        """
         one = Moving(len(self.moving), stored, wire, slot, scratch)
         one.trainable = any(item.entry.trains for item in stored.items)
-        lazies = {id(item.entry): self._lazy(one, item) for item in stored.items}
+        lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
         equip(one, self.lanes, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
         self._has_slots |= slot is not None
@@ -70,9 +81,9 @@ class Engine:
             self._unpacks_ahead = len(self._scratches) > 1
         return one
 
-    def _lazy(self, one: Moving, item: Item) -> Lazy:
+    def _lazy(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Lazy:
         entry = item.entry
-        table = self._table(one, item) if one.stored.table else None
+        table = self._table(one, item, whole) if one.stored.table else None
         away = Away(
             entry.name,
             fetch=lambda: self._value(one, item, self.lanes.device),
@@ -82,11 +93,17 @@ class Engine:
         )
         return Lazy.of(away, shape=entry.shape, dtype=entry.dtype, device=self.lanes.device)
 
-    def _table(self, one: Moving, item: Item) -> Table:
-        whole = one.wire.whole()
-        room = whole[one.stored.n_bytes - one.stored.room :][: one.stored.room]
-        fused = self._work.linear if self._fast else None
-        return Table(item.packed(whole), room, unpack=self._work.unpack, fused=fused)
+    def _table(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Table:
+        flat = one.wire.whole()
+        room = flat[one.stored.n_bytes - one.stored.room :][: one.stored.room]
+        return Table(
+            item.packed(flat),
+            room,
+            unpack=self._work.unpack,
+            fused=self._work.linear,
+            fast=self._fast,
+            whole=whole,
+        )
 
     def begin(self) -> None:
         """All blocks are there: fetch ahead for a first pass."""

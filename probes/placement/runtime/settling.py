@@ -31,7 +31,7 @@ from probes.placement.runtime.blocks.blockstore import (
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Buffer, ring
-from probes.placement.runtime.blocks.packedtables import room_of
+from probes.placement.runtime.blocks.packedtables import is_multiplied, room_of
 from probes.placement.runtime.blocks.wires import Held, Wire
 from probes.placement.runtime.converting import Correction, require_entry, require_packed
 from probes.placement.runtime.engine import Engine
@@ -139,6 +139,7 @@ class _Settled:
     packs: tuple[Callable[[], Packed | None], ...] = ()  # of each entry
     wire: Wire | None = None
     memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
+    original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
 
 
 @dataclass(eq=False)
@@ -169,7 +170,7 @@ class Settling:
 
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Pack what is packed, and bring what streams into the arena, which is pinned once it is complete."""
-        room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST)
+        room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST or self._is_compared(block))
         self.host = HostArena(room, node_of_gpu(self.lanes.device))
         for block, tier in blocks:
             as_given = block.name in self.kept
@@ -222,6 +223,7 @@ class Settling:
         Tensors that are converted for each call have a form as well, where they aren't packed.
         """
         again = self.source.again and tier in IN_VRAM
+        original = self._original(block) if self._is_compared(block) else None
         forms: list[PackedForm | None] = []
         packs: list[Callable[[], Packed | None]] = []
         for entry in block.entries:
@@ -237,7 +239,29 @@ class Settling:
         stored = lay_out(block, forms)
         if block.name in self.tables and forms[0] is not None:
             stored = replace(stored, table=True, room=room_of(block.entries[0]))
-        return _Settled(block, tier, stored, tuple(packs))
+        return _Settled(block, tier, stored, tuple(packs), original=original)
+
+    def _is_compared(self, block: Block) -> bool:
+        """Whether products with the whole table are needed, which are read in place, to compare with."""
+        return block.name in self.tables and not self.fast and is_multiplied(block.entries[0])
+
+    def _original(self, block: Block) -> torch.Tensor:
+        """The table's weights in the host's arena."""
+        assert self.host
+        (entry,) = block.entries
+        memory = self.host.take(raw_bytes(block))
+        self.source.fill(entry, raw_view(entry, memory[: entry.n_bytes]))
+        return memory
+
+    def _whole(self, one: _Settled) -> torch.Tensor | None:
+        """A table's weights as the device reads them; None where it can't, or where nothing is compared."""
+        if one.original is None or not one.stored.table:
+            return None
+        gpu = self.lanes.device.type == "cuda"
+        if gpu and (self.host is None or self.host.why_pageable):
+            return None
+        (entry,) = one.block.entries
+        return raw_view(entry, (zero_copy(one.original) if gpu else one.original)[: entry.n_bytes])
 
     def _pack(self, entry: Entry, *, dense: bool) -> Packed | None:
         packed = self.source.packed(entry, dense=dense)
@@ -324,7 +348,7 @@ class Settling:
             if wire is None:
                 assert one.memory is not None
                 wire = Held(one.memory)
-            engine.add(one.stored, wire, slot, scratch)
+            engine.add(one.stored, wire, slot, scratch, whole=self._whole(one))
 
     @property
     def vram_asked(self) -> int:

@@ -253,8 +253,15 @@ def test_for_many_rows_a_tied_table_is_unpacked_once_in_pieces() -> None:
     assert found.scratch_bytes == 0
 
 
-def test_a_tied_table_in_pieces_may_round_otherwise_so_exact_plans_have_none() -> None:
-    assert table_of(linear(looked_up=True), objective="exact") is None
+def test_an_exact_product_in_pieces_has_the_whole_table_in_host_memory_to_be_compared_with() -> None:
+    tied = linear(looked_up=True)
+    exact, fast = table_of(tied, objective="exact"), table_of(tied)
+    assert exact is not None
+    assert fast is not None
+    assert (exact.pinned_bytes, fast.pinned_bytes) == (tied.weight_bytes, 0)
+    assert exact.vram_bytes == fast.vram_bytes
+    assert exact.unpack_s > 0
+    assert exact.wire_bytes == 0
 
 
 @pytest.mark.parametrize("objective", ["exact", "fast"])
