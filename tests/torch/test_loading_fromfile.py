@@ -143,6 +143,9 @@ def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
         ({"extra": torch.zeros(1)}, "1 not part of this model: extra"),
         ({"blocks.1.scale": torch.zeros(3)}, r"1 of another shape: blocks\.1\.scale \[3\] instead of \[8\]"),
         ({"blocks.1.scale": torch.zeros(8, dtype=torch.int32)}, r"blocks\.1\.scale I32 instead of float32"),
+        ({"blocks.1.scale": torch.zeros(8, dtype=torch.bool)}, r"blocks\.1\.scale BOOL instead of float32"),
+        ({"blocks.1.steps": torch.zeros(3, dtype=torch.uint64)}, r"blocks\.1\.steps U64 instead of int64"),
+        ({"blocks.1.steps": torch.zeros(3, dtype=torch.complex64)}, r"blocks\.1\.steps C64 instead of int64"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, changed, said):
@@ -157,6 +160,34 @@ def test_stored_buffers_that_a_state_dict_leaves_out_and_ignored_tensors_are_no_
     with opened(path) as checkpoint:
         found = values_of(build(Tied), checkpoint, ignored=["pooler.*"])
     assert torch.equal(found["blocks.0.inverse"], Tied().blocks[0].inverse)  # the model's own, not the file's
+
+
+def of_dtype(path: Path, dtype: str, shape: list[int], n_bytes: int) -> Path:
+    """A file with one tensor, of zeros."""
+    header = json.dumps({"weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, n_bytes]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(n_bytes))
+    return path
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float16, torch.float8_e5m2])
+@pytest.mark.parametrize(("stored", "n_bytes"), [("F4", 8), ("F8_E4M3", 16), ("F8_E8M0", 16), ("BF16", 32)])
+def test_a_number_of_few_bits_becomes_a_larger_one_or_is_refused_by_name(tmp_path, stored, n_bytes, wanted):
+    """Those of 4 bits, and any into another of 8, were tracebacks of torch: not implemented."""
+    path = of_dtype(tmp_path / "m.safetensors", stored, [4, 4], n_bytes)
+    with opened(path) as checkpoint:
+        if stored == "F4" or wanted.itemsize == 1:
+            with pytest.raises(PlacementError, match=f"weight {stored} instead of float"):
+                values_of(build(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
+        else:
+            found = values_of(build(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
+            assert found["weight"].dtype is wanted
+
+
+def test_a_dtype_that_an_older_torch_lacks_is_refused_by_name(tmp_path, monkeypatch):
+    path = of_dtype(tmp_path / "m.safetensors", "F8_E8M0", [4, 4], 16)
+    monkeypatch.delattr(torch, "float8_e8m0fnu")
+    with opened(path) as checkpoint, pytest.raises(PlacementError, match="weight F8_E8M0 instead of float32"):
+        values_of(build(lambda: nn.Linear(4, 4, bias=False)), checkpoint)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -16,8 +16,10 @@ from tied_model import Model
 from probes.errors import CheckpointUnreadable, PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.load import load
+from probes.placement.models.modules import find_blocks
 from probes.placement.packing import cache
 from probes.placement.runtime import settling
+from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.values import Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
@@ -206,3 +208,48 @@ def test_a_plan_of_another_model_is_refused(saved):
     _, folder = saved
     with pytest.raises(PlacementError, match="isn't the model that was planned"):
         load(Model, folder, plan_of(Model(32), {}), device="cpu")
+
+
+def test_what_is_no_plan_is_refused(saved):
+    _, folder = saved
+    with pytest.raises(PlacementError, match="by a Plan, not by a str"):
+        load(Model, folder, "plan.json", device="cpu")
+
+
+def test_where_a_changed_file_cannot_give_a_block_back_all_others_come_back(saved):
+    model, folder = saved
+    file = folder / "model.safetensors"
+    tiers = {"layers.0": "disk", "layers.1": "packed", "layers.2": "streamed", "layers.3": "streamed_packed"}
+    placed = load(Model, folder, plan_of(model, tiers), device="cpu", cache=False)
+    os.truncate(file, 1000)
+    for _ in range(2):
+        with pytest.raises(CheckpointUnreadable, match=r"cut|changed"):
+            placed.placement.remove()
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("layers.0."):
+            assert torch.equal(placed.state_dict()[name], tensor), name
+
+
+@torch.no_grad()
+def test_values_that_are_lost_keep_no_others_from_coming_back(saved):
+    """A GPU's blocks stayed without values once one of a changed file had failed."""
+    model, _ = saved
+    entries = [entry for block in find_blocks(model) for entry in block.entries]
+    want = [entry.parameter.clone() for entry in entries]
+    homes, broken = Homes(), [True]
+
+    def lost():
+        if broken:
+            raise CheckpointUnreadable("the file changed")
+        return want[0]
+
+    homes.later(entries[0], lost)
+    for entry, values in zip(entries[1:], want[1:], strict=True):
+        homes.later(entry, values.clone)
+    for _ in range(2):
+        with pytest.raises(CheckpointUnreadable, match="the file changed"):
+            homes.restore()
+        assert all(torch.equal(e.parameter, v) for e, v in zip(entries[1:], want[1:], strict=True))
+    broken.clear()
+    homes.restore()
+    assert torch.equal(entries[0].parameter, want[0])

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
-from probes.placement.models.headers import StoredTensor
+from probes.placement.models.description import DTYPE_BITS
+from probes.placement.models.headers import DTYPES, StoredTensor
 
 SHOWN = 4  # names of each kind in a message
 
@@ -108,8 +109,32 @@ def _inconvertible(fillings: Sequence[Filling], stored: Mapping[str, StoredTenso
         f"{name} {stored[name].dtype} instead of {str(filling.target.tensor.dtype).removeprefix('torch.')}"
         for filling in fillings
         for name in filling.sources
-        if stored[name].dtype.startswith(("F", "BF")) != filling.target.tensor.dtype.is_floating_point
+        if not _becomes(torch_dtype(stored[name]), filling.target.tensor.dtype)
     ]
+
+
+def torch_dtype(stored: StoredTensor) -> torch.dtype | None:
+    """The dtype of a stored tensor; None where this version of torch doesn't know it."""
+    found: torch.dtype | None = getattr(torch, DTYPES[stored.dtype], None)
+    return found
+
+
+def _becomes(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
+    """Whether torch converts the one to the other, and what is lost is precision alone.
+
+    Floating-point numbers of 4 bits come in pairs, and those of 8 bits don't become each other.
+    """
+    if stored is wanted:
+        return True
+    if stored is None or stored.is_complex or wanted.is_complex:
+        return False
+    if stored.is_floating_point or wanted.is_floating_point:
+        both = stored.is_floating_point and wanted.is_floating_point
+        return both and wanted.itemsize > 1 and DTYPE_BITS[str(stored).removeprefix("torch.")] >= 8
+    if torch.bool in (stored, wanted):
+        return stored is torch.bool
+    has, takes = torch.iinfo(stored), torch.iinfo(wanted)
+    return bool(takes.min <= has.min and has.max <= takes.max)
 
 
 def _listed(what: str, names: Sequence[str]) -> str:

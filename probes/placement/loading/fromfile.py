@@ -9,9 +9,8 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
-from probes.placement.loading.fitting import Filling, fit, targets
+from probes.placement.loading.fitting import Filling, fit, targets, torch_dtype
 from probes.placement.loading.tensorbytes import Staging, bytes_of
-from probes.placement.models.headers import DTYPES
 from probes.placement.packing.cache import Origin
 from probes.placement.runtime.converting import refusal
 
@@ -53,13 +52,14 @@ class CheckpointValues:
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that the parameter is stored in."""
         name = self._fillings[id(parameter)].sources[0]
-        found: torch.dtype = getattr(torch, DTYPES[self._checkpoint.tensors[name].dtype])
+        found = torch_dtype(self._checkpoint.tensors[name])
+        assert found is not None  # else it didn't fit the model
         return found
 
     def origin(self, parameter: torch.Tensor) -> Origin | None:
         """Where the parameter's bytes are in a file; None where they aren't stored as they are in memory."""
         stored = self._checkpoint.tensors[self._fillings[id(parameter)].sources[0]]
-        if getattr(torch, DTYPES[stored.dtype]) is not parameter.dtype or not parameter.is_contiguous():
+        if torch_dtype(stored) is not parameter.dtype or not parameter.is_contiguous():
             return None
         return Origin(self._checkpoint.file_of(stored.name), stored.offset, stored.offset + stored.n_bytes)
 

@@ -23,7 +23,7 @@ from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.converting import require_entry
 from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.preparing import lanes_of
+from probes.placement.runtime.preparing import lanes_of, require_plan
 from probes.placement.runtime.settling import own_values, packed_on
 from probes.placement.values import CardsPlan, Plan
 
@@ -51,6 +51,7 @@ def load(
     Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
     checkpoint, model and plan don't fit each other or memory is refused. Nothing is kept then.
     """
+    require_plan(plan)
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     every = lanes_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [lanes_of(device)]
     model = build(factory)

@@ -206,8 +206,10 @@ def _tensor(path: Path, name: str, fields: object, data: int) -> StoredTensor:
     if not _sizes(span) or len(span) != 2 or span[0] > span[1]:
         raise wrong(f"has no valid data_offsets: {str(span)[:60]}")
     bits = math.prod(shape) * DTYPE_BITS[DTYPES[dtype]]
+    if bits % 8:
+        raise wrong(f"has {bits:,} bits by its shape, which aren't whole bytes")
     if bits != 8 * (span[1] - span[0]):
-        stated = f"{-(-bits // 8):,}" if bits < 2**66 else "more than 2^63"
+        stated = f"{bits // 8:,}" if bits < 2**66 else "more than 2^63"
         raise wrong(f"takes {stated} bytes by its shape and {span[1] - span[0]:,} by its offsets")
     return StoredTensor(name, dtype, tuple(shape), data + span[0], span[1] - span[0])
 

@@ -189,7 +189,9 @@ class Handle:
     def remove(self) -> None:
         """Give the model back: the same parameter objects with their values in host memory, and no hooks.
 
-        Twice does no harm. Raises torch's error where the GPU can't give values back any more.
+        Twice does no harm. Raises torch's error where the GPU can't give values back any more, and
+        CheckpointUnreadable where a file with values of the tier `disk` was changed. All others are back
+        then.
         """
         with self._engine.lock, torch.inference_mode(False), torch.no_grad():
             self._engine.settle()

@@ -10,7 +10,13 @@ from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.overcards import CardsHandle, Devices, lanes_of_cards, settle_cards
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
+from probes.placement.runtime.preparing import (
+    lanes_of,
+    on_host,
+    planned_blocks,
+    require_plan,
+    staged,
+)
 from probes.placement.runtime.settling import ModuleSource, Source
 from probes.placement.values import CardsPlan, Plan
 
@@ -54,6 +60,7 @@ def place(
     Raises PlacementError where the model isn't the planned one, can't be placed, or memory is refused. The
     model is then as before.
     """
+    require_plan(plan)
     with torch.inference_mode(False), torch.no_grad():
         if isinstance(plan, CardsPlan):
             if capture:
@@ -63,10 +70,6 @@ def place(
             every = lanes_of_cards(len(plan.cards), device)
             return settle_cards(
                 model, plan, [ModuleSource(one.device) for one in every], every, pinned=pinned
-            )
-        if not isinstance(plan, Plan):
-            raise PlacementError(
-                f"a model is placed by a Plan, not by a {type(plan).__name__}", "make one with plan()"
             )
         if isinstance(device, list | tuple):
             raise PlacementError("the plan is for one card, a list of devices is given", "name one device")

@@ -19,7 +19,16 @@ from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.settling import Settling, Source
 from probes.placement.soundness import flaw
-from probes.placement.values import Plan, Tier
+from probes.placement.values import CardsPlan, Plan, Tier
+
+
+def require_plan(plan: object) -> None:
+    """Raise PlacementError for anything else."""
+    if not isinstance(plan, Plan | CardsPlan):
+        raise PlacementError(
+            f"a model is placed by a Plan, not by a {type(plan).__name__}",
+            "make one with plan(), or read its file with read_plan()",
+        )
 
 
 def lanes_of(device: torch.device | str | None) -> Lanes:

@@ -182,9 +182,19 @@ class Homes:
             home.fetch = None
 
     def restore(self) -> None:
-        """Bring all values back to the host."""
+        """Bring all values back to the host.
+
+        Where some can't be found any more, the others come back, and the first error is raised. This can be
+        tried again.
+        """
+        failed: Exception | None = None
         for home in self._homes.values():
-            home.back()
+            try:
+                home.back()
+            except Exception as error:  # of the disk, or of the GPU
+                failed = failed or error
+        if failed:
+            raise failed
         for buffer in reversed(self._buffers):
             buffer.back()
         self._homes.clear()

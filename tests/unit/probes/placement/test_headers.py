@@ -56,6 +56,8 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(shape=[1] * 65), 20, "shape"),
         (changed(shape="23"), 20, "shape"),
         (changed(dtype="INT7"), 20, "'INT7'"),
+        (changed(dtype="F4", shape=[3]), 20, "12 bits by its shape, which aren't whole bytes"),
+        (changed(dtype="F4", shape=[2**40]), 20, "takes 549,755,813,888 bytes by its shape and 12"),
         (changed(dtype=None), 20, "dtype"),
         ({**TWO, "b": 7}, 20, "not described by an object"),
         ([], 0, "not a JSON object"),
