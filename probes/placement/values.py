@@ -12,6 +12,7 @@ Becomes = Literal["", "float16", "float32"]
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)
+OBJECTIVES: Final = typing.get_args(Objective)
 
 
 @dataclass(frozen=True)

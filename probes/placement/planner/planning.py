@@ -14,7 +14,9 @@ from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.search import Found, fits, search
+from probes.placement.soundness import MOST
 from probes.placement.values import (
+    OBJECTIVES,
     BlockPlan,
     Bound,
     HostUse,
@@ -59,7 +61,10 @@ def make(
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `computing.ready`.
     """
+    _check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
+    if objective not in OBJECTIVES:
+        raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
     models = [model]
     if captured and len(model.blocks) <= MOST_DIVIDED:
@@ -75,6 +80,19 @@ def make(
     if best is None:
         raise PlanImpossible(*task.smallest(vram, host))
     return best
+
+
+def _check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
+    """A plan with a half byte, or more of them than 64 bits count, is one that no program reads again."""
+    given = {"vram": vram, "host": 0 if host is None else host}
+    given |= {"batch": workload.batch, "tokens": workload.tokens, "context": workload.context_tokens}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value >= MOST:
+            raise UsageError(
+                f"{name} is {str(value)[:40]!r}, not a whole number below 2^63", "for 4 GiB give 4 * 2**30"
+            )
+        if value < 0:
+            raise UsageError(f"{name} is {value}, below zero", f"give a {name} of 0 or more")
 
 
 def _check(model: ModelDescription, workload: Workload) -> None:
@@ -130,7 +148,8 @@ class _Task:
         said = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
         if host is not None:
             said += f" and {binary_bytes(host)} of host memory"
-        most = 8 * self.weight_bytes + 2**34
+        caches = sum(cache_bytes(kind.block, self.work) * len(kind.places) for kind in self.kinds)
+        most = 8 * self.weight_bytes + caches + 2**34
         ways = []
         if self._fits(replace(limits, vram=most)):
             least = _least(lambda n: self._fits(replace(limits, vram=n)), most)

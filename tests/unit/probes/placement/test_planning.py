@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from probes.errors import PlanImpossible
+from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import (
     Attention,
     BlockDescription,
@@ -16,7 +16,7 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import blockkinds, costs, polish, search
+from probes.placement.planner import asking, blockkinds, costs, polish, search
 from probes.placement.planner.costs import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
@@ -357,6 +357,30 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
     assert len(plan.blocks) == count
     assert calls["costed"] == 3
     assert count <= calls["simulated"] < 7 * count  # whole candidates: 8 and more
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("vram", value) for value in (1.5e9, float("inf"), float("nan"), "4GiB", None, True, 2**63, -1)),
+        *(("host", value) for value in (1e9, "x", -5, 10**30)),
+        *((name, value) for name in ("batch", "tokens", "context") for value in (1.5, "2", None, 2**70, -1)),
+        ("objective", "quick"),
+        ("objective", None),
+    ],
+)
+def test_what_is_no_whole_number_or_no_objective_is_refused_by_name(name: str, value: object) -> None:
+    """A plan with vram=0.9 * total was saved and never read again; a mistyped objective was exact."""
+    given: dict[str, object] = {"vram": GIB, "machine": "h200", name: value}
+    with pytest.raises(UsageError, match=name):
+        asking.plan("bert-base", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("machine", ["wx4100", "h200"])
+def test_keys_and_values_larger_than_all_else_have_a_way_out(machine: str) -> None:
+    """A cache of 275 GiB was refused without one: the search for it ended at eight times the weights."""
+    with pytest.raises(PlanImpossible, match=r"the smallest (card|budget) that works (has|is) (27|54)\d\."):
+        asking.plan("qwen2.5-3b", vram=4 * GIB, machine=machine, batch=8, context=1_000_000)
 
 
 def of_all_sizes(count: int) -> ModelDescription:
