@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -11,6 +12,8 @@ from typing import TypeVar, cast
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 MODULES = sorted(p for top in ("buildtool", "probes") for p in (ROOT / top).rglob("*.py"))
+# ruff refuses two statements on a line, so every import begins one
+IMPORT = re.compile(r"^( *)(?:from ([\w.]+) )?import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
 BEGIN, END = "```mermaid\n", "```\n"
 # the command lines stand in the programs' own folders, above everything else
 COMMAND_LINES = {
@@ -38,27 +41,45 @@ def name_of(path: Path) -> str:
 
 
 @cache
+def text_of(path: Path) -> str:
+    """A file's text, read once for all tests."""
+    return path.read_text(encoding="utf-8")
+
+
+@cache
 def _by_kind(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
     found = defaultdict(list)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text_of(path))):
         found[type(node)].append(node)
     return dict(found)
 
 
-def nodes(path: Path, kind: type[Node]) -> list[Node]:
-    """The nodes of one kind of a file, which is parsed once for all tests."""
-    return cast("list[Node]", _by_kind(path).get(kind, []))
+def nodes(path: Path, kind: type[Node], *, where: str = "") -> list[Node]:
+    """The nodes of one kind of a file, which is parsed once for all tests.
+
+    None where its text doesn't match `where`: to parse all sources takes seconds.
+    """
+    found = _by_kind(path) if re.search(where, text_of(path)) else {}
+    return cast("list[Node]", found.get(kind, []))
 
 
 @cache
-def imports(path: Path) -> frozenset[str]:
-    """Every module that a file imports, wherever in the file; `from a import b` gives `a` and `a.b`."""
+def taken(path: Path, *, top_level: bool = False) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The imports of a file, wherever in it or at its top level, from its text: (module, names from it)."""
+    found = []
+    for indent, module, rest in IMPORT.findall(text_of(path)):
+        if not (top_level and indent):
+            listed = re.sub(r"#.*", "", rest).strip("() \n").split(",")
+            found.append((module, tuple(name.split()[0] for name in listed if name.strip())))
+    return tuple(found)
+
+
+@cache
+def imports(path: Path, *, top_level: bool = False) -> frozenset[str]:
+    """Every module that a file imports; `from a import b` gives `a` and `a.b`."""
     found: set[str] = set()
-    for direct in nodes(path, ast.Import):
-        found |= {alias.name for alias in direct.names}
-    for node in nodes(path, ast.ImportFrom):
-        if node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    for module, names in taken(path, top_level=top_level):
+        found |= {module, *(f"{module}.{name}" for name in names)} if module else set(names)
     return frozenset(found)
 
 

@@ -1,11 +1,10 @@
 """`__all__` names what a module offers: each name exists, and nobody takes a name that is not in it."""
 
-import ast
 import importlib
 from pathlib import Path
 
 import pytest
-from architecture import nodes
+from architecture import taken
 
 ROOT = Path(__file__).parents[2]
 MODULES = {
@@ -29,7 +28,6 @@ def test_a_module_has_every_name_that_it_exports(name: str) -> None:
 def test_no_module_takes_from_another_what_that_one_does_not_export() -> None:
     offered = {name: set(importlib.import_module(name).__all__) for name in EXPORTING}
     for path in MODULES.values():
-        for node in nodes(path, ast.ImportFrom):
-            if node.module in offered:
-                names = {alias.name for alias in node.names if f"{node.module}.{alias.name}" not in MODULES}
-                assert names <= offered[node.module], path
+        for module, names in taken(path):
+            if module in offered:
+                assert {name for name in names if f"{module}.{name}" not in MODULES} <= offered[module], path

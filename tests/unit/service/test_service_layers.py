@@ -1,10 +1,10 @@
 """Which of the service's modules may touch what: torch, yaml and HTTP have one door each."""
 
-import ast
 from pathlib import Path
 
 import pytest
 import service
+from architecture import imports
 
 HERE = Path(service.__file__).parent
 MODULES = sorted(HERE.rglob("*.py"))
@@ -62,17 +62,6 @@ TORCH_SIDE = {
     "service.model.mounted",
     "service.model.placed",
 }
-
-
-def imports(path: Path, *, top_level: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text())
-    found: set[str] = set()
-    for node in tree.body if top_level else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

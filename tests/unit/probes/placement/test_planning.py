@@ -416,12 +416,13 @@ def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch
 
 
 @pytest.mark.parametrize("machine", ["h200", "wx4100"])
+@pytest.mark.parametrize("count", [30, pytest.param(90, marks=pytest.mark.thorough)])
 def test_counting_nearly_equal_blocks_together_costs_little(
-    machine: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = of_all_sizes(90)
+    model = of_all_sizes(count)
     exact = half_resident(model, machine)
-    monkeypatch.setattr(blockkinds, "MOST_KINDS", 30)
+    monkeypatch.setattr(blockkinds, "MOST_KINDS", count // 3)
     rough = half_resident(model, machine)
     assert rough.time.middle_s <= exact.time.middle_s * 1.03
 
@@ -440,7 +441,7 @@ def test_a_machine_without_a_gpu_has_a_plan() -> None:
     assert {block.tier for block in plan.blocks} == {"cpu"}
 
 
-@pytest.mark.parametrize("objective", ["exact", "fast"])
+@pytest.mark.parametrize("objective", ["fast", pytest.param("exact", marks=pytest.mark.thorough)])
 def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cross_the_link(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ GIB = 2**30
 Edit = Callable[[dict[str, Any]], None]
 
 
+@cache
 def planned(
     machine: str = "wx4100", model: str = "qwen2.5-3b", vram: int = 4 * GIB, *, objective: Objective = "exact"
 ) -> Plan:
