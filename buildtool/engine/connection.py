@@ -4,13 +4,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import docker
 import docker.errors
 import docker.tls
+import requests
 import requests.exceptions
+from docker.constants import MINIMUM_DOCKER_API_VERSION
+from docker.utils.config import find_config_file, load_general_config
 
-from buildtool.engine.endpoint import Endpoint, current_endpoint
+from buildtool.engine.endpoint import DEFAULT_HOST, Endpoint, current_endpoint
 from buildtool.engine.reference import parse_pullable
 from buildtool.errors import (
     BuildFailed,
@@ -19,10 +23,21 @@ from buildtool.errors import (
     EngineUnavailable,
 )
 from probes.shared.invocation import host_command
+from probes.shared.quoting import command
 
 INSTALL = f"as root on Debian or Ubuntu: {host_command()} engine"
 NEXT_STEP = f"start one (`sudo systemctl start docker`), or {INSTALL}"
 _NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
+# what the docker package raises for a configuration of another shape
+_UNUSABLE = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    docker.errors.DockerException,
+    requests.exceptions.RequestException,
+)
 
 
 @contextmanager
@@ -62,8 +77,12 @@ def endpoint_here() -> Endpoint:
 
 
 def connected(timeout_s: float) -> docker.DockerClient:
-    """A connection to the engine that the Docker CLI uses; the package by itself may find another one."""
+    """A connection to the engine that the Docker CLI uses; the package by itself may find another one.
+
+    Raises ConfigError, EngineUnavailable and what `translated` translates.
+    """
     endpoint = endpoint_here()
+    require_configuration()
     tls: docker.tls.TLSConfig | bool = False
     if found := endpoint.tls:
         client = (str(found.client[0]), str(found.client[1])) if found.client else None
@@ -75,6 +94,23 @@ def connected(timeout_s: float) -> docker.DockerClient:
         )
     except ValueError as error:  # for a malformed address
         raise docker.errors.DockerException(str(error)) from error
+
+
+def require_configuration() -> None:
+    """Refuse a configuration of the Docker CLI that the docker package can't use. Raises ConfigError.
+
+    The package would fail in many ways, or as if no engine answered, and one might be installed in vain.
+    """
+    path = cast(str, find_config_file())
+    try:
+        headers = load_general_config().get("HttpHeaders")
+        requests.Request("GET", "http://localhost", headers).prepare()
+        docker.APIClient(base_url=DEFAULT_HOST, version=MINIMUM_DOCKER_API_VERSION).close()  # asks nothing
+    except _UNUSABLE as error:
+        raise ConfigError(
+            f"{path} isn't a configuration that the Docker CLI can have written",
+            f"correct it, or move it away: {command('mv', '--', path, f'{path}.old')}",
+        ) from error
 
 
 def unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:

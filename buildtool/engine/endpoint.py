@@ -82,8 +82,9 @@ def _of_context(folder: Path, name: str, back: str) -> Endpoint:
         host = str(docker.get("Host") or DEFAULT_HOST)
         verify = not docker.get("SkipTLSVerify", False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        missing = isinstance(error, FileNotFoundError)
         raise EngineUnavailable(
-            f"the docker context {name!r} can't be read ({type(error).__name__})",
+            f"there is no docker context {name!r}" if missing else f"the docker context {name!r} is damaged",
             f"list the contexts: docker context ls; or use the default one: {back}",
         ) from error
     certificates = folder / "tls" / key / "docker"

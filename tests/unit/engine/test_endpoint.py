@@ -53,12 +53,16 @@ def test_the_environment_goes_before_the_context_in_use(config: Path, env: dict[
     assert current_endpoint(env, config).host == host
 
 
-@pytest.mark.parametrize("name", ["missing", "broken"])
-def test_a_context_that_can_not_be_read_is_not_taken_for_the_default_one(config: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"), [("missing", "there is no docker context 'missing'"), ("broken", "'broken' is damaged")]
+)
+def test_a_context_that_can_not_be_read_is_not_taken_for_the_default_one(
+    config: Path, name: str, said: str
+) -> None:
     broken = config / ".docker/contexts/meta" / hashlib.sha256(b"broken").hexdigest()
     broken.mkdir()
     (broken / "meta.json").write_text("[1]")
-    with pytest.raises(EngineUnavailable, match=name) as caught:
+    with pytest.raises(EngineUnavailable, match=said) as caught:
         current_endpoint({"DOCKER_CONTEXT": name}, config)
     assert "docker context ls" in caught.value.hint
 
