@@ -10,15 +10,16 @@ from probes.shared import files
 from probes.shared.codec import Json, load
 
 
-def holds(path: Path, key: str, word: str, *, most_bytes: int) -> bool:
-    """Whether a file is a JSON object with this word under the key; one that can't be read isn't."""
+def word_under(path: Path, key: str, start: str, *, most_bytes: int) -> str:
+    """What a file's JSON object has under the key, if that begins so; empty, also if it can't be read."""
     try:
         text = files.read_text(path, most_bytes=most_bytes)
         # most files are of another kind: they are not parsed for this alone
-        value = load(text) if json.dumps(word) in text else None
+        value = load(text) if json.dumps(start)[:-1] in text else None
     except (OSError, ValueError):
-        return False
-    return isinstance(value, dict) and value.get(key) == word
+        return ""
+    word = value.get(key) if isinstance(value, dict) else None
+    return word if isinstance(word, str) and word.startswith(start) else ""
 
 
 def json_of(text: str) -> Json:

@@ -12,7 +12,7 @@ from typing import Literal
 from probes.errors import ReportError
 from probes.records.json_schema import document
 from probes.records.possible import require_moment
-from probes.records.reportfiles import holds, json_of, reading, writing
+from probes.records.reportfiles import json_of, reading, word_under, writing
 from probes.records.schema import WRITABLE, Machine
 from probes.shared import files
 from probes.shared.codec import Misfit, check_figures, decode, to_json
@@ -105,7 +105,7 @@ def is_throughput(value: object) -> bool:
 
 def is_scan(path: Path) -> bool:
     """Whether a file holds a throughput report; a file that can't be read doesn't."""
-    return holds(path, "kind", KIND, most_bytes=MOST_BYTES)
+    return word_under(path, "kind", KIND, most_bytes=MOST_BYTES) == KIND
 
 
 def named_scan(path: Path, *, name: Path | None = None) -> tuple[ThroughputReport, str]:

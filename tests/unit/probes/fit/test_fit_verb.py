@@ -288,6 +288,18 @@ def test_a_broken_answer_is_refused_by_name(
     assert "fit.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["show", "html", "prometheus"])
+def test_an_answer_of_a_later_version_is_refused_as_such(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "fit.json"
+    kept.write_text(to_json(replace(_report(), schema="weir-fit/2")), encoding="utf-8")
+    assert cli.main([verb, str(kept)]) == 5
+    said = capsys.readouterr().err
+    assert "its schema is 'weir-fit/2', this program reads weir-fit/1" in said
+    assert "the Weir that wrote it" in said
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_a_machine_that_is_no_regular_file_is_refused_at_once(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
