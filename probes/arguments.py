@@ -74,10 +74,10 @@ def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path
             places.add(os.path.realpath(path))
 
 
-def write(path: Path, text: str) -> None:
-    """Write an answer, and say so. Raises ReportError."""
+def write(path: Path, text: str, *, place: Path | None = None) -> None:
+    """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
     with writing(path, PLACE):
-        files.write_text(path, text)
+        files.write_text(place or path, text)
     say(f"wrote {path}")
 
 

@@ -21,9 +21,9 @@ from probes.run import catalog, checkup, session, thismachine
 from probes.run.child import Aside, Told
 from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode, to_json
-from probes.shared.entry import delivered, run_as_program
+from probes.shared.entry import delivered
 from probes.shared.invocation import probe_command, tool_version
-from probes.shared.output import Parser, hand_over, tell
+from probes.shared.output import Parser, complain, hand_over, tell
 from probes.verbs import add_verbs, shown
 
 PURPOSE = (
@@ -48,6 +48,7 @@ class ProgressPrinter(session.Listener):
         self._done: set[tuple[str, int, str]] = set()
         self._ended: set[tuple[str, int]] = set()
         self._probe, self._round = "", 0
+        self.path: Path | None = None  # of the report, once there is one
         self._began_s = self._planned_s = self._printed_s = now()
 
     def planned(self, plan: tuple[Planned, ...]) -> None:
@@ -70,6 +71,10 @@ class ProgressPrinter(session.Listener):
     def unfinished(self, report: Path) -> None:
         """How to resume an earlier run."""
         tell(f"an earlier run was cut short; to resume it: run --resume {shlex.quote(str(report))}")
+
+    def kept(self, path: Path) -> None:
+        """Where the report is: a run may be interrupted."""
+        self.path = path
 
     def started(self, probe: catalog.Probe, turn: int) -> None:
         """The probe's name, before it can hang."""
@@ -182,8 +187,19 @@ def _doctor(args: argparse.Namespace) -> Exit:
 
 
 def _run(args: argparse.Namespace) -> Exit:
-    if args.resume:
-        return _print_answer(args, *_resumed(args))
+    listener = ProgressPrinter()
+    try:
+        report, path = _resumed(args, listener) if args.resume else _measured(args, listener)
+    except KeyboardInterrupt:
+        if listener.path is None:
+            raise
+        go_on = f"{probe_command()} run --resume {shlex.quote(str(listener.path))}"
+        complain(f"interrupted; what was measured is kept, to go on: {go_on}")
+        return Exit.INTERRUPTED
+    return _print_answer(args, report, path)
+
+
+def _measured(args: argparse.Namespace, listener: session.Listener) -> tuple[ProbeReport, Path]:
     probes = catalog.select(tuple(args.names))
     settings = Settings(
         quick=args.quick,
@@ -193,16 +209,14 @@ def _run(args: argparse.Namespace) -> Exit:
         dtypes=tuple(args.dtype or ()),
         numa=args.numa,
     )
-    return _print_answer(
-        args, *session.measure(probes, settings, folder=args.out, listener=ProgressPrinter())
-    )
+    return session.measure(probes, settings, folder=args.out, listener=listener)
 
 
-def _resumed(args: argparse.Namespace) -> tuple[ProbeReport, Path]:
+def _resumed(args: argparse.Namespace, listener: session.Listener) -> tuple[ProbeReport, Path]:
     given = (args.names, args.quick, args.vram, args.model, args.dtype, args.seed is not None)
     if any(given) or args.numa != "as_found" or args.out != REPORTS:
         raise UsageError("--resume uses the run's own settings", "give it alone: run --resume FILE")
-    return session.resume(args.resume, listener=ProgressPrinter())
+    return session.resume(args.resume, listener=listener)
 
 
 def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
@@ -227,20 +241,10 @@ def _show(args: argparse.Namespace) -> Exit:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code and never raises for anything a user can cause."""
-    kept = "the report holds what was measured so far; run --resume FILE continues a run"
-    return delivered(
-        _run_verb,
-        argv,
-        interrupted=kept if argv[:1] == ["run"] else "files that aren't whole were not written",
-    )
+    return delivered(_run_verb, argv, interrupted="files that aren't whole were not written")
 
 
 def _run_verb(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     code: int = args.do(args)
     return code
-
-
-def entry() -> None:
-    """Console entry point."""
-    run_as_program(main)

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import Verbs, refuse_overwriting, size, whole, write
+from probes.arguments import PLACE, Verbs, refuse_overwriting, size, whole, write
 from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.records.reportfiles import reserving
+from probes.shared.codec import to_json
 from probes.shared.output import hand_over, say, tell
 
 if TYPE_CHECKING:
@@ -110,21 +112,29 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.fit.answering.bars import draw
-    from probes.fit.answering.saying import lines
-    from probes.shared.codec import to_json
 
     asked = _question(args)
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
-    report = _report(args, asked)
-    if args.json == Path("-"):
+    file = None if args.json == Path("-") else args.json
+    with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as picture:
+        report = _report(args, asked)
+        try:
+            _say(report, as_json=args.json == Path("-"))
+        finally:  # trials take minutes: a lost output doesn't cost the files
+            if kept:
+                write(args.json, to_json(report), place=kept)
+            if picture:
+                write(args.picture, draw(report), place=picture)
+    return _exit(report)
+
+
+def _say(report: "FitReport", *, as_json: bool) -> None:
+    from probes.fit.answering.saying import lines
+
+    if as_json:
         hand_over(to_json(report))
     else:
         tell(lines(report))
-        if args.json:
-            write(args.json, to_json(report))
-    if args.picture:
-        write(args.picture, draw(report))
-    return _exit(report)
 
 
 def _report(args: argparse.Namespace, asked: Question) -> "FitReport":

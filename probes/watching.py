@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from probes.arguments import Verbs, number
 from probes.errors import Exit, ReportError, UsageError
+from probes.records.reportfiles import reserving
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 
@@ -70,7 +71,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from probes.watch.outputs import report_place, require_distinct
+    from probes.watch.outputs import require_distinct
     from probes.watch.showing.words import report_lines
     from probes.watch.watcher import Asked, Watching
 
@@ -95,12 +96,12 @@ def _watch(args: argparse.Namespace) -> int:
         torch_allocator=args.torch_allocator,
     )
     tops = _tops(args.ceilings) if args.ceilings else ()
-    with report_place(args.report) as place:
+    with reserving(args.report, "choose a place that can be written: --report FILE") as place:
         watching = Watching(asked)
         report = watching.run(tops)
-        say = complain if words else tell  # standard output is the command's
-        say("\n".join(report_lines(report)))
         lacks = [*watching.lacks, *_written(report, place, args.report)]
+    say = complain if words else tell  # standard output is the command's
+    say("\n".join(report_lines(report)))
     for text in lacks:
         complain(f"error: {text}")
     return int(Exit.DATA) if lacks and not words else _exit_code(report)

@@ -1,13 +1,20 @@
 """What files of all kinds of reports have in common: how they are distinguished, refused by name, written."""
 
+import errno
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from probes.errors import ReportError
 from probes.shared import files
 from probes.shared.codec import Json, load
+
+_REASONS = {
+    errno.ENXIO: "nobody reads this pipe",
+    errno.EAGAIN: "its reader doesn't keep up",
+    errno.EPIPE: "its reader has gone",
+}
 
 
 def word_under(path: Path, key: str, start: str, *, most_bytes: int) -> str:
@@ -54,4 +61,18 @@ def writing(path: Path, way_out: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReportError(f"can't write {path}: {error.strerror or error}", way_out) from error
+        raise ReportError(f"can't write {path}: {reason(error)}", way_out) from error
+
+
+def reason(error: OSError) -> str:
+    """Why a file can't be written, as a user sees it."""
+    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+
+
+@contextmanager
+def reserving(path: Path | None, way_out: str) -> Iterator[Path | None]:
+    """Where to write at the end of the block. Raises ReportError, as `writing`, now where that can't be."""
+    with ExitStack() as stack:
+        with writing(path or Path(), way_out):
+            place = stack.enter_context(files.reserved(path)) if path else None
+        yield place

@@ -45,6 +45,9 @@ class Listener:
     def unfinished(self, report: Path) -> None:
         """An earlier run in this folder was cut short and can go on."""
 
+    def kept(self, path: Path) -> None:
+        """The report is written, and a run that is cut short from now on can go on."""
+
     def planned(self, plan: tuple[Planned, ...]) -> None:
         """What the run is about to do."""
 
@@ -88,6 +91,7 @@ def _measure(
         with journal.open_journal(path) as book:
             book.begin(report)
             write_report(report, path)
+            listener.kept(path)
             run = _Run(path, book, listener, crew)
             return _go_on(report, Past(report, ()), run), path
 
@@ -113,6 +117,7 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
     with thismachine.exclusive(path.parent, found), journal.open_journal(path) as book:
         journal.sweep(path.parent)
         report = _kept(past.begun, path)
+        listener.kept(path)
         return _go_on(report, past, _Run(path, book, listener, [])), path
 
 

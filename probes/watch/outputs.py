@@ -1,26 +1,12 @@
-"""The files that a watch was asked to write: each of them another one, and checked before it begins."""
+"""The files that a watch was asked to write: each of them another one."""
 
-import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from probes.errors import ReportError, UsageError
-from probes.shared import files
-
-_REASONS = {
-    errno.ENXIO: "nobody reads this pipe",
-    errno.EAGAIN: "its reader doesn't keep up",
-    errno.EPIPE: "its reader has gone",
-}
-
-
-def reason(error: OSError) -> str:
-    """Why a file can't be written, as a user sees it."""
-    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+from probes.errors import UsageError
 
 
 def require_distinct(places: Mapping[str, Path | None]) -> None:
@@ -50,16 +36,3 @@ def _identity_of_folder(folder: Path) -> tuple[object, ...]:
     except OSError:
         return (str(folder),)
     return found.st_dev, found.st_ino
-
-
-@contextmanager
-def report_place(path: Path | None) -> Iterator[Path | None]:
-    """Where to write the report at the end of the block. Raises ReportError now where that can't be."""
-    with ExitStack() as stack:
-        try:
-            place = stack.enter_context(files.reserved(path)) if path else None
-        except OSError as error:
-            raise ReportError(
-                f"can't write {path}: {reason(error)}", "choose a place that can be written: --report FILE"
-            ) from error
-        yield place

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from probes.errors import ReportError
+from probes.records.reportfiles import reason
 from probes.records.samples import Sample, Subject
 from probes.shared.locks import lock_now
 from probes.shared.output import complain
 from probes.watch import samplelines
-from probes.watch.outputs import reason
 
 Line = Callable[[Sample], str]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from probes.machine.nvml import open_nvml
 from probes.records.samples import Sample, Subject
 from probes.records.watched import Allocator, Ended, WatchReport
-from probes.shared.output import complain, tell
+from probes.shared.output import OutputLost, complain, tell
 from probes.shared.unknown import Unknown
 from probes.watch import allocatorhook
 from probes.watch.allocator import AllocatorTally, hooked
@@ -113,6 +113,8 @@ class Watching:
         except KeyboardInterrupt:
             if command:
                 raise
+        except OutputLost as error:  # what was measured is worth a report all the same
+            self.lacks.append(f"can't write standard output: {error}")
         if hook is not None:
             self._hear(hook)
         keep(self._readers.sample(time.monotonic() - begun_s, None))

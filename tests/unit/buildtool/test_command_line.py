@@ -15,7 +15,7 @@ from architecture import nodes
 from buildtool import cli
 from buildtool.errors import DataError, Exit
 from buildtool.places import Place, place_at
-from probes import cli as probes_cli
+from probes import __main__ as probes_main
 from probes.shared import output
 
 Entry = Callable[[], None]
@@ -23,7 +23,7 @@ LONG = "a" * 300
 PACKAGE = Path(cli.__file__).parent
 PROGRAMS: list[tuple[Entry, list[str]]] = [
     (cli.entry, ["weir", "prune", "--help"]),
-    (probes_cli.entry, ["probes", "list"]),
+    (probes_main.entry, ["probes", "list"]),
 ]
 programs = pytest.mark.parametrize(("entry", "words"), PROGRAMS, ids=["buildtool", "probes"])
 
@@ -212,7 +212,7 @@ def test_an_empty_value_does_not_pass_for_one_that_was_not_given(
 
 def test_an_empty_value_is_refused_by_the_probes_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        probes_cli.main(["run", "--out", ""])
+        probes_main.main(["run", "--out", ""])
     assert left.value.code == Exit.USAGE
     assert "write `--out DIR`, or leave --out out" in capsys.readouterr().err
 

@@ -1,5 +1,6 @@
 import builtins
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ import strict_readers as read
 from probe_fakes import FakeBench, gauges
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, failed, machine, report, waived
 
-from probes import cli
+import probes
+from probes import __main__, cli
 from probes.errors import DeviceBusy, Exit, UsageError
 from probes.measure import scenarios, spill, transfer
 from probes.records.rounds import merged
@@ -262,7 +264,9 @@ def test_after_a_wedge_nothing_more_is_started(
     assert "wedged" in capsys.readouterr().out
 
 
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
+def test_an_interrupt_keeps_what_was_measured_and_names_it(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     def play(job: Job) -> supervisor.Ended:
         if job.probe == "spill":
             return ended(Stop("floor", 0, "a test"), outcome=Failed("interrupted", "", 130, wedged=False))
@@ -270,9 +274,36 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, workers: Callable[
 
     workers(play)
     assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    (path,) = tmp_path.glob("*.json")
+    assert f"run --resume {path}" in capsys.readouterr().err
     runs = only_report(tmp_path).runs
     assert [run.probe for run in runs] == ["transfer", "breakeven", "spill"]
     assert len(runs[2].records) == 1
+
+
+def test_an_interrupt_before_anything_is_measured_promises_no_report(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers(lambda _job: ended(outcome=Failed("interrupted", "", 130, wedged=False)))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted")
+    assert "resume" not in said
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "probes.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "probes.cli")
+    monkeypatch.delattr(probes, "cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert __main__.main(["list"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted; nothing was begun\n"
 
 
 def test_an_unwritable_folder_shows_before_anything_is_measured(

@@ -22,6 +22,7 @@ from probes.fit.measured.runs import NOT_BEGUN, Ask, assembled, refuse_what_the_
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.report.page.fitpage import render_fit
 from probes.shared.codec import decode, load, to_json
+from probes.shared.output import OutputLost
 from probes.shared.unknown import Unknown
 
 NO = Unknown("not here")
@@ -447,3 +448,28 @@ def test_an_interrupt_before_two_trials_is_an_interrupt(
     path.write_text(json.dumps({**GPT2, "model_type": "blenderbot"}), encoding="utf-8")
     assert run(str(path), "--measure", "cpu", "--budget", "1GiB") == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_lost_output_does_not_cost_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_text: str) -> None:
+        raise OutputLost("No space left on device")
+
+    monkeypatch.setattr("probes.sizing.tell", lose)
+    kept, picture = tmp_path / "fit.json", tmp_path / "fit.svg"
+    assert run("bert-base", "--tokens", "8", "--json", str(kept), "--picture", str(picture)) == 5
+    assert load(kept.read_text(encoding="utf-8"))
+    assert "</svg>" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_trial(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("probes.fit.measured.runs.measure", None)
+    words = ("qwen2.5-0.5b", "--measure", "cpu", "--budget", "2GiB", option, str(tmp_path / "file" / "out"))
+    assert run(*words) == 5
+    assert "can't write" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert run(*words[:-1], str(tmp_path / "pipe")) == 5
+    assert "nobody reads this pipe" in capsys.readouterr().err

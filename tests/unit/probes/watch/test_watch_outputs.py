@@ -9,8 +9,10 @@ from watch_samples import SUBJECT, sample
 
 from probes.cli import main
 from probes.errors import ReportError, UsageError
+from probes.records.reportfiles import reserving
+from probes.shared.output import OutputLost
 from probes.watch import samplelines
-from probes.watch.outputs import report_place, require_distinct
+from probes.watch.outputs import require_distinct
 from probes.watch.recorder import Recorder, open_recorders
 from probes.watch.savedwatch import named_watch
 
@@ -148,14 +150,14 @@ def test_a_report_that_cannot_be_written_is_noticed_before_the_watch_begins(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ReportError, match="can't write"), report_place(tmp_path / place):
+    with pytest.raises(ReportError, match="can't write"), reserving(tmp_path / place, ""):
         pytest.fail("the watch began")
 
 
 def test_checking_a_reports_place_leaves_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("old")
     for name in ("old.json", "new.json"):
-        with report_place(tmp_path / name) as place:
+        with reserving(tmp_path / name, "") as place:
             assert place == tmp_path / name
             assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
     assert (tmp_path / "old.json").read_text() == "old"
@@ -246,3 +248,38 @@ def test_a_time_beyond_a_day_is_refused_with_both_limits(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["watch", "--for", "172800"])
     assert "'172800' is not a number of seconds from 0.02 to 86400" in capsys.readouterr().err
+
+
+class FullDisk:
+    """Takes two samples, as an output on a disk that fills."""
+
+    def __init__(self) -> None:
+        self._n_shown = 0
+
+    def show(self, _sample: object) -> None:
+        self._n_shown += 1
+        if self._n_shown == 3:
+            raise OutputLost("No space left on device")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_watch_whose_output_is_lost_keeps_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("probes.watch.watcher.view_for", lambda *_, **__: FullDisk())
+    kept = tmp_path / "kept.json"
+    assert main(["watch", "--for", "60", "--interval", "0.02", "--report", str(kept)]) == 5
+    assert named_watch(kept)[0].pace.samples == 4
+    assert "can't write standard output: No space left" in capsys.readouterr().err
+
+
+def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_text: str) -> None:
+        raise OutputLost("No space left on device")
+
+    monkeypatch.setattr("probes.watching.tell", lose)
+    kept = tmp_path / "kept.json"
+    assert main(["watch", "--for", "0.05", "--plain", "--report", str(kept)]) == 5
+    assert named_watch(kept)[0].pace.samples
