@@ -14,7 +14,7 @@ from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
 from probes.placement.packing.tiles import MOST_ROWS, is_table, piece_bytes, piece_rows
 from probes.placement.planner.constants import Constants
-from probes.placement.values import Objective, Tier
+from probes.placement.values import BlockPlan, Objective, Tier
 
 FUSED_DTYPES: Final = ("bfloat16", "float16")
 MANY_ROWS_FUSED: Final = (
@@ -130,6 +130,16 @@ def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Op
     return tuple(_Block(block, machine, work).options())
 
 
+def option(block: BlockDescription, machine: Constants, work: Pass, planned: BlockPlan) -> Option | None:
+    """The block in the tier and layout that a plan gives it; None where this machine has no such tier.
+
+    A plan for captured passes may use layouts that aren't tried for others.
+    """
+    wanted = planned.tier, planned.dense, planned.kept
+    every = _Block(block, machine, work).options(every=True)
+    return next((one for one in every if (one.tier, one.dense, one.kept) == wanted), None)
+
+
 def _main_dtype(block: BlockDescription) -> str:
     return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype
 
@@ -151,21 +161,24 @@ class _Block:
         self._fixed = operations * machine.kernel_s + self._attention()
         self._dtype = _main_dtype(block) if block.tensors else "float32"
 
-    def options(self) -> Iterator[Option]:
-        """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
+    def options(self, *, every: bool = False) -> Iterator[Option]:
+        """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk.
+
+        3-bit codes are an option where the link is all that a pass waits for: in a graph, or for `every`.
+        """
         machine, work = self._machine, self._work
         if not self._block.tensors:
             yield Option("resident", compute_s=self._fixed, launch_s=self._launch, vram_bytes=self._cache)
             return
         if machine.has_gpu:
             graph = ("disk",) if work.captured else ()
-            yield from (option for option in self._on_gpu() if option.tier not in graph)
+            yield from (option for option in self._on_gpu(every) if option.tier not in graph)
         if machine.has_gpu and (self._block.anytime or work.captured):
             return
         if not machine.has_gpu or self._lookup_only or work.objective == "fast":
             yield self._on_cpu()
 
-    def _on_gpu(self) -> Iterator[Option]:
+    def _on_gpu(self, every: bool) -> Iterator[Option]:
         machine = self._machine
         yield Option(
             "resident",
@@ -197,7 +210,7 @@ class _Block:
         if self._packed < 0.97 * self._given:
             yield from self._as_table()
             yield from self._when_packed(dense=False)
-            if self._dtype == "bfloat16" and machine.triton and self._work.captured:
+            if self._dtype == "bfloat16" and machine.triton and (every or self._work.captured):
                 yield from self._when_packed(dense=True)
 
     def _converted(self, tier: Tier) -> Option:
