@@ -172,6 +172,8 @@ class Layers:
     tensors: Callable[[str], Tensors]  # of the layer with this name
     operations: int  # that torch launches in one, by the time that Python takes: docs/results/h200-full.json
     live: int  # numbers alive for each input row at its peak
+    kernels: int = 0  # as a block's; 0: guessed from the operations
+    touched: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,13 @@ def described(
         tensors = tuple(layers.tensors(at))
         blocks.append(
             BlockDescription(
-                at, tensors, attention=size.attention, operations=layers.operations, live_numbers=layers.live
+                at,
+                tensors,
+                attention=size.attention,
+                operations=layers.operations,
+                kernels=layers.kernels,
+                touched_numbers=layers.touched,
+                live_numbers=layers.live,
             )
         )
     blocks += _grouped(parts.after, ())

@@ -119,6 +119,8 @@ class BlockDescription:
     looked_up: bool = False  # is a lookup table as well as a product: tied embeddings
     attention: Attention | None = None
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
+    kernels: int = 0  # of the device in one call, besides products; 0: unknown, guessed from the operations
+    touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called: it can only be resident
     divisible: bool = (
@@ -140,7 +142,7 @@ class BlockDescription:
         """Equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return shapes, facts
+        return shapes, facts, self.kernels, self.touched_numbers
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The same block with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
@@ -161,11 +163,17 @@ class BlockDescription:
             return (self,)
         parts = [replace(self, name=name, tensors=tuple(held)) for name, held in tensors.items()]
         main = max(parts, key=lambda part: part.weight_bytes)
-        each, more = divmod(self.operations, len(parts))
+
+        def share(whole: int, part: BlockDescription) -> int:
+            each, more = divmod(whole, len(parts))
+            return each + (more if part is main else 0)
+
         return tuple(
             replace(
                 part,
-                operations=each + (more if part is main else 0),
+                operations=share(self.operations, part),
+                kernels=share(self.kernels, part),
+                touched_numbers=share(self.touched_numbers, part),
                 attention=self.attention if part is main else None,
                 divisible=False,
             )

@@ -15,6 +15,14 @@ from probes.placement.models.description import TensorDescription
 LLAMA_OPERATIONS: Final = 40
 GPT_OPERATIONS: Final = 22
 BERT_OPERATIONS: Final = 21
+MIXTURE_OPERATIONS: Final = 48  # more, to send each row to its experts and back
+# While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
+BERT_KERNELS: Final = 25
+# Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
+# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-terms-of-a-predicted-pass.md).
+BERT_TOUCHED: Final = 112
+GPT_TOUCHED: Final = 58
+MIXTURE_TOUCHED: Final = 26  # for each chosen expert, of its width and inner width together
 
 Mixture = Callable[[str], Tensors]
 Family = Callable[[Fields, Sizes, Maker, bool], Parts]
@@ -77,13 +85,23 @@ def _llama(
             yield from make.norm(f"{at}.{name}", size.width)
 
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
+    # norms in single operations in float32, positions in ten, the gate's product, two sums
+    touched = (18 * len(norms) + 6) * size.width + 12 * (size.queries + size.keys)
+    operations = LLAMA_OPERATIONS + 8 * (len(norms) - 2) + 16 * head_norms
+    if mixture:
+        inner = fields.number("moe_intermediate_size", default=size.inner)
+        operations += MIXTURE_OPERATIONS
+        chosen = fields.number("num_experts_per_tok", default=2)
+        touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
+    else:
+        touched += 5 * size.inner
     embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
     after = [*make.norm(f"{top}norm", size.width)]
     head, shared = _head(fields, size, make, table=f"{top}embed_tokens", tied=tied) if whole else ((), ())
     after += head
     return Parts(
         embed,
-        Layers(f"{top}layers", layer, LLAMA_OPERATIONS + 8 * (len(norms) - 2) + 16 * head_norms, live),
+        Layers(f"{top}layers", layer, operations, live, touched=touched),
         tuple(after),
         shared,
     )
@@ -230,7 +248,13 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     head, shared = _head(fields, size, make, table=f"{top}wte", tied=True) if whole else ((), ())
     return Parts(
         tuple(before),
-        Layers(f"{top}h", layer, GPT_OPERATIONS, 2 * width + max(3 * width, 3 * size.inner)),
+        Layers(
+            f"{top}h",
+            layer,
+            GPT_OPERATIONS,
+            2 * width + max(3 * width, 3 * size.inner),
+            touched=GPT_TOUCHED * width,
+        ),
         (*make.norm(f"{top}ln_f", width, bias=True), *head),
         shared,
     )
@@ -316,7 +340,14 @@ def _bert(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     before += make.norm(f"{at}.LayerNorm", width, bias=True)
     return Parts(
         tuple(before),
-        Layers(f"{top}encoder.layer", layer, BERT_OPERATIONS, 3 * width + 2 * size.inner),
+        Layers(
+            f"{top}encoder.layer",
+            layer,
+            BERT_OPERATIONS,
+            3 * width + 2 * size.inner,
+            kernels=BERT_KERNELS,
+            touched=BERT_TOUCHED * width,
+        ),
         () if whole else tuple(make.linear("pooler.dense", width, width, bias=True)),
     )
 

@@ -20,7 +20,7 @@ class Constants:
     vram_bytes: int
     vram_rate: float  # kernels reading VRAM
     unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
-    ranked_rate: float  # the same with 3-bit codes, whose escapes are counted
+    ranked_rate: float  # the same with 3-bit codes, whose escapes are counted: bound by integer operations
     operations_rate: float  # the same by torch operations, where no kernel writes the wanted dtype
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
     link_rate: float  # copies of pinned memory to VRAM
@@ -32,7 +32,9 @@ class Constants:
     cpu_flops: float
     disk_rate: float
     operation_s: float  # of the host, for each operation that torch launches
-    kernel_s: float  # of the device, for each operation, beyond bytes and products
+    kernel_s: float  # of the device, for each kernel besides products, beyond its bytes
+    product_s: float  # likewise for each product
+    product_step_s: float  # of a product of few rows, for each number of an input row: one multiplier's turn
     moving_s: float  # of the host, for each block that moves
     context_bytes: int  # of VRAM, by the driver
     workspace_bytes: int  # of VRAM, by the libraries that multiply

@@ -5,6 +5,7 @@ time for each operation that torch launches. Unpacking and multiplying share the
 as they did when measured (docs/decisions/0025-packed-weights.md).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,23 +15,33 @@ from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
 from probes.placement.packing.tiles import MOST_ROWS, is_table, piece_bytes, piece_rows
 from probes.placement.planner.constants import Constants
-from probes.placement.values import BlockPlan, Objective, Tier
+from probes.placement.values import Objective, Tier
 
 FUSED_DTYPES: Final = ("bfloat16", "float16")
-MANY_ROWS_FUSED: Final = (
-    0.73  # of the fused product's rate at batch 1, for 2 to 16 rows: 27.3 us against 37.2
-)
+# Products, on an H100 (docs/decisions/0055-terms-of-a-predicted-pass.md). For each number of an input row,
+# over what the library's product takes for it: the fused one of one row, and of 2 to 16.
+FUSED_STEP: Final = 0.75
+MANY_ROWS_FUSED_STEP: Final = 2.1
+ALIGNED: Final = 8  # outputs of 16 bits: the library has slow kernels for others
+UNALIGNED: Final = 0.14  # of the rate of products
+WIDE_ROWS: Final = 64  # of input, by which float32's products are computed
+WIDE_PRODUCT_S: Final = 5e-6  # that such a product takes more
+WIDE_READS: Final = 0.78  # of VRAM's rate, at which products read float32
+EXPERT_TILE: Final = 64  # rows: half a tile, which is empty for each expert on average
 # Input rows that a library's kernel multiplies with weights that it has read once, and those of more rows for
 # which it reads them again: six matrices at 1 to 2,048 rows on an H200, by the link's rate.
 ONCE_ROWS: Final = 32
 TILE_ROWS: Final = 128
 WIDE_TILE_ROWS: Final = 32  # likewise in float32, where more than one row is read again
-UNPACK_ITEM_S: Final = (
-    2.2e-6  # of the GPU for each tensor that is unpacked, beyond its bytes: 768 x 768, H200
-)
+# Of the GPU for each tensor that is unpacked: 4-bit codes beyond its bytes, 3-bit codes at least (H100)
+UNPACK_ITEM_S: Final = 1.2e-6
+RANKED_LEAST_S: Final = 10e-6
 PACKED_LAUNCH_S: Final = 50e-6  # of Python for a product with a packed tensor: 40 layers, H200
 UNPACK_LAUNCH_S: Final = 40e-6  # of Python for a block that is unpacked, which is one launch
-UNPACK_GAP_S: Final = 12e-6  # of the GPU before an eager unpacking: 40 layers took 4.26 ms, captured 3.77
+# Of the GPU before an eager unpacking: 14 layers took 1.65 ms, captured 1.59, H100
+UNPACK_GAP_S: Final = 5e-6
+# Of the GPU for each tensor that it reads over the link, beyond its bytes: a kernel waits for an answer
+IN_PLACE_S: Final = 14e-6  # BERT's embeddings (five tensors), 768 x 768, on an H100
 HOST_SHARE: Final = (
     0.2  # of the CPU's time that copies lose: 64 layers with 10 on the CPU took 34.6 ms, not 29.5
 )
@@ -39,6 +50,7 @@ UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident mus
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
 LOOKUP_OPERATIONS: Final = 2  # of a lookup in a packed table, with a kernel for it and by torch operations
 LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25
+MOST_BITS_OF_UNITS: Final = 16  # of numbers that matrix units multiply as they are
 
 
 @dataclass(frozen=True)
@@ -130,16 +142,6 @@ def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Op
     return tuple(_Block(block, machine, work).options())
 
 
-def option(block: BlockDescription, machine: Constants, work: Pass, planned: BlockPlan) -> Option | None:
-    """The block in the tier and layout that a plan gives it; None where this machine has no such tier.
-
-    A plan for captured passes may use layouts that aren't tried for others.
-    """
-    wanted = planned.tier, planned.dense, planned.kept
-    every = _Block(block, machine, work).options(every=True)
-    return next((one for one in every if (one.tier, one.dense, one.kept) == wanted), None)
-
-
 def _main_dtype(block: BlockDescription) -> str:
     return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype
 
@@ -158,27 +160,26 @@ class _Block:
         self._launch = 0.0 if work.captured else operations * machine.operation_s
         if work.generating and not work.captured:
             self._launch *= GENERATING
-        self._fixed = operations * machine.kernel_s + self._attention()
+        products = sum(tensor.use == "product" for tensor in block.tensors)
+        self._kernels = block.kernels * block.calls or max(operations - products * block.calls, 0)
+        self._fixed = self._kernels * machine.kernel_s + self._attention()
         self._dtype = _main_dtype(block) if block.tensors else "float32"
 
-    def options(self, *, every: bool = False) -> Iterator[Option]:
-        """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk.
-
-        3-bit codes are an option where the link is all that a pass waits for: in a graph, or for `every`.
-        """
+    def options(self) -> Iterator[Option]:
+        """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
         machine, work = self._machine, self._work
         if not self._block.tensors:
             yield Option("resident", compute_s=self._fixed, launch_s=self._launch, vram_bytes=self._cache)
             return
         if machine.has_gpu:
             graph = ("disk",) if work.captured else ()
-            yield from (option for option in self._on_gpu(every) if option.tier not in graph)
+            yield from (option for option in self._on_gpu() if option.tier not in graph)
         if machine.has_gpu and (self._block.anytime or work.captured):
             return
         if not machine.has_gpu or self._lookup_only or work.objective == "fast":
             yield self._on_cpu()
 
-    def _on_gpu(self, every: bool) -> Iterator[Option]:
+    def _on_gpu(self) -> Iterator[Option]:
         machine = self._machine
         yield Option(
             "resident",
@@ -210,7 +211,7 @@ class _Block:
         if self._packed < 0.97 * self._given:
             yield from self._as_table()
             yield from self._when_packed(dense=False)
-            if self._dtype == "bfloat16" and machine.triton and (every or self._work.captured):
+            if self._dtype == "bfloat16" and machine.triton and self._work.captured:
                 yield from self._when_packed(dense=True)
 
     def _converted(self, tier: Tier) -> Option:
@@ -256,9 +257,8 @@ class _Block:
         else:
             compute = self._compute(machine.vram_rate)
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
-            rate = self._unpack_rate(dense=dense)
-            items = UNPACK_ITEM_S * len(self._block.tensors)
-            unpack = fetches * ((packed + scratch) / rate + items + gap)
+            each = (self._unpacking(tensor, dense=dense) for tensor in self._block.tensors)
+            unpack = fetches * (sum(each) + gap)
         yield Option(
             "packed",
             compute_s=compute,
@@ -321,22 +321,32 @@ class _Block:
         pieces = -(-tensor.shape[0] // piece_rows(tensor.shape))
         return replace(
             roomy,
-            compute_s=plain.compute_s + (pieces - 1) * machine.kernel_s,
+            compute_s=plain.compute_s + (pieces - 1) * machine.product_s,
             unpack_s=(self._packed + self._bytes) / machine.unpack_rate + pieces * UNPACK_ITEM_S,
             launch_s=plain.launch_s + (0.0 if captured else 2 * pieces * machine.operation_s),
         )
 
     def _compute_fused(self, packed: int) -> float:
         """The GPU's time for products that read packed weights."""
-        rate = self._machine.fused_rate * (MANY_ROWS_FUSED if self._work.rows > 1 else 1.0)
-        return self._compute(rate, share=packed / self._bytes)
+        step = MANY_ROWS_FUSED_STEP if self._work.rows > 1 else FUSED_STEP
+        return self._compute(self._machine.fused_rate, share=packed / self._bytes, step=step)
 
-    def _unpack_rate(self, *, dense: bool) -> float:
-        """Bytes a second, read and written. Kernels write the dtype that was packed; operations convert."""
+    def _unpacking(self, tensor: TensorDescription, *, dense: bool) -> float:
+        """The GPU's time for one tensor, or for its copy where it isn't packed.
+
+        Kernels write the dtype that was packed; operations convert. 3-bit codes of a small tensor wait for
+        one program, those of a large one for all of them.
+        """
+        machine = self._machine
+        packed = packed_bytes(tensor, dense=dense)
+        moved = packed + tensor.n_bytes
+        if packed >= tensor.given_bytes:
+            return UNPACK_ITEM_S + moved / machine.vram_rate
         if self._converts:
-            return self._machine.operations_rate
-        ranked = dense or self._dtype == "float16"
-        return self._machine.ranked_rate if ranked else self._machine.unpack_rate
+            return UNPACK_ITEM_S + moved / machine.operations_rate
+        if (dense and tensor.numbers >= DENSE_FROM) or tensor.dtype == "float16":
+            return math.hypot(RANKED_LEAST_S, moved / machine.ranked_rate)
+        return UNPACK_ITEM_S + moved / machine.unpack_rate
 
     def _on_cpu(self) -> Option:
         machine, work, block = self._machine, self._work, self._block
@@ -374,17 +384,49 @@ class _Block:
         rows = self._work.rows
         return self._block.calls * sum(tensor.bytes_read(rows) for tensor in self._block.tensors)
 
-    def _compute(self, rate: float, *, share: float = 1.0) -> float:
-        """The GPU's time for the products: weights are read at a rate, and take a share of their bytes."""
-        machine, work = self._machine, self._work
-        total = self._fixed
-        for tensor in self._block.tensors:
-            products = 2 * tensor.products * work.rows / machine.rate_of_products(tensor.dtype)
-            total += self._block.calls * max(tensor.bytes_read(work.rows) * share / rate, products)
-        return total + self._block.calls * self._passed_on() / machine.vram_rate
+    def _compute(self, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
+        """The GPU's time: weights are read at a rate, and take a share of their bytes."""
+        each = (self._read_s(tensor, rate, share=share, step=step) for tensor in self._block.tensors)
+        return self._fixed + self._block.calls * (sum(each) + self._touched() / self._machine.vram_rate)
 
-    def _passed_on(self) -> float:
-        """Bytes that each product's output is read and written again, by what follows it."""
+    def _read_s(self, tensor: TensorDescription, rate: float, *, share: float, step: float) -> float:
+        """The GPU's time for one tensor in one call.
+
+        A product waits for its weights, for its multiplications, and for the turns that one multiplier takes
+        through an input row. They overlap in part, the first two nearly whole: 164 products of 16 bits on an
+        H100 are within 21 % of this, 7.6 % on average.
+        """
+        machine, rows = self._machine, self._work.rows
+        reads = tensor.bytes_read(rows) * share / rate
+        if tensor.use != "product":
+            return reads
+        wide = DTYPE_BITS[tensor.dtype] > MOST_BITS_OF_UNITS
+        if wide:
+            reads /= WIDE_READS
+            if rows == 1:
+                return machine.product_s + reads
+            products = self._products_s(tensor, -(-rows // WIDE_ROWS) * WIDE_ROWS)
+            return machine.product_s + WIDE_PRODUCT_S + math.hypot(reads, products)
+        turns = tensor.shape[-1] * machine.product_step_s * step
+        overlapped = math.cbrt(reads**3 + self._products_s(tensor, rows) ** 3)
+        return machine.product_s + math.hypot(overlapped, turns)
+
+    def _products_s(self, tensor: TensorDescription, rows: int) -> float:
+        """Seconds of multiplications. Each expert's rows fill whole tiles."""
+        work = tensor.products * rows
+        if tensor.active < 1.0 and len(tensor.shape) > 2:
+            experts = tensor.shape[0] * (1.0 - (1.0 - tensor.active) ** rows)
+            work += EXPERT_TILE * experts * tensor.numbers / tensor.shape[0]
+        rate = self._machine.rate_of_products(tensor.dtype)
+        if rows > 1 and tensor.shape[0] % ALIGNED and len(tensor.shape) == 2:
+            rate *= UNALIGNED
+        return 2 * work / rate
+
+    def _touched(self) -> float:
+        """Bytes of activations that one call reads and writes besides products."""
+        width = DTYPE_BITS[self._dtype] / 8
+        if self._block.touched_numbers or not self._kernels:
+            return self._work.rows * self._block.touched_numbers * width
         return sum(
             2 * self._work.rows * tensor.shape[0] * DTYPE_BITS[tensor.dtype] / 8 * tensor.active
             for tensor in self._block.tensors
@@ -394,7 +436,8 @@ class _Block:
     def _in_place(self) -> float:
         reads = self._read() * self._rereads()
         computed = self._compute(self._machine.vram_rate)
-        return max(reads / self._machine.zero_copy_rate, computed)
+        waits = IN_PLACE_S * len(self._block.tensors) * self._block.calls
+        return max(reads / self._machine.zero_copy_rate, computed) + waits
 
     def _rereads(self) -> int:
         """How often a kernel reads the weights: once for a few rows, else for each tile and once more."""

@@ -107,19 +107,6 @@ def _check(model: ModelDescription, workload: Workload) -> None:
         )
 
 
-def ordered(blocks: Sequence[BlockDescription]) -> tuple[BlockDescription, ...]:
-    """In call order. A tied embedding is looked up first, which takes no time, and multiplied last."""
-    return tuple(sorted(blocks, key=lambda block: block.looked_up))
-
-
-def work_of(workload: Workload, objective: Objective, *, captured: bool) -> Pass:
-    """What the pass does whose time is planned: in generation, that of one token."""
-    generating = workload.context_tokens > 0
-    rows = workload.batch * (1 if generating else workload.tokens)
-    context = workload.context_tokens if generating else workload.tokens
-    return Pass(rows, workload.batch, context, objective, captured, generating)
-
-
 class _Task:
     """One model on one machine with one workload."""
 
@@ -131,9 +118,14 @@ class _Task:
         objective: Objective,
         captured: bool,
     ) -> None:
-        self.model = replace(model, blocks=ordered(model.blocks))
-        self.machine, self.workload, self.objective = machine, workload, objective
-        self.work = work_of(workload, objective, captured=captured)
+        # a tied embedding is looked up first, which takes no time, and multiplied last
+        ordered = sorted(model.blocks, key=lambda block: block.looked_up)
+        self.model, self.machine, self.workload = replace(model, blocks=tuple(ordered)), machine, workload
+        self.objective = objective
+        generating = workload.context_tokens > 0
+        rows = workload.batch * (1 if generating else workload.tokens)
+        context = workload.context_tokens if generating else workload.tokens
+        self.work = Pass(rows, workload.batch, context, objective, captured, generating)
         self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
         self.counted: Sequence[Kind] = together(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)

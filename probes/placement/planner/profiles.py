@@ -81,7 +81,7 @@ class _Profile:
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read"),
             unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=peak * self._reached("ranked" if triton else "torch_unpack"),
+            ranked_rate=self._ranked() if triton else peak * self._reached("torch_unpack"),
             operations_rate=peak * self._reached("torch_unpack"),
             fused_rate=peak * self._reached("fused") if triton else 0.0,
             link_rate=link,
@@ -96,6 +96,8 @@ class _Profile:
             disk_rate=self._value("disk_gb_per_s") * 1e9,
             operation_s=self._value("operation_us") * 1e-6,
             kernel_s=self._value("kernel_us") * 1e-6,
+            product_s=self._value("product_us") * 1e-6,
+            product_step_s=self._value("product_step_ns") * 1e-9,
             moving_s=self._value("moving_us") * 1e-6,
             context_bytes=int(self._value("amd_context_mib" if amd else "nvidia_context_mib") * MIB),
             workspace_bytes=int(
@@ -108,6 +110,12 @@ class _Profile:
             spread=PROFILE_SPREAD,
             notes=("nothing here was measured on an AMD card",) if amd else (),
         )
+
+    def _ranked(self) -> float:
+        """As fast as integer operations allow, and no faster than 4-bit codes."""
+        by_operations = self._machine["tflops"]["float32"] * 1e12 * self._reached("ranked")
+        most = self._value("vram_gb_per_s") * 1e9 * self._reached("unpack")
+        return float(min(by_operations, most))
 
     def _link(self) -> float:
         link = self._machine["link"]

@@ -67,7 +67,6 @@ def _measured(
         vram_bytes=gpu.vram_total_bytes,
         vram_rate=vram,
         unpack_rate=machine.unpack_rate * scale,
-        ranked_rate=machine.ranked_rate * scale,
         operations_rate=machine.operations_rate * scale,
         fused_rate=machine.fused_rate * scale,
         link_rate=rate("h2d_pinned", machine.link_rate),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.placement.planner.costs import Option
-from probes.placement.planner.timeline import simulate
+from probes.placement.planner.timeline import ARRIVAL_S, BUSY, RELEASE_S, simulate
 from probes.placement.values import Rings
 
 MS = 1e-3
@@ -39,8 +39,10 @@ def test_a_streamed_pass_takes_as_long_as_the_link() -> None:
 
 def test_with_one_slot_copies_wait_for_the_block_before() -> None:
     blocks = [Option("streamed", compute_s=MS, copy_s=MS, slot_bytes=1)] * 10
-    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(20 * MS, rel=0.02)
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS, rel=0.15)
+    handed_over = 10 * (ARRIVAL_S + RELEASE_S)
+    slower = 10 * MS * BUSY  # kernels run as long as copies do
+    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(20 * MS + handed_over + slower, rel=1e-6)
+    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS + slower, rel=0.15)
 
 
 def test_copies_run_while_resident_blocks_compute() -> None:
@@ -48,7 +50,7 @@ def test_copies_run_while_resident_blocks_compute() -> None:
         Option("resident", compute_s=MS),
         Option("streamed", compute_s=MS / 100, copy_s=MS, slot_bytes=1),
     ] * 5
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(5.05 * MS, rel=0.05)
+    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(5.05 * MS * (1 + BUSY), rel=0.05)
 
 
 def test_a_pass_that_waits_for_python_takes_as_long_as_python() -> None:
@@ -69,7 +71,8 @@ def test_lanes_do_one_thing_at_a_time_and_in_order(blocks: list[Option], slots: 
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(lane))
     lanes = [sum(option.lanes[lane] for option in blocks) for lane in range(4)]
     assert made.seconds >= max(lanes) - 1e-9
-    assert made.seconds <= sum(lanes) + 1e-9
+    waits = len(blocks) * (ARRIVAL_S + RELEASE_S) + BUSY * sum(option.copy_s for option in blocks)
+    assert made.seconds <= sum(lanes) + waits + 1e-9
     for block, option in enumerate(blocks):
         mine = {span.lane: span for span in made.spans if span.block == block}
         if option.copy_s:
@@ -86,9 +89,45 @@ def test_nothing_of_a_replayed_pass_runs_beside_the_pass_before() -> None:
     blocks = [Option("resident", compute_s=MS)] * 3 + [
         Option("streamed", compute_s=MS, copy_s=4 * MS, slot_bytes=1)
     ]
-    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(5 * MS, rel=0.01)
-    assert simulate(blocks, Rings(slots=1), replayed=True).seconds == pytest.approx(8 * MS, rel=0.01)
-    assert simulate(blocks[::-1], Rings(slots=1), replayed=True).seconds == pytest.approx(5 * MS, rel=0.01)
+    copied = 4 * MS * (1 + BUSY)
+    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(MS + copied, rel=0.01)
+    assert simulate(blocks, Rings(slots=1), replayed=True).seconds == pytest.approx(4 * MS + copied, rel=0.01)
+    backwards = simulate(blocks[::-1], Rings(slots=1), replayed=True).seconds
+    assert backwards == pytest.approx(MS + copied, rel=0.01)
+
+
+def test_a_replayed_pass_begins_with_the_first_block_unpacked_and_the_next_ones_copy_in_its_slot() -> None:
+    """4 layers of experts with one slot and one scratch buffer took 14.6 ms on an H100, not 12.1.
+
+    What is fetched ahead at a graph's end is unpacked as well. So the slot is full of the second moving block
+    when the next replay begins, and the link waits until that one is unpacked.
+    """
+    moving = Option(
+        "streamed_packed", compute_s=MS / 4, unpack_s=MS / 4, copy_s=6 * MS, slot_bytes=1, scratch_bytes=1
+    )
+    blocks = [moving, *[Option("resident", compute_s=MS)] * 2, moving]
+    made = simulate(blocks, Rings(slots=1, scratches=1), replayed=True)
+    computed = MS / 4 + 2 * MS  # before the last block, whose copy waits for the next pass
+    copied = 2 * 6 * MS * (1 + BUSY * (3 * MS) / (12 * MS))
+    assert made.seconds == pytest.approx(computed + MS / 4 + copied + MS / 4, rel=0.01)
+    first = min(span.begin_s for span in made.spans if span.lane == "copy")
+    assert first == pytest.approx(computed + MS / 4, rel=0.01)
+
+
+def test_a_small_block_keeps_its_slot_from_the_next_large_one_at_a_graphs_end() -> None:
+    """Each block has one slot: 9 blocks of a diffusion transformer took 23.4 ms on an H100, not 24.5.
+
+    The first block is unpacked from the second slot by then, and the third one's slot holds the second.
+    """
+    small = Option("streamed", compute_s=MS, copy_s=MS / 100, slot_bytes=1)
+    large = Option(
+        "streamed_packed", compute_s=2 * MS, unpack_s=MS / 10, copy_s=2 * MS, slot_bytes=1, scratch_bytes=1
+    )
+    made = simulate([small, large, large, large], Rings(slots=2, scratches=1), replayed=True)
+    last = max(made.spans, key=lambda span: span.end_s)
+    assert (last.block, last.lane) == (1, "unpack")
+    copies = [span.block for span in made.spans if span.lane == "copy"]
+    assert copies == [2, 3, 0, 1]
 
 
 def test_a_block_has_the_same_slot_in_every_pass() -> None:
