@@ -16,6 +16,8 @@ LLAMA_OPERATIONS: Final = 40
 GPT_OPERATIONS: Final = 22
 BERT_OPERATIONS: Final = 21
 MIXTURE_OPERATIONS: Final = 48  # more, to send each row to its experts and back
+# 41 on the device in a layer besides products; two of them sum a row's squares and take as long as 7 others.
+LLAMA_KERNELS: Final = 46
 # While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
 BERT_KERNELS: Final = 25
 # Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
@@ -87,10 +89,11 @@ def _llama(
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
     # norms in single operations in float32, positions in ten, the gate's product, two sums
     touched = (18 * len(norms) + 6) * size.width + 12 * (size.queries + size.keys)
-    operations = LLAMA_OPERATIONS + 8 * (len(norms) - 2) + 16 * head_norms
+    more = 8 * (len(norms) - 2) + 16 * head_norms
+    operations, kernels = LLAMA_OPERATIONS + more, LLAMA_KERNELS + more
     if mixture:
         inner = fields.number("moe_intermediate_size", default=size.inner)
-        operations += MIXTURE_OPERATIONS
+        operations, kernels = operations + MIXTURE_OPERATIONS, 0
         chosen = fields.number("num_experts_per_tok", default=2)
         touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
     else:
@@ -101,7 +104,7 @@ def _llama(
     after += head
     return Parts(
         embed,
-        Layers(f"{top}layers", layer, operations, live, touched=touched),
+        Layers(f"{top}layers", layer, operations, live, kernels=kernels, touched=touched),
         tuple(after),
         shared,
     )

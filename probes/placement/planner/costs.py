@@ -1,8 +1,8 @@
 """What one block takes in each tier: seconds on each lane, bytes of each memory. Pure.
 
-Compute follows the roofline: bytes over bandwidth or products over rate, whichever is longer, and a fixed
-time for each operation that torch launches. Unpacking and multiplying share the GPU, so their times add up,
-as they did when measured (docs/decisions/0025-packed-weights.md).
+Compute follows the roofline, with what keeps small products and many kernels above it
+(docs/decisions/0055-terms-of-a-predicted-pass.md). Unpacking and multiplying share the GPU, so their times
+add up, as they did when measured (docs/decisions/0025-packed-weights.md).
 """
 
 import math

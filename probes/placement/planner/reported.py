@@ -78,7 +78,8 @@ def _measured(
     )
     missing += [] if flops else ["products at batch 256"]
     missing += [] if operation else ["Python's time for an operation"]
-    left = f"from the profile {nearest}: {', '.join(['context', 'workspace', 'unpacking', *missing])}"
+    always = ["context", "workspace", "unpacking", "small kernels", *missing]
+    left = f"from the profile {nearest}: {', '.join(always)}"
     return replace(made, notes=(*machine.notes, left))
 
 

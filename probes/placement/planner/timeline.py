@@ -20,8 +20,8 @@ from probes.placement.values import Rings
 
 Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]
 PASSES: Final = 3
-# Between lanes, beyond what each takes: from a copy to the kernel that waits for it, and from a kernel
-# to the copy that waits for its slot. Graphs on an H100: 4 to 6 and 1.7 us.
+# Between lanes, beyond what each takes: a kernel that waits for a copy begins so much later, even if the copy
+# has ended long ago; a copy so much after the kernel that it waits for. Graphs on an H100: 4 to 6 and 1.7 us.
 ARRIVAL_S: Final = 5e-6
 RELEASE_S: Final = 2e-6
 # What a copy takes longer while kernels use the memory that it writes to: 51 to 53 instead of 55 GB/s, H100.
@@ -139,11 +139,11 @@ def _blocks(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
 
 def _block(lanes: _Lanes, index: int, option: Option) -> None:
     lanes.python += option.launch_s
-    ready = 0.0
+    ready = wait = 0.0
     slot = lanes.card.moved % len(lanes.card.slots) if option.copy_s else None
     if slot is not None:
         if index not in lanes.card.copied_ahead:
-            ready = _copy(lanes, index, option, slot)
+            ready, wait = _copy(lanes, index, option, slot), ARRIVAL_S
         if index not in lanes.card.unpacked_ahead:
             lanes.card.called[slot] = lanes.python
         lanes.card.copied_ahead.discard(index)
@@ -158,11 +158,11 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
             lanes.card.unpacked_ahead.remove(index)
             lanes.card.unpacked += 1
         else:
-            ready = _unpack(lanes, index, option, ready)
+            ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait), 0.0
             if slot is not None:
                 lanes.card.slots[slot] = ready + RELEASE_S
     if option.compute_s:
-        begin = max(lanes.device, lanes.python, ready)
+        begin = max(lanes.device, lanes.python, ready) + wait
         lanes.device = begin + option.compute_s
         if option.shared_s:  # the link serves copies too
             start = max(begin, lanes.card.copy)
@@ -176,20 +176,24 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
 
 
 def _fetch_ahead(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
-    """Fill scratch buffers and slots with the first blocks of the next pass, as far as those are free."""
+    """Fill scratch buffers and slots with the first blocks of the next pass, as far as those are free.
+
+    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
+    """
     card = lanes.card
     card.unpacked = 0
-    unpacked = [i for i, option in enumerate(chosen) if option.unpack_s][: len(card.scratches)]
+    ahead = len(card.scratches) if len(card.scratches) > 1 else 0
+    unpacked = [i for i, option in enumerate(chosen) if option.unpack_s][:ahead]
     moved = [i for i, option in enumerate(chosen) if option.copy_s]
     held: set[int] = set()
-    for place in sorted({*unpacked, *moved[: 2 * len(card.slots)]}):
+    for place in sorted({*unpacked, *moved}):
         option, index = chosen[place], first + place
         slot = moved.index(place) % len(card.slots) if option.copy_s else None
         if slot in held:
             return
         if place in unpacked:
             ready = 0.0 if slot is None else _copy(lanes, index, option, slot)
-            ready = _unpack(lanes, index, option, ready)
+            ready = _unpack(lanes, index, option, ready=ready, wait=ARRIVAL_S if option.copy_s else 0.0)
             card.scratches[(card.unpacked - 1) % len(card.scratches)] = ready
             card.unpacked_ahead.add(index)
             if slot is not None:
@@ -210,13 +214,13 @@ def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
     begin = max(lanes.card.copy, lanes.card.slots[slot], lanes.card.called[slot], ready)
     lanes.card.copy = begin + option.copy_s * lanes.card.stretch
     lanes.spans.append((index, "copy", begin, lanes.card.copy))
-    return lanes.card.copy + ARRIVAL_S
+    return lanes.card.copy
 
 
-def _unpack(lanes: _Lanes, index: int, option: Option, ready: float) -> float:
+def _unpack(lanes: _Lanes, index: int, option: Option, *, ready: float, wait: float) -> float:
     scratch = lanes.card.unpacked % len(lanes.card.scratches)
     lanes.card.unpacked += 1
-    begin = max(lanes.device, ready, lanes.python, lanes.card.scratches[scratch])
+    begin = max(lanes.device, ready, lanes.python, lanes.card.scratches[scratch]) + wait
     lanes.device = begin + option.unpack_s
     lanes.spans.append((index, "unpack", begin, lanes.device))
     return lanes.device
