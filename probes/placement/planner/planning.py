@@ -13,7 +13,7 @@ from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
-from probes.placement.planner.search import Found, fits, search
+from probes.placement.planner.search import Found, fits, search, steadier
 from probes.placement.soundness import MOST
 from probes.placement.values import (
     OBJECTIVES,
@@ -75,6 +75,8 @@ def make(
         task = _Task(one, machine, workload, objective, captured)
         limits = task.limits(vram, host)
         found = search(task.counted, limits) if limits.vram >= 0 else None
+        if found:
+            found = steadier(found, task.counted, limits)
         if found and (best is None or found.timeline.seconds < best.found.timeline.seconds * WORTH_DIVIDING):
             best = Made(task.plan(found, vram, limits.host), found)
     if best is None:

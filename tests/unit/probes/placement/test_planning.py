@@ -16,12 +16,12 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import asking, blockkinds, costs, polish, search
+from probes.placement.planner import asking, blockkinds, costs, planning, polish, search
 from probes.placement.planner.costs import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.solver.integers import Counts, Program
-from probes.placement.planner.timeline import Timeline
+from probes.placement.planner.timeline import Timeline, simulate
 from probes.placement.soundness import flaw
 from probes.placement.values import Objective, Plan, Rings, Workload
 
@@ -469,3 +469,29 @@ def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cro
     wire, more = (sum(b.wire_bytes for plan in plans for b in plan.blocks) for plans in (made, without))
     assert (more - wire) / len(budgets) > 0.1e9
     assert all(one.time.middle_s <= other.time.middle_s for one, other in zip(made, without, strict=True))
+
+
+def test_a_plan_does_well_on_a_quicker_host_too_where_that_costs_hardly_anything() -> None:
+    model, machine = describe("qwen2.5-3b"), profile("h200")
+    work = Workload(1, 32, 128)
+    found = make(model, machine, vram=4 * GIB, host=None, workload=work, objective="exact").found
+    task = planning._Task(model, machine, work, "exact", captured=False)
+    shortest = search.search(task.counted, task.limits(4 * GIB, None))
+    assert shortest
+    assert found.timeline.seconds <= search.STEADIER * shortest.timeline.seconds
+
+    def there(one: search.Found) -> float:
+        quicker = [replace(option, launch_s=search.QUICKER * option.launch_s) for option in one.chosen]
+        return simulate(quicker, one.rings).seconds
+
+    assert there(found) < 0.95 * there(shortest)
+
+
+def test_a_captured_plan_and_one_that_waits_for_the_link_are_the_shortest() -> None:
+    model, machine = describe("qwen2.5-3b"), profile("h200")
+    for captured, vram in ((True, 4 * GIB), (False, 2 * GIB)):
+        work = Workload(1, 32, 128)
+        task = planning._Task(model, machine, work, "exact", captured=captured)
+        shortest = search.search(task.counted, task.limits(vram, None))
+        assert shortest
+        assert search.steadier(shortest, task.counted, task.limits(vram, None)) is shortest
