@@ -93,7 +93,7 @@ test: check images $(DOCS_READY) ## everything that needs no GPU, three things a
 	  build-tests service-tests torch-tests thorough page-tests
 
 # two processes with one engine: these only start what `make images` made, and build what others don't
-SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py)
+SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
 
 engine-tests: build-tests service-tests ## the tests that need the engine
 

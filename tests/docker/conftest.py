@@ -1,10 +1,12 @@
 """Tests against a real engine. The service's image is WEIR_CPU_IMAGE, else the one `make images` builds."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from debian_packages import unpacked
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = ("WEIR_", "APP_", "COMPOSE_", "HF_", "OTEL_")
@@ -42,3 +44,19 @@ def docker_setup() -> list[str]:
 @pytest.fixture(scope="session")
 def docker_cleanup() -> list[str]:
     return ['--profile "*" down -v']
+
+
+@pytest.fixture(scope="session")
+def nginx_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Debian's nginx on the service's image, whose libraries it uses: nginx's own needs a registry."""
+    folder = tmp_path_factory.mktemp("nginx")
+    program = unpacked(folder / "packages", "nginx") / "usr" / "sbin" / "nginx"
+    (folder / "image").mkdir()
+    program.rename(folder / "image" / "nginx")
+    base = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
+    (folder / "image" / "Dockerfile").write_text(f"FROM {base}\nCOPY nginx /usr/sbin/nginx\n")
+    tag = f"t-tls/nginx:{os.getpid()}"
+    build = ["docker", "build", "-q", "-t", tag, str(folder / "image")]
+    subprocess.run(build, check=True, capture_output=True)
+    yield tag
+    subprocess.run(["docker", "rmi", tag], check=False, capture_output=True)

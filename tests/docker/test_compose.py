@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
-PROFILES = ("", "rocm", "wsl", "cuda", "grpc", "probe", "probe-rocm", "probe-wsl", "probe-cuda")
+PROFILES = ("", "rocm", "wsl", "cuda", "grpc", "tls", "probe", "probe-rocm", "probe-wsl", "probe-cuda")
 LONG = "profits rose " * 500  # 512 tokens: about a second of two cores
 
 
@@ -83,7 +83,7 @@ def test_every_profile_is_valid_and_hardened(compose_env: Path, profile: str) ->
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["pids_limit"] > 0, name
-        assert service["pull_policy"] == "never", name
+        assert service["pull_policy"] == ("missing" if name == "tls" else "never"), name
         assert not {"privileged", "ipc", "pid"} & set(service), name
         if name.startswith("reports"):
             assert service["cap_add"] == ["CHOWN", "FOWNER"]

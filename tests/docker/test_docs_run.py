@@ -28,6 +28,7 @@ class Reader:
     folder: Path
     environment: dict[str, str]
     port: int
+    tls_port: int
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, command: str) -> None:
@@ -35,6 +36,7 @@ class Reader:
         if command in self.seconds:
             return
         words = command.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
+        words = words.replace("localhost:8443", f"localhost:{self.tls_port}")
         begun = time.monotonic()
         done = subprocess.run(
             ["bash", "-euc", words],
@@ -53,14 +55,13 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory, nginx_image: str) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("reader")
     for path in ROOT.iterdir():
         if path.name not in LEFT_OUT:
             (folder / path.name).symlink_to(path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, tls_port = one.getsockname()[1], other.getsockname()[1]
     kept = {
         name: text
         for name, text in os.environ.items()
@@ -71,9 +72,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "COMPOSE_PROJECT_NAME": f"t-docs-{os.getpid()}",
         "WEIR_PORT": str(port),
         "WEIR_EXTRAS_PORT": "0",
+        "WEIR_TLS_PORT": str(tls_port),
+        "WEIR_TLS_IMAGE": nginx_image,
         "WEIR_GRPC_PORT": "0",
     }
-    reader = Reader(folder, kept | own, port)
+    reader = Reader(folder, kept | own, port, tls_port)
     yield reader
     down = ["docker", "compose", "--profile", "*", "down", "-v"]
     subprocess.run(down, cwd=folder, env=reader.environment, capture_output=True, check=False)
