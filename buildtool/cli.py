@@ -27,7 +27,8 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=prog,
         description="Build, audit and prune container images of PyTorch services.",
-        epilog="Exit codes: 0 done, 1 over budget, 2 usage, 3 environment, 4 build, 5 unreadable data.",
+        epilog="Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
+        "5 data that can't be read or written.",
     )
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -29,7 +29,7 @@ from buildtool.parallel import at_once
 from buildtool.progress import Say
 from buildtool.prune.inputs import PrunedInputs
 from probes.shared.codec import encode
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 
 def make_plan(
@@ -227,5 +227,5 @@ def _description(resolved: Resolved) -> str:
     stored = sum(wheel.stored_bytes for wheel in resolved.wheels)
     return (
         f"base {resolved.base.origin} {resolved.base.name}, torch {resolved.torch_version or 'of the base'} "
-        f"({resolved.torch_source}), {len(resolved.wheels)} wheels of {decimal_bytes(stored)}"
+        f"({resolved.torch_source}), {counted(len(resolved.wheels), 'wheel')} of {decimal_bytes(stored)}"
     )

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("table", *(form for form in _FORMS if form != "html")),
         default="table",
-        help="of standard output",
+        help="form of standard output",
     )
     parser.add_argument(
         "--baseline", metavar="REPORT.json", type=Path, help="fail if worse than this saved report"

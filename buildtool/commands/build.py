@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--platform", metavar="OS/ARCH", help="the platform to build for; only this host's own can be built"
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="every line of BuildKit, pip, mmdebstrap and apt, not a choice"
+        "--verbose",
+        action="store_true",
+        help="print every line of BuildKit, pip, mmdebstrap and apt, not only the important ones",
     )
     parser.add_argument("--yes", action="store_true", help="install a missing engine without asking")
 

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", type=path_or_name, metavar="A", help=what)
     parser.add_argument("after", type=path_or_name, metavar="B", help="the same, compared with A")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
-    parser.add_argument("--format", choices=("table", "markdown"), default="table", help="of standard output")
+    parser.add_argument(
+        "--format", choices=("table", "markdown"), default="table", help="form of standard output"
+    )
     parser.add_argument(
         "--no-pull", action="store_true", help="fail if the engine doesn't have an image (else it is pulled)"
     )

@@ -28,7 +28,11 @@ ABSENT = Unknown("the card isn't in this machine")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("--json", action="store_true", help="facts and advice for programs; sizes in bytes")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print facts and advice, or with --lint the faults, as JSON; sizes in bytes",
+    )
     parser.add_argument(
         "--card",
         metavar="NAME|TARGET|PCI-ID",
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fix",
         action="store_true",
         help="write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
-        "showing what changes; runs no other program",
+        "showing what changes; changes nothing else",
     )
     acts.add_argument(
         "--variants",

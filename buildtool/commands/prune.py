@@ -23,7 +23,7 @@ from buildtool.prune.rewrite import prune_file
 from buildtool.prune.trees import prune_tree
 from probes.shared.output import say, tell
 from probes.shared.quoting import command, terminal
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 _NOTHING_FOREIGN = "there is no GPU code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
@@ -59,10 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compress in another version of CCOB: 1, 2 or 3",
     )
     parser.add_argument(
-        "--manifest", type=Path, metavar="FILE", help=f"for a tree: list what was removed (TREE/{FILE_NAME})"
+        "--manifest",
+        type=Path,
+        metavar="FILE",
+        help=f"for a tree: where to list what was removed (default TREE/{FILE_NAME})",
     )
     parser.add_argument(
-        "--tag", metavar="REF", help="for an image: the pruned copy's name (its own, with the targets as tag)"
+        "--tag",
+        metavar="REF",
+        help="for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be removed and change nothing"
@@ -214,6 +219,6 @@ def _by_target(result: TreeResult) -> Iterator[str]:
 def _counts(result: TreeResult) -> str:
     """The figures that a prune of a tree and of an image have in common."""
     return (
-        f"{len(result.deleted)} files for other cards, {len(result.pruned)} libraries cut,"
-        f" {len(result.refused)} left whole"
+        f"{counted(len(result.deleted), 'file')} for other cards,"
+        f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole"
     )

@@ -8,6 +8,7 @@ from buildtool.audit.report.sarif import Tool, document, fitting
 from buildtool.doctor.lint.fault import Fault, Rule
 from probes.shared.codec import Json
 from probes.shared.quoting import sarif, terminal
+from probes.shared.units import counted
 
 Found = tuple[str, Sequence[Fault]]  # a file's name and its faults
 
@@ -17,9 +18,8 @@ def lint_text(found: Sequence[Found], rules: Mapping[str, Rule]) -> str:
     lines = [text for name, faults in found for fault in faults for text in _paragraph(name, fault, rules)]
     count = sum(len(faults) for _, faults in found)
     files = len([name for name, faults in found if faults])
-    of_files = f"{len(found)} file{'' if len(found) == 1 else 's'}"
-    many = "" if count == 1 else "s"
-    summary = f"{count} fault{many} in {files} of {of_files}" if count else f"no faults in {of_files}"
+    all_files = counted(len(found), "file")
+    summary = f"{counted(count, 'fault')} in {files} of {all_files}" if count else f"no faults in {all_files}"
     return "\n".join([*lines, summary])
 
 

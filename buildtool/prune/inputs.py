@@ -18,7 +18,7 @@ from buildtool.progress import Say
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
 from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import image_manifest
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
 
@@ -195,6 +195,6 @@ def run_of(archive: str, result: TreeResult) -> dict[str, Any]:
 def _summary(original: Path, result: TreeResult) -> str:
     refused = [f"; left whole: {item.path} ({item.reason})" for item in result.refused]
     return (
-        f"{original.name}: {decimal_bytes(result.saved_bytes)} less, {len(result.deleted)} files "
-        f"deleted, {len(result.pruned)} libraries cut{''.join(refused)}"
+        f"{original.name}: {decimal_bytes(result.saved_bytes)} less, {counted(len(result.deleted), 'file')} "
+        f"deleted, {counted(len(result.pruned), 'library')} cut{''.join(refused)}"
     )

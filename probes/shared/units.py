@@ -47,3 +47,9 @@ def parse_bytes(text: str) -> int:
     number, unit = found.groups()
     power = " KMGT".index(unit.removesuffix("B")[:1].upper())  # no letter: the first
     return int(float(number) * (1024 if "i" in unit else 1000) ** power)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`, `3 libraries`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

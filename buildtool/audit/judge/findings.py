@@ -35,7 +35,7 @@ from buildtool.audit.judge.mismatches import (
     foreign_files,
     torch_without_gpu_kernels,
 )
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 # the smallest documented quota of large public registries; some take 10 GB
 REGISTRY_LAYER_BYTES = 10_000 << 20
@@ -196,7 +196,7 @@ def _secrets(facts: Facts) -> Finding | None:
     return Finding(
         "secrets",
         Severity.ERROR,
-        f"credentials in {len(facts.secrets)} places; anyone who can pull the image can read them",
+        f"credentials in {counted(len(facts.secrets), 'place')}; anyone who can pull the image can read them",
         sum(row.unpacked_bytes for row in facts.secrets),
         tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
         "RUN --mount=type=secret,id=NAME ...   # available during this step only, and not in the history\n"

@@ -16,7 +16,7 @@ from buildtool.audit.report.htmltables import tables
 from buildtool.audit.report.render import share, short, shown_bytes
 from buildtool.audit.report.schema import AuditReport
 from probes.shared.quoting import html, script_json
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 HTML_FILES = 2000  # rows of the file list
 _HTML_PACKAGES = 5000
@@ -118,7 +118,7 @@ def _header(report: AuditReport) -> str:
             f"{decimal_bytes(hidden)} of it hidden by later layers" if hidden else "all of it visible",
         ),
         ("Compressed", shown_bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
-        ("Non-empty files", f"{totals.n_files:,}", f"in {len(report.layers)} layers"),
+        ("Non-empty files", f"{totals.n_files:,}", f"in {counted(len(report.layers), 'layer')}"),
         ("Findings", str(len(report.findings)), _predicted(report.prediction)),
     )
     tiles = "".join(
@@ -182,7 +182,7 @@ def _places(paths: Sequence[str]) -> str:
     if not paths:
         return ""
     items = "".join(f"<li><bdi>{html(path)}</bdi></li>" for path in paths)
-    words = "1 place" if len(paths) == 1 else f"{len(paths)} places"
+    words = counted(len(paths), "place")
     return f"<details><summary>{words}</summary><ul>{items}</ul></details>"
 
 

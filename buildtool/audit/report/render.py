@@ -11,7 +11,7 @@ from buildtool.audit.judge.finding import Finding, shown_paths
 from buildtool.audit.report.baseline import Comparison
 from buildtool.audit.report.schema import AuditReport, ImageRow
 from probes.shared.quoting import markdown, markdown_block, markdown_code, terminal
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
 
 MARKDOWN_BYTES = 1_000_000  # GitHub refuses step summaries above 1,024 KiB
 _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
@@ -131,8 +131,9 @@ def _headline(report: AuditReport) -> list[str]:
     lines = [
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
-        f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {len(report.layers)} layers, "
-        f"{decimal_bytes(totals.visible_bytes)} visible in {totals.n_files:,} non-empty files, {stored}",
+        f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {counted(len(report.layers), 'layer')}, "
+        f"{decimal_bytes(totals.visible_bytes)} visible in {counted(totals.n_files, 'non-empty file')}, "
+        f"{stored}",
         _budget(report),
     ]
     if report.prediction and report.prediction.saved_bytes:

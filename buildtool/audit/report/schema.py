@@ -17,6 +17,7 @@ from buildtool.audit.judge.findings import find_waste, predict
 from buildtool.audit.read.contents import PLAIN_REASON, ImageContents
 from buildtool.model import Budget
 from probes.shared.quoting import terminal
+from probes.shared.units import counted
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
 _NO_DIGEST = "the archive holds no manifest digest (written by an engine without the containerd store)"
@@ -212,6 +213,6 @@ def _notes(facts: Facts) -> tuple[str, ...]:
         notes.append(f"hard links without a target: {facts.dangling_links}")
     if facts.unread:
         path, why = facts.unread[0]
-        more = f" (and {len(facts.unread) - 1} more files)" if len(facts.unread) > 1 else ""
+        more = f" (and {counted(len(facts.unread) - 1, 'more file')})" if len(facts.unread) > 1 else ""
         notes.append(f"couldn't be inspected: /{terminal(path)}: {why}{more}")
     return tuple(notes)

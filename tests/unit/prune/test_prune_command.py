@@ -40,7 +40,7 @@ def command(place: Path, name: str, *words: object) -> int:
 def test_a_tree_is_pruned_and_the_manifest_is_in_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(place, "tree", "--targets", "gfx906") == Exit.FINDINGS, "the program was left whole"
     said = capsys.readouterr()
-    assert "1 files for other cards, 1 libraries cut, 1 left whole" in said.out
+    assert "1 file for other cards, 1 library cut, 1 left whole" in said.out
     assert "  gfx1100: 3.00 kB in files, " in said.out
     assert "  gfx803: 0 B in files, " in said.out
     assert "left whole: program: " in said.err

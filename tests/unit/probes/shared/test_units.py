@@ -1,0 +1,19 @@
+"""Quantities as people read them."""
+
+import pytest
+
+from probes.shared.units import counted
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "shown"),
+    [
+        (1, "file", "1 file"),
+        (0, "file", "0 files"),
+        (2000, "layer", "2,000 layers"),
+        (1, "library", "1 library"),
+        (3, "library", "3 libraries"),
+    ],
+)
+def test_a_noun_agrees_with_its_number(number: int, noun: str, shown: str) -> None:
+    assert counted(number, noun) == shown
