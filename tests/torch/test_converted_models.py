@@ -67,6 +67,34 @@ def test_a_placed_model_computes_what_the_converted_one_does(tier, kept, becomes
     assert all(one is other for one, other in zip(model.parameters(), objects, strict=True))
 
 
+class Scaled(torch.nn.Module):
+    """With a parameter that is a single number, one that float16 rounds, and one without any."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.scale = torch.nn.Parameter(torch.tensor(3.1e-7))
+        self.none = torch.nn.Parameter(torch.empty(0))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("becomes", ["float16", "float32"])
+@pytest.mark.parametrize(("tier", "kept"), WAYS)
+def test_a_parameter_that_is_a_single_number_is_converted_and_comes_back(tier, kept, becomes):
+    """It was a traceback: what its conversion changes was looked up as if it had dimensions."""
+    model = torch.nn.Sequential(*(Scaled() for _ in range(3))).to(torch.bfloat16).requires_grad_(False)
+    before, want = words(model), deepcopy(model).to(getattr(torch, becomes))
+    tiers = dict.fromkeys(["0", "1", "2"], tier)
+    handle = place(model, plan_of(model, tiers, becomes=becomes, kept=tiers if kept else ()), device="cpu")
+    x = torch.randn(2, 16).to(torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(model(x), want(x.to(getattr(torch, becomes))))
+    handle.remove()
+    assert same(words(model), before)
+
+
 @pytest.mark.parametrize("becomes", ["float16", "float32"])
 @pytest.mark.parametrize(("tier", "kept"), STORED)
 def test_a_loaded_model_computes_what_the_converted_one_does(tier, kept, becomes, tmp_path):

@@ -38,14 +38,14 @@ class Correction:
         bits = _BITS[values.dtype.itemsize]
         plain = values.contiguous()
         lost = plain.view(bits) != plain.to(dtype).to(values.dtype).view(bits)
-        places = lost.nonzero(as_tuple=True)
-        return Correction(places, plain[places])
+        places = lost.nonzero(as_tuple=True)  # of a single number, too, as if it had a dimension
+        return Correction(places, torch.atleast_1d(plain)[places])
 
     def undo(self, entry: Entry, converted: torch.Tensor) -> torch.Tensor:
         """The values as the model had them, in host memory."""
         found = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
         found.copy_(converted)
-        found[self.places] = self.values
+        torch.atleast_1d(found)[self.places] = self.values
         return found
 
 
