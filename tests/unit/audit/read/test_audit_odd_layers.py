@@ -105,7 +105,7 @@ def test_the_count_of_files_says_that_empty_ones_are_left_out() -> None:
     members = (file("f", b"x"), file("empty"), make.hardlink("g", "f"))
     report = reported(make.docker_25(make.Image([tar(*members)])))
     assert report.totals.n_files == 1
-    assert "visible in 1 non-empty files" in render_table(report)
+    assert "visible in 1 non-empty file" in render_table(report)
     schema = json.loads((ROOT / "docs/schema/audit-report.schema.json").read_text())
     assert "empty files" in schema["properties"]["totals"]["properties"]["n_files"]["description"]
 

@@ -155,7 +155,7 @@ def test_what_is_not_known_of_an_image_is_noted_with_its_figures() -> None:
     assert note.endswith(r"/a\x1b: broken")
     for more in (1, 2):
         [note] = notes_with(unread=((b"a", "broken"), *[(b"b", "other")] * more))
-        assert note.endswith(f"/a: broken (and {more} more files)")
+        assert note.endswith(f"/a: broken (and {more} more file{'' if more == 1 else 's'})")
 
 
 def test_code_for_several_cards_calls_for_the_card_that_is_meant() -> None:
