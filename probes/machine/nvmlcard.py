@@ -1,4 +1,4 @@
-"""One NVIDIA card read again and again through NVML: quick figures, counters, performance metrics.
+"""One NVIDIA card read through NVML: quick figures, counters, processes, performance metrics.
 
 Names, structures and ids: NVML API reference. The quick calls are chosen: on driver 580 the instant power
 field takes microseconds and `nvmlDeviceGetPowerUsage` milliseconds.
@@ -8,10 +8,13 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
 
-from probes.machine.nvml import Nvml, ProcessInfo
+from probes.machine.nvml import Nvml, open_nvml
+from probes.records.facts import Link
 from probes.shared.unknown import Unknown
 
+NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
 # NVML_FI_DEV_*
 MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
 # NVML_GPM_METRIC_*
@@ -24,6 +27,33 @@ MOST_PROCESSES = 128
 _MEMORY_V2 = 2 << 24
 _VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
 _NO_FIGURE = 0xFFFFFFFFFFFFFFFF
+
+
+class _ProcessInfo(Structure):
+    """What one process holds of a card, as NVML writes it."""
+
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
+
+
+class _Use(Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("time_us", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """How much one process used a card in a sampling period, in percent of the period."""
+
+    pid: int
+    time_us: int
+    sm_percent: int
+    memory_percent: int
 
 
 class _Utilization(Structure):
@@ -84,12 +114,14 @@ class NvmlCard:
         self._nvml, self._pci_id = nvml, pci_id
         self._handle: c_void_p | Unknown = nvml.handle(pci_id)
 
-    def _ask(self, name: str, *more: object) -> Unknown | None:
+    def _found(self) -> c_void_p | Unknown:
         if isinstance(self._handle, Unknown):  # it may come back
             self._handle = self._nvml.handle(self._pci_id)
-            if isinstance(self._handle, Unknown):
-                return self._handle
-        return self._nvml.call(name, self._handle, *more)
+        return self._handle
+
+    def _ask(self, name: str, *more: object) -> Unknown | None:
+        handle = self._found()
+        return handle if isinstance(handle, Unknown) else self._nvml.call(name, handle, *more)
 
     def utilization(self) -> tuple[int, int] | Unknown:
         """Percent of the driver's sampling period in which a kernel ran, and in which memory was accessed."""
@@ -132,9 +164,18 @@ class NvmlCard:
 
     def slowdowns(self) -> tuple[str, ...] | Unknown:
         """Why the card runs slower than it could at this moment; empty when it doesn't."""
-        if isinstance(self._handle, Unknown):
-            return self._handle
-        return self._nvml.slowdowns_of(self._handle)
+        handle = self._found()
+        return handle if isinstance(handle, Unknown) else self._nvml.slowdowns_of(handle)
+
+    def link(self) -> Link | Unknown:
+        """The card's link as it is now; it trains down when idle."""
+        handle = self._found()
+        return handle if isinstance(handle, Unknown) else self._nvml.link_of(handle)
+
+    def link_bytes_per_s(self, *, up: bool) -> int | Unknown:
+        """The traffic on the card's link in one direction (`up`: towards the host); takes 20 ms."""
+        found = self._number("nvmlDeviceGetPcieThroughput", c_uint(0 if up else 1))  # NVML_PCIE_UTIL_*_BYTES
+        return found if isinstance(found, Unknown) else found * 1000  # it counts in KB/s
 
     def fields(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
         """Values by field id, in one call."""
@@ -155,18 +196,50 @@ class NvmlCard:
         value = c_uint()
         return self._ask(name, *before, byref(value)) or int(value.value)
 
+    def computing(self) -> dict[int, int | Unknown] | Unknown:
+        """The processes that compute on the card, with the bytes that each holds; see `processes`."""
+        return self._running("Compute")
+
     def processes(self) -> tuple[tuple[int, int | Unknown], ...] | Unknown:
         """Process ids (the host's, also in a container) with the bytes that each holds, graphics included."""
-        found: dict[int, int | Unknown] = {}
-        for kind in ("Compute", "Graphics"):
-            count, each = c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
-            failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
-            if failed and kind == "Compute":
-                return failed
-            for one in each[: 0 if failed else count.value]:
-                hidden = one.used == _NO_FIGURE
-                found[int(one.pid)] = Unknown("hidden by the driver") if hidden else int(one.used)
-        return tuple(sorted(found.items()))
+        found, drawing = self.computing(), self._running("Graphics")
+        if isinstance(found, Unknown):
+            return found
+        return tuple(sorted((found | ({} if isinstance(drawing, Unknown) else drawing)).items()))
+
+    def _running(self, kind: str) -> dict[int, int | Unknown] | Unknown:
+        count, each = c_uint(MOST_PROCESSES), (_ProcessInfo * MOST_PROCESSES)()
+        failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
+        return failed or {
+            int(one.pid): Unknown("hidden by the driver") if one.used == _NO_FIGURE else int(one.used)
+            for one in each[: count.value]
+        }
+
+    def uses(self, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
+        """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
+        handle = self._found()
+        if isinstance(handle, Unknown):
+            return handle
+        name, since, count = "nvmlDeviceGetProcessUtilization", c_ulonglong(since_us), c_uint(0)
+        code = self._nvml.code(name, handle, None, byref(count), since)
+        each = (_Use * max(count.value, 1))()
+        if code in (0, INSUFFICIENT_SIZE):
+            code = self._nvml.code(name, handle, each, byref(count), since)
+        if isinstance(code, Unknown) or code not in (0, NOT_FOUND):
+            return code if isinstance(code, Unknown) else self._nvml.words(code)
+        return tuple(
+            ProcessUse(int(one.pid), int(one.time_us), int(one.sm), int(one.memory))
+            for one in each[: 0 if code else count.value]
+            if one.time_us > since_us
+        )
+
+
+def open_card(pci_id: str | Unknown) -> NvmlCard | Unknown:
+    """A card by its PCI id, where that is known and NVML is here."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    nvml = open_nvml()
+    return nvml if isinstance(nvml, Unknown) else NvmlCard(nvml, pci_id)
 
 
 class Performance:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from probes.machine.nvml import open_nvml
+from probes.machine.nvmlcard import open_card
 from probes.machine.prunemanifest import foreign_card
 from probes.machine.sysfs import read_link
 from probes.records.facts import Check
@@ -86,13 +86,13 @@ def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
     """The link while copies keep it busy: an idle one trains down to save power."""
     if isinstance(pci_id, Unknown):
         return pci_id
-    nvml = Unknown("HIP has no NVML") if torch.version.hip else open_nvml()
+    card = Unknown("HIP has no NVML") if torch.version.hip else open_card(pci_id)
     try:
         host = torch.empty(LOAD_WORDS, dtype=torch.int64, pin_memory=True)
         device = torch.empty_like(host, device="cuda")
         for _ in range(LOAD_COPIES):
             device.copy_(host, non_blocking=True)
-        found = read_link(Path("/"), pci_id) if isinstance(nvml, Unknown) else nvml.link(pci_id)
+        found = read_link(Path("/"), pci_id) if isinstance(card, Unknown) else card.link()
         torch.cuda.synchronize()
     except RuntimeError as error:
         return Unknown(first_line(error))

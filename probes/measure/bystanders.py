@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from probes.machine import hostload, sysfs
-from probes.machine.nvml import Nvml, open_nvml
+from probes.machine.nvmlcard import open_card
 from probes.measure.noise import Look
 from probes.measure.workbench import Workbench
 from probes.records.schema import Unknown
@@ -20,7 +20,7 @@ class Bystanders:
     def __init__(self, bench: Workbench, root: Path, pci_id: str | Unknown) -> None:
         self._bench, self._root = bench, root
         self._pci_id: str | Unknown = pci_id if bench.has_gpu else Unknown("no GPU")
-        self._nvml = open_nvml() if bench.has_gpu else Unknown("no GPU")
+        self._card = open_card(self._pci_id)
         self._seen_us = int(time.time() * MICROSECONDS)
         self._upstream = False
         self._link: int | Unknown = Unknown("not read yet")
@@ -44,25 +44,17 @@ class Bystanders:
             copy_s=copy_s,
         )
 
-    def _asked(self) -> tuple[Nvml, str] | Unknown:
-        if isinstance(self._pci_id, Unknown):
-            return self._pci_id
-        return self._nvml if isinstance(self._nvml, Unknown) else (self._nvml, self._pci_id)
-
     def _processes(self) -> int | Unknown:
-        asked = self._asked()
-        found = asked if isinstance(asked, Unknown) else asked[0].processes(asked[1])
+        found = self._card if isinstance(self._card, Unknown) else self._card.computing()
         if isinstance(found, Unknown):
             return found
         return len(found) or Unknown("NVML doesn't even show this process")
 
     def _foreign_percent(self) -> int | Unknown:
         """By process ids; a container with its own ids can't distinguish other processes from this one."""
-        asked = self._asked()
-        if isinstance(asked, Unknown):
-            return asked
-        nvml, pci_id = asked
-        mine, uses = nvml.processes(pci_id), nvml.uses(pci_id, self._seen_us)
+        if isinstance(self._card, Unknown):
+            return self._card
+        mine, uses = self._card.computing(), self._card.uses(self._seen_us)
         if isinstance(mine, Unknown) or os.getpid() not in mine:
             return Unknown("the driver's process ids aren't this container's")
         if isinstance(uses, Unknown):
@@ -73,19 +65,17 @@ class Bystanders:
 
     def _link_bytes_per_s(self) -> int | Unknown:
         """One direction at a time, in turns, and not too often: each costs 20 ms."""
-        asked = self._asked()
-        if isinstance(asked, Unknown):
-            return asked
+        if isinstance(self._card, Unknown):
+            return self._card
         if time.monotonic() - self._link_at_s > LINK_EVERY_S:
             self._upstream = not self._upstream
-            self._link = asked[0].link_bytes_per_s(asked[1], up=self._upstream)
+            self._link = self._card.link_bytes_per_s(up=self._upstream)
             self._link_at_s = time.monotonic()
         return self._link
 
     def _slowdowns(self) -> tuple[str, ...] | Unknown:
-        asked = self._asked()
-        if not isinstance(asked, Unknown):
-            return asked[0].slowdowns(asked[1])
+        if not isinstance(self._card, Unknown):
+            return self._card.slowdowns()
         return sysfs.slowdowns(self._root, self._pci_id)
 
 

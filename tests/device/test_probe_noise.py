@@ -60,7 +60,7 @@ def test_a_hog_is_flagged_and_its_absence_is_not(bar: Bar) -> None:
     bench = TorchWorkbench(has_gpu=True)
     watch = Bystanders(bench, Path("/"), describe().gpus[0].pci_id)
     hold_bars(bar, watch, bench, how="")
-    watch._nvml = Unknown("taken away by the test")
+    watch._card = Unknown("taken away by the test")
     hold_bars(bar, watch, bench, how=", by timing alone")
 
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from probes.machine.nvml import open_nvml
-from probes.machine.nvmlcard import NvmlCard
+from probes.machine.nvmlcard import open_card
 from probes.machine.sysfs import read_int
 from probes.shared.kfd import listed
 from probes.shared.unknown import Unknown
@@ -78,11 +77,7 @@ class NvidiaGauges:
     """An NVIDIA card's, by NVML."""
 
     def __init__(self, pci_id: str | Unknown) -> None:
-        nvml = open_nvml()
-        if isinstance(pci_id, Unknown):
-            self._card: NvmlCard | Unknown = pci_id
-        else:
-            self._card = nvml if isinstance(nvml, Unknown) else NvmlCard(nvml, pci_id)
+        self._card = open_card(pci_id)
 
     def joules(self) -> float | Unknown:
         """Energy since the driver was loaded."""

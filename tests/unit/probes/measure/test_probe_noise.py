@@ -1,12 +1,13 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from probe_fakes import FakeBench
 from probe_samples import done, report
 from probe_trees import lay
 
-from probes.machine import nvml
+from probes.machine import nvml, nvmlcard
 from probes.measure import bystanders
 from probes.measure.noise import Look, judge
 from probes.records.schema import Gap, Measurement, Noise, Unknown
@@ -131,6 +132,33 @@ class NoLibrary:
 def test_what_nvml_refuses_is_unknown_in_its_own_words() -> None:
     found = nvml.Nvml(NoLibrary())  # type: ignore[arg-type]
     assert found.cards() == ()
-    for reading in (found.link("x"), found.slowdowns("x"), found.processes("x"), found.uses("x", 0)):
+    card = nvmlcard.NvmlCard(found, "x")
+    for reading in (card.link(), card.slowdowns(), card.computing(), card.uses(0)):
         assert reading == Unknown("NVML: Not Supported")
-    assert found.link_bytes_per_s("x", up=True) == Unknown("NVML: Not Supported")
+    assert card.link_bytes_per_s(up=True) == Unknown("NVML: Not Supported")
+
+
+class OfProcesses(NoLibrary):
+    """An NVML of one card that two processes used; it says how many first, as NVML does."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, *_: object) -> int:
+        return 0
+
+    def nvmlDeviceGetProcessUtilization(self, _: object, each: Any, count: Any, since: object) -> int:
+        if each is None:
+            count._obj.value = 2
+            return self.code or nvmlcard.INSUFFICIENT_SIZE
+        for one, (pid, at_us) in zip(each, ((7, 1_000), (8, 2_000)), strict=True):
+            one.pid, one.time_us, one.sm, one.memory = pid, at_us, 40, 5
+        return 0
+
+
+def test_what_processes_did_since_the_last_reading_is_theirs_alone() -> None:
+    card = nvmlcard.NvmlCard(nvml.Nvml(OfProcesses()), "x")  # type: ignore[arg-type]
+    assert card.uses(0) == tuple(nvmlcard.ProcessUse(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000)))
+    assert card.uses(1_000) == (nvmlcard.ProcessUse(8, 2_000, 40, 5),)
+    idle = nvmlcard.NvmlCard(nvml.Nvml(OfProcesses(nvmlcard.NOT_FOUND)), "x")  # type: ignore[arg-type]
+    assert idle.uses(0) == ()
