@@ -209,7 +209,9 @@ class _Block:
             pinned_bytes=0,
         )
         if self._packed < 0.97 * self._given:
-            yield from self._as_table()
+            if tables := tuple(self._as_table()):  # no scratch buffer as large as a vocabulary is of use then
+                yield from tables
+                return
             yield from self._when_packed(dense=False)
             if self._dtype == "bfloat16" and machine.triton and self._work.captured:
                 yield from self._when_packed(dense=True)

@@ -241,7 +241,7 @@ def test_experts_are_read_in_place_by_their_share_and_copied_whole() -> None:
 
 
 def test_tied_tables_are_fetched_twice_and_multiplied_once() -> None:
-    once, twice = by_tier(linear()), by_tier(linear(looked_up=True))
+    once, twice = by_tier(linear("float16")), by_tier(linear("float16", looked_up=True))
     assert twice["streamed"].wire_bytes == 2 * once["streamed"].wire_bytes
     assert twice["packed"].unpack_s == pytest.approx(2 * once["packed"].unpack_s)
     assert twice["resident"].compute_s == once["resident"].compute_s
@@ -322,9 +322,10 @@ def test_for_many_rows_a_tied_table_is_unpacked_once_in_pieces() -> None:
     tied = linear(looked_up=True)
     found = table_of(tied, rows=32)
     assert found is not None
-    work = Pass(32, 1, 1, "fast", captured=True)
-    whole = next(o for o in options(tied, profile("h200"), work) if o.scratch_bytes)  # for each of its uses
-    assert 0.5 * whole.unpack_s <= found.unpack_s <= 0.9 * whole.unpack_s
+    layer = next(
+        o for o in options(linear(), profile("h200"), Pass(32, 1, 1, "exact", captured=True)) if o.unpack_s
+    )
+    assert layer.unpack_s <= found.unpack_s <= 1.4 * layer.unpack_s
     assert found.scratch_bytes == 0
 
 
@@ -366,3 +367,9 @@ def test_tables_whose_rows_cannot_be_unpacked_one_by_one_are_no_packed_tables(
 
 def test_a_card_without_bfloat16_units_has_no_packed_tables() -> None:
     assert table_of(linear(looked_up=True).computed("float16"), "wx4100") is None
+
+
+def test_a_table_needs_no_buffer_as_large_as_a_vocabulary_so_none_is_offered() -> None:
+    """GPT-2 XL at batch 1 had a scratch buffer of 161 MB for its embedding, and 20 MB were enough."""
+    found = options(linear(looked_up=True), profile("h200"), Pass(128, 1, 128, "exact", captured=True))
+    assert {option.scratch_bytes for option in found} == {0}
