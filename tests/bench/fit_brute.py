@@ -53,7 +53,7 @@ def main() -> int:
                 killed = group is not None and group.kills() > 0
             trial = ended.answer.trial if ended.answer else None
             if trial is None and not killed:
-                print(f"size {size}: no answer, signal {ended.signal}", ended.answer)
+                print(f"size {size}: no answer, exit code {ended.code}", ended.answer)
             elif trial is not None and trial.verdict == "fits":
                 fitting.append(size)
             elif trial is not None and trial.verdict == "crashed":

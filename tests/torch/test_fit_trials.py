@@ -3,14 +3,17 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from probes.errors import DeviceUnusable
+from probes.fit.measured import onestep, onetrial
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.cgroups import parent
 from probes.fit.measured.forking import Answer, forked
+from probes.fit.measured.nursery import _without_answer
 from probes.fit.measured.runs import Ask, measure
 from probes.fit.question import Cap, Question, Taken, Trial
 from probes.shared.unknown import Unknown
@@ -48,12 +51,42 @@ def test_a_fork_answers_and_its_parent_is_unchanged() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_fork_that_is_killed_is_known_by_its_signal(number: signal.Signals) -> None:
     ended = forked(lambda: end_by(number), 10.0)
-    assert (ended.answer, ended.signal) == (None, number)
+    assert (ended.answer, ended.code) == (None, -number)
 
 
 def test_a_fork_that_hangs_is_ended_when_its_time_is_up() -> None:
     ended = forked(hang, 0.2)
-    assert (ended.answer, ended.signal) == (None, 0)
+    assert (ended.answer, ended.code) == (None, None)
+
+
+def test_a_fork_that_exits_without_an_answer_was_ended_by_no_signal() -> None:
+    ended = forked(lambda: os._exit(7), 10.0)
+    assert (ended.answer, ended.code) == (None, 7)
+    assert _without_answer(ended, 1, 0.1, by_cgroup=False).said == "ended by exit code 7"
+
+
+class TorchsError(RuntimeError):
+    def __str__(self) -> str:
+        return f"can't allocate memory{' ' * MIB}with where that was in C++"
+
+
+def test_a_process_that_used_up_its_limit_still_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def use_up(*_: object) -> None:
+        held: list[bytearray] = []
+        with suppress(MemoryError):
+            while True:
+                held.append(bytearray(MIB // 2))
+        raise TorchsError(held)
+
+    monkeypatch.setattr(onestep, "prepare", use_up)
+
+    def work() -> Answer:
+        return Answer(trial=onetrial.run(TINY, Question("m"), "cpu", budget=8 * MIB, size=1))
+
+    ended = forked(work, 20.0)
+    assert ended.answer is not None, ended
+    assert ended.answer.trial is not None
+    assert ended.answer.trial.verdict == "allocation_refused"
 
 
 def test_a_refusal_in_a_fork_is_an_answer() -> None:

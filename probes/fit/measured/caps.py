@@ -8,7 +8,9 @@ on the host is at risk. It doesn't count files that are mapped, so the libraries
 import ctypes
 import re
 import resource
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -54,10 +56,14 @@ def prepare() -> None:
             mallopt(parameter, value)
 
 
-def limit_data(budget: int, proc: Path = Path("/proc/self")) -> None:
-    """Allow this process so many bytes more than it has. It can't be undone."""
+def limit_data(budget: int, proc: Path = Path("/proc/self")) -> Callable[[], None]:
+    """Allow this process so many bytes more than it has. Returns what lifts that limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = data_bytes(proc) + budget
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    return partial(resource.setrlimit, resource.RLIMIT_DATA, (hard, hard))
 
 
 def data_bytes(proc: Path = Path("/proc/self")) -> int:

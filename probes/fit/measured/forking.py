@@ -34,10 +34,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Fork:
-    """How a fork ended: its answer, or the signal that ended it; neither when it was out of time."""
+    """How a fork ended: its answer, or its exit code (below 0: a signal); neither if it was out of time."""
 
     answer: Answer | None
-    signal: int
+    code: int | None
 
 
 def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
@@ -59,10 +59,10 @@ def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
                 os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if text is None:
-        return Fork(None, 0)
+        return Fork(None, None)
     if not text:
-        return Fork(None, os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT)
-    return Fork(decode(Answer, load(text), "answer"), 0)
+        return Fork(None, os.waitstatus_to_exitcode(status))
+    return Fork(decode(Answer, load(text), "answer"), None)
 
 
 def _in_fork(work: Callable[[], Answer], writing: int, parent: int) -> None:

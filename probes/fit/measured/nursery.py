@@ -207,11 +207,14 @@ def _threads() -> tuple[str, ...]:
 def _without_answer(ended: Fork, size: int, seconds: float, *, by_cgroup: bool) -> Trial:
     """The trial of a fork that said nothing."""
     gone = Unknown("the process ended before it could say")
-    if ended.signal == 0:
+    if ended.code is None:
         return Trial(size, "out_of_time", seconds, gone, gone, gone)
-    name = signal.Signals(ended.signal).name if ended.signal in list(signal.Signals) else str(ended.signal)
-    verdict: Verdict = "killed_for_memory" if by_cgroup and ended.signal == signal.SIGKILL else "crashed"
-    return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {name}")
+    number = -ended.code
+    how = f"exit code {ended.code}"
+    if number > 0:
+        how = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    verdict: Verdict = "killed_for_memory" if by_cgroup and number == signal.SIGKILL else "crashed"
+    return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {how}")
 
 
 def preload() -> None:

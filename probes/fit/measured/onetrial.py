@@ -48,6 +48,7 @@ def run(
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, of any kind
+        gauge.lift()  # there may be no memory left to say so
         said = str(error)[:MOST_WORDS]
         verdict = caps.verdict_of(type(error).__name__, str(error))
     phases.begin("")
@@ -115,6 +116,7 @@ class Gauge:
 
     peak: Callable[[], int]
     held: Callable[[], tuple[int | Unknown, int | Unknown]]
+    lift: Callable[[], None] = lambda: None  # the process's own limit
 
 
 def _on_cpu(budget: int, group: Group | None) -> Gauge:
@@ -122,19 +124,17 @@ def _on_cpu(budget: int, group: Group | None) -> Gauge:
     caps.prepare()
     caps.prefer_to_kill_this()
     gc.collect()
-    if group is None:
-        before = caps.forget_peak()
-        caps.limit_data(budget)
-    else:
+    if group is not None:
         group.join()
-        before = caps.forget_peak()
+    before = caps.forget_peak()
+    lift = caps.limit_data(budget) if group is None else lambda: None
 
     def peak() -> int:
         highest = caps.peak_bytes()
         caps.forget_peak()
         return max(highest - before, 0)
 
-    return Gauge(peak, lambda: (NOT_A_GPU, NOT_A_GPU))
+    return Gauge(peak, lambda: (NOT_A_GPU, NOT_A_GPU), lift)
 
 
 def _on_gpu(budget: int) -> Gauge:
