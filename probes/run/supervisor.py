@@ -15,11 +15,12 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from probes.errors import Exit
-from probes.records.schema import Done, Failed, Outcome
+from probes.records.schema import Done, Failed, Outcome, Unknown
 from probes.run.child import Job, Line, Told
 from probes.shared.codec import Json, decode, encode, load
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
 KEPT_LINES = 8  # of the output of the worker's libraries, enough to hold the cause
@@ -34,6 +35,17 @@ class Ended(Generic[T]):
     outcome: Outcome
     records: tuple[T, ...]
     seconds: float
+
+    def answer(self, kind: type[R], none: str) -> R | Unknown:
+        """The record that was asked for. Unknown, as `none` says, without one; Ctrl-C goes on as that."""
+        for record in self.records:
+            if isinstance(record, kind):
+                return record
+        if not isinstance(self.outcome, Failed):
+            return Unknown(none)
+        if self.outcome.exit_code == Exit.INTERRUPTED:
+            raise KeyboardInterrupt
+        return Unknown(self.outcome.reason)
 
 
 def command(descriptor: int) -> list[str]:

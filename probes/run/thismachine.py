@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from probes.errors import Exit, ReportError
+from probes.errors import ReportError
 from probes.machine import numa, snapshot
 from probes.machine.nvml import open_nvml
-from probes.records.schema import Failed, Machine, NvidiaCard, TorchFacts, Unknown
+from probes.records.schema import Machine, NvidiaCard, TorchFacts, Unknown
 from probes.run import supervisor
 from probes.run.child import DESCRIBE, Job
 from probes.run.lock import gpu_lock
@@ -34,13 +34,7 @@ def look() -> Machine:
 
 def _torch_facts() -> TorchFacts | Unknown:
     ended = supervisor.run(Job(DESCRIBE), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None)
-    for record in ended.records:
-        if isinstance(record, TorchFacts):
-            return record
-    if isinstance(ended.outcome, Failed) and ended.outcome.exit_code == Exit.INTERRUPTED:
-        raise KeyboardInterrupt
-    reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "torch reported nothing"
-    return Unknown(reason)
+    return ended.answer(TorchFacts, "torch reported nothing")
 
 
 def refuse_other_machine(then: Machine, now: Machine) -> None:

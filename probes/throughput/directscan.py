@@ -137,13 +137,7 @@ class _Scan:
 
     def _ceilings(self, here: tuple[Device, ...]) -> Ceilings | Unknown:
         ended = self._work(None, here, CEILINGS_LIMIT_S)
-        for message in ended.records:
-            if isinstance(message, Ceilings):
-                return message
-        if isinstance(ended.outcome, Failed) and ended.outcome.exit_code == Exit.INTERRUPTED:
-            raise KeyboardInterrupt
-        reason = ended.outcome.reason if isinstance(ended.outcome, Failed) else "the worker reported none"
-        return Unknown(reason)
+        return ended.answer(Ceilings, "the worker reported none")
 
     def _way(self, way: Way) -> tuple[Series, Sequence[worker.Heard]]:
         obstacle = lacking(self._report.machine, way.device)

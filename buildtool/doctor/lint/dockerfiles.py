@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from buildtool.doctor.lint import containers, pythons, typed
-from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.fault import Fault, Word, extra_needed
 from buildtool.doctor.lint.inbuilds import Where
-from buildtool.errors import EnvironmentMissing
 
 if TYPE_CHECKING:
     import dockerfile
@@ -37,12 +36,8 @@ class Stage:
 
 def judged(text: str, *, for_cpu: bool) -> Iterator[Fault]:
     """Every fault of a Dockerfile."""
-    try:
+    with extra_needed():
         import dockerfile
-    except ImportError as error:
-        raise EnvironmentMissing(
-            f"--lint needs {error.name}, which is not installed", "pip install 'gpu-weir[lint]'"
-        ) from error
     lines, escape = text.split("\n"), _escape(text)
     vast = _vast_instruction(lines, escape)
     if vast:

@@ -1,7 +1,11 @@
 """What the linter reports: a rule that a line breaks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+from buildtool.errors import EnvironmentMissing
 
 Level = Literal["error", "warning", "note"]
 
@@ -31,3 +35,14 @@ class Fault:
     line: int
     rule: str
     detail: str
+
+
+@contextmanager
+def extra_needed() -> Iterator[None]:
+    """Around imports of what the extra `lint` brings. Raises EnvironmentMissing where it isn't installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentMissing(
+            f"--lint needs {error.name}, which is not installed", "pip install 'gpu-weir[lint]'"
+        ) from error

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Fault, Word
-from buildtool.errors import EnvironmentMissing
+from buildtool.doctor.lint.fault import Fault, Word, extra_needed
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -83,12 +82,8 @@ class Asked:
 
 def requirement(text: str) -> "Requirement | None":
     """A requirement as packaging reads it; None for what it refuses."""
-    try:
+    with extra_needed():
         from packaging.requirements import InvalidRequirement, Requirement
-    except ImportError as error:
-        raise EnvironmentMissing(
-            f"--lint needs {error.name}, which is not installed", "pip install 'gpu-weir[lint]'"
-        ) from error
     try:
         return Requirement(text)
     except InvalidRequirement:

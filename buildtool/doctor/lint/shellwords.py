@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Word
-from buildtool.errors import EnvironmentMissing
+from buildtool.doctor.lint.fault import Word, extra_needed
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -57,13 +56,9 @@ class Command:
 
 @cache
 def _parser() -> "Parser":
-    try:
+    with extra_needed():
         import tree_sitter
         import tree_sitter_bash
-    except ImportError as error:
-        raise EnvironmentMissing(
-            f"--lint needs {error.name}, which is not installed", "pip install 'gpu-weir[lint]'"
-        ) from error
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
