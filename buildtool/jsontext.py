@@ -232,3 +232,18 @@ def _after_brackets(text: str, at: int) -> int:
             if not level:
                 return at
     raise ValueError("an object or array has no end")
+
+
+def why_unread(error: Exception) -> str:
+    """What is wrong with a text of ours that can't be read back, in words rather than Python's names."""
+    match error:
+        case UnicodeDecodeError():
+            return "not UTF-8 text"
+        case json.JSONDecodeError():
+            return f"not JSON: {error}"
+        case KeyError():
+            return f"the key `{error.args[0]}` is missing"
+        case OSError() | ValueError():
+            return str(error)
+        case _:
+            return "a list or an object is expected where it has something else"

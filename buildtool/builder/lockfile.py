@@ -14,6 +14,7 @@ from typing import Any
 
 from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
+from buildtool.jsontext import why_unread
 from buildtool.model import Resolved, Variant, Wheel
 from probes.shared.codec import decode, load
 from probes.shared.files import read_text
@@ -70,7 +71,7 @@ class Lock:
             hint = f"remove it to resolve again: {command('rm', '--', str(path))}"
             if not path.is_file():  # a device or a pipe
                 hint = "name another lock file: WEIR_LOCK=FILE"
-            raise ConfigError(f"{path}: not a lock file of this tool ({_why(error)})", hint) from error
+            raise ConfigError(f"{path}: not a lock file of this tool ({why_unread(error)})", hint) from error
 
     def get(self, variant: Variant) -> Resolved | None:
         """What is pinned for this very spec, and for its card where wheels are made by card; else None."""
@@ -111,21 +112,6 @@ class Lock:
             "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
         }
         return json.dumps(data, indent=1) + "\n"
-
-
-def _why(error: Exception) -> str:
-    """What is wrong with a text that isn't a lock file."""
-    match error:
-        case UnicodeDecodeError():
-            return "not UTF-8 text"
-        case json.JSONDecodeError():
-            return f"not JSON: {error}"
-        case KeyError():
-            return f"the key `{error.args[0]}` is missing"
-        case ValueError():
-            return str(error)
-        case _:
-            return "a list or an object is expected where it has something else"
 
 
 def _to_json(entry: Resolved) -> dict[str, Any]:

@@ -178,7 +178,8 @@ class RootfsCache:
             except CommandFailed as error:
                 if "No space left" in error.tail:
                     raise EnvironmentMissing(
-                        f"disk full while making {path.name}", "free some space, run again"
+                        f"disk full while making {path.name}",
+                        "free some space and run the same command again",
                     ) from error
                 raise SourceUnreachable(
                     f"mmdebstrap can't make Debian {base.suite}: {_reason(error)}"

@@ -84,7 +84,7 @@ def diagnose(facts: Facts) -> Iterator[Row]:
         yield Row("engine", f"{facts.engine.version}, classic image store", switch)
     for name, version in (("buildx", facts.buildx), ("compose", facts.compose)):
         if not version:
-            yield Row(name, "not there", INSTALL, fails=True)
+            yield Row(name, "the docker CLI has no working plugin of this name", INSTALL, fails=True)
     yield from _disk_rows(facts.free_disk_bytes)
     if not facts.mmdebstrap:
         hint = "only needed where no registry answers: apt-get install mmdebstrap"

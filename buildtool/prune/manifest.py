@@ -16,6 +16,7 @@ from typing import Any, cast
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ToolError
 from buildtool.files import write_text
 from buildtool.gpucode.target import TargetId
+from buildtool.jsontext import why_unread
 from buildtool.prune.changes import Change, Deleted, Pruned, TreeResult
 from probes.shared.codec import decode, load
 from probes.shared.files import sync_directory
@@ -193,7 +194,7 @@ def _runs(path: Path) -> list[object]:
     try:
         return runs_in(_content(path, descriptor))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a manifest of a prune ({error})", _ELSEWHERE) from error
+        raise DataError(f"{path} is not a manifest of a prune ({why_unread(error)})", _ELSEWHERE) from error
     finally:
         os.close(descriptor)
 
@@ -277,7 +278,7 @@ def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
         announced.add([_change(row) for row in rows])
         return announced, Path(_path(head["root"]))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a journal of a prune ({error})", _ELSEWHERE) from error
+        raise DataError(f"{path} is not a journal of a prune ({why_unread(error)})", _ELSEWHERE) from error
 
 
 def _kind(change: Change) -> str:

@@ -147,7 +147,8 @@ def _headline(report: AuditReport) -> list[str]:
         lines.append(f"stored bytes unknown: {totals.stored_reason}")
     if image.attestations:
         size = decimal_bytes(image.attestations_stored_bytes)
-        lines.append(f"{image.attestations} attestation manifests come with it, {size} stored, not counted")
+        manifests = counted(image.attestations, "attestation manifest")
+        lines.append(f"not counted: {manifests} beside the image, {size} stored")
     return lines
 
 

@@ -26,7 +26,8 @@ def read_report(path: Path) -> AuditReport:
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise DataError(
-                f"{path} is larger than any audit report ({MAX_REPORT_BYTES >> 20} MiB)"
+                f"{path} is too large to be read as an audit report: more than {MAX_REPORT_BYTES >> 20} MiB",
+                "audit the image itself",
             ) from error
         raise DataError(f"can't read {path}: {error.strerror or error}", "check the path") from error
     except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -239,6 +240,16 @@ def test_a_planted_journal_with_impossible_values_is_no_traceback(
     (tree / f"{FILE_NAME}.journal").write_text(text)
     assert prune(tree) == Exit.DATA
     assert gone_and_cut(tree) == (set(), set())
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}.journal"])
+@pytest.mark.parametrize("text", [b"\xff\n", b"\0\n", b"[]\n", b"5\n", b"{}\n"])
+def test_a_list_that_is_damaged_is_refused_in_words(tree: Path, name: str, text: bytes) -> None:
+    (tree / name).write_bytes(text)
+    with pytest.raises(DataError) as refused, journal(tree / FILE_NAME, tree, parse_targets("gfx906")):
+        raise AssertionError("the prune began")
+    assert not re.search("codec|indices|attribute|subscriptable", refused.value.message)
+    assert (tree / name).read_bytes() == text
 
 
 @pytest.mark.parametrize("depth", [300, 900, 950])

@@ -127,7 +127,9 @@ def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
         read_report(tmp_path / "binary.json")
     with (tmp_path / "huge.json").open("wb") as handle:
         handle.truncate(65 << 20)
-    with pytest.raises(DataError, match=r"huge\.json is larger than any audit report \(64 MiB\)"):
+    with pytest.raises(
+        DataError, match=r"huge\.json is too large .*: more than 64 MiB\n  audit the image itself"
+    ):
         read_report(tmp_path / "huge.json")
 
 
