@@ -233,6 +233,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
     from placing_generate import qwen
     from placing_peers import peers
     from placing_summary import summary
+    from placing_times import times
     from placing_trouble import trouble
 
     return {
@@ -248,6 +249,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "peers": peers,
         "trouble": trouble,
         "packing": packing,
+        "times": times,
         "summary": summary,
     }
 

@@ -61,7 +61,9 @@ def square(layers: int, width: int = 8192, dtype: torch.dtype = torch.bfloat16) 
     return Model(name, build, inputs, std=std, dtype=dtype)
 
 
-def _tokens(vocabulary: int, tokens: int, **more: Any) -> Callable[[int, torch.device], dict[str, Any]]:
+def tokens_of(vocabulary: int, tokens: int, **more: Any) -> Callable[[int, torch.device], dict[str, Any]]:
+    """Inputs of random tokens, for a batch."""
+
     def inputs(batch: int, device: torch.device) -> dict[str, Any]:
         generator = torch.Generator(device).manual_seed(1)
         ids = torch.randint(0, vocabulary, (batch, tokens), generator=generator, device=device)
@@ -78,7 +80,7 @@ def bert(tokens: int = 128) -> Model:
 
         return BertModel(BertConfig(), add_pooling_layer=False)
 
-    return Model("BERT-base", build, _tokens(30522, tokens), lambda o: o.last_hidden_state, tokens=tokens)
+    return Model("BERT-base", build, tokens_of(30522, tokens), lambda o: o.last_hidden_state, tokens=tokens)
 
 
 def gpt2_xl(tokens: int = 128) -> Model:
@@ -89,7 +91,7 @@ def gpt2_xl(tokens: int = 128) -> Model:
 
         return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25))
 
-    inputs = _tokens(50257, tokens, use_cache=False)
+    inputs = tokens_of(50257, tokens, use_cache=False)
     return Model("GPT-2 XL", build, inputs, lambda o: o.logits, tokens=tokens)
 
 
@@ -111,7 +113,7 @@ def qwen_3b(tokens: int = 32) -> Model:
             )
         )
 
-    inputs = _tokens(151936, tokens, use_cache=False)
+    inputs = tokens_of(151936, tokens, use_cache=False)
     # larger weights than at the start of training: else each token repeats the one before it
     return Model("Qwen2.5-3B", build, inputs, lambda o: o.logits, tokens=tokens, std=0.05)
 
@@ -137,7 +139,7 @@ def experts(tokens: int = 64) -> Model:
             )
         )
 
-    inputs = _tokens(32000, tokens, use_cache=False)
+    inputs = tokens_of(32000, tokens, use_cache=False)
     return Model("mixture of experts", build, inputs, lambda o: o.logits, tokens=tokens)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
 from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
-from probes.placement.packing.tiles import MOST_ROWS, is_table, piece_bytes, piece_rows
+from probes.placement.packing.tiles import MOST_ROWS, fused, is_table, piece_bytes, piece_rows
 from probes.placement.planner.constants import Constants
 from probes.placement.values import Objective, Tier
 
@@ -22,6 +22,8 @@ FUSED_DTYPES: Final = ("bfloat16", "float16")
 # over what the library's product takes for it: the fused one of one row, and of 2 to 16.
 FUSED_STEP: Final = 0.75
 MANY_ROWS_FUSED_STEP: Final = 2.1
+WIDEST_TILE: Final = 32  # outputs that the fused product of several rows computes at once, in large matrices
+NARROW_TILE: Final = 0.6  # of its rate where it computes fewer: 1600, 2304, 4096 and 6144 outputs
 ALIGNED: Final = 8  # outputs of 16 bits: the library has slow kernels for others
 UNALIGNED: Final = 0.14  # of the rate of products
 WIDE_ROWS: Final = 64  # of input, by which float32's products are computed
@@ -48,6 +50,9 @@ HOST_SHARE: Final = (
 SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
 UPKEEP: Final = 0.5  # of its compute time: what a block that isn't resident must save in sum
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
+TOUCHED: Final = (
+    3  # likewise how often an output is read or written by what follows: two diffusion transformers
+)
 LOOKUP_OPERATIONS: Final = 2  # of a lookup in a packed table, with a kernel for it and by torch operations
 LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25
 MOST_BITS_OF_UNITS: Final = 16  # of numbers that matrix units multiply as they are
@@ -330,8 +335,13 @@ class _Block:
 
     def _compute_fused(self, packed: int) -> float:
         """The GPU's time for products that read packed weights."""
-        step = MANY_ROWS_FUSED_STEP if self._work.rows > 1 else FUSED_STEP
-        return self._compute(self._machine.fused_rate, share=packed / self._bytes, step=step)
+        rows, rate = self._work.rows, self._machine.fused_rate
+        main = max(self._block.tensors, key=lambda tensor: tensor.n_bytes)
+        tile = fused(rows, main.shape)
+        if rows > 1 and tile is not None and tile.rows < WIDEST_TILE:
+            rate *= NARROW_TILE
+        step = MANY_ROWS_FUSED_STEP if rows > 1 else FUSED_STEP
+        return self._compute(rate, share=packed / self._bytes, step=step)
 
     def _unpacking(self, tensor: TensorDescription, *, dense: bool) -> float:
         """The GPU's time for one tensor, or for its copy where it isn't packed.
@@ -430,7 +440,7 @@ class _Block:
         if self._block.touched_numbers or not self._kernels:
             return self._work.rows * self._block.touched_numbers * width
         return sum(
-            2 * self._work.rows * tensor.shape[0] * DTYPE_BITS[tensor.dtype] / 8 * tensor.active
+            TOUCHED * self._work.rows * tensor.shape[0] * DTYPE_BITS[tensor.dtype] / 8 * tensor.active
             for tensor in self._block.tensors
             if tensor.use == "product"
         )

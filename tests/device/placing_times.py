@@ -1,0 +1,252 @@
+"""Predicted times against measured ones, on many small cases: `run_placement.sh --only times`.
+
+No constant of the cost model was fitted to these models. Each is placed in a share of its bytes, captured,
+and timed by the wall clock; a row has the plan's terms beside the device's time for copies, unpacking and the
+rest.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from placing_case import Bench
+from placing_measure import captured, free, wall_s
+from placing_models import Dit, Model, dit, square, tokens_of
+from torch import nn
+
+from probes.errors import PlacementError, PlanImpossible
+from probes.placement import Plan
+from probes.placement.models import moduletree
+from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.profiles import profile
+from probes.placement.values import Objective
+
+LIMIT = 0.10
+ROOM = 160 << 20  # beside the share of the weights: workspaces, activations, a graph's own pool
+MORE = 48 << 20
+
+
+class Case(NamedTuple):
+    """How a model is placed: in a share of its weights' bytes."""
+
+    batch: int
+    share: float
+    objective: Objective = "exact"
+
+
+def language(name: str, kind: str, words: int, tokens: int, **sizes: Any) -> Model:
+    """A causal language model of transformers, by its configuration's sizes."""
+
+    def build() -> nn.Module:
+        import transformers
+
+        config = getattr(transformers, f"{kind}Config")(vocab_size=words, **sizes)
+        made: nn.Module = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM"))(
+            config
+        )
+        return made
+
+    return Model(name, build, tokens_of(words, tokens, use_cache=False), lambda o: o.logits, tokens=tokens)
+
+
+def bert_large() -> Model:
+    """BERT-large."""
+
+    def build() -> nn.Module:
+        from transformers import BertConfig, BertModel
+
+        sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+        return BertModel(BertConfig(intermediate_size=4096, **sizes), add_pooling_layer=False)
+
+    return Model("BERT-large", build, tokens_of(30522, 128), lambda o: o.last_hidden_state, tokens=128)
+
+
+def cases() -> list[tuple[Model, tuple[Case, ...]]]:
+    """Models of sizes, and one of a family, that nothing was fitted to."""
+    grouped = {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    mistral = {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    routed = {"num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8}
+    small_dit = dataclasses.replace(
+        dit(), name="diffusion transformer of 1536", build=lambda: Dit(width=1536, heads=12, layers=12)
+    )
+    return [
+        (
+            language(
+                "Mistral, 5 layers of 4096",
+                "Mistral",
+                32000,
+                64,
+                hidden_size=4096,
+                num_hidden_layers=5,
+                **mistral,
+            ),
+            (Case(2, 0.8), Case(4, 0.7)),
+        ),
+        (
+            language(
+                "OPT, 12 layers of 2048",
+                "OPT",
+                50272,
+                128,
+                hidden_size=2048,
+                num_hidden_layers=12,
+                num_attention_heads=32,
+                ffn_dim=8192,
+            ),
+            (Case(2, 0.75), Case(1, 0.85)),
+        ),
+        (bert_large(), (Case(2, 0.75), Case(8, 0.65))),
+        (
+            language("GPT-2 large", "GPT2", 50257, 96, n_embd=1280, n_layer=36, n_head=20),
+            (Case(2, 0.7), Case(3, 0.85)),
+        ),
+        (
+            language(
+                "Qwen2.5-1.5B, 14 layers",
+                "Qwen2",
+                151936,
+                48,
+                hidden_size=1536,
+                num_hidden_layers=14,
+                intermediate_size=8960,
+                **grouped,
+            ),
+            (Case(2, 0.7), Case(4, 0.8)),
+        ),
+        (
+            language(
+                "experts, 6 layers of 1024",
+                "Mixtral",
+                32000,
+                80,
+                hidden_size=1024,
+                num_hidden_layers=6,
+                intermediate_size=3584,
+                num_experts_per_tok=2,
+                **routed,
+            ),
+            (Case(2, 0.8), Case(8, 0.75)),
+        ),
+        (square(20, 6144), (Case(4, 0.7), Case(4, 0.85, "fast"), Case(512, 0.75))),
+        (small_dit, (Case(1, 0.75), Case(4, 0.7))),
+        (square(16, 4096, torch.float16), (Case(2, 0.75), Case(32, 0.65))),
+    ]
+
+
+def times(group: Any) -> None:
+    """Every case, then the bar."""
+    errors: list[float] = []
+    for model, placements in cases():
+        with group.tried(model.name):
+            _model(group, model, placements, errors)
+        free()
+    group.board.bar("cases of models that nothing was fitted to", len(errors), 12, "cases", at_least=True)
+    if errors:
+        middle = sorted(errors)[len(errors) // 2]
+        group.board.bar("their predicted time, worst", max(errors), LIMIT, "share off")
+        group.board.figure("their predicted time, median", middle, "share off")
+
+
+def _model(group: Any, model: Model, placements: tuple[Case, ...], errors: list[float]) -> None:
+    bench: Bench = group.bench(model)
+    weights = sum(p.numel() * p.element_size() for p in bench.module.parameters())
+    resident = {case.batch: _resident(bench.one_pass(case.batch)) for case in placements}
+    bench.module.to("cpu")
+    free()
+    for case in placements:
+        name = f"{model.name}, batch {case.batch}, {case.objective}"
+        with group.tried(name):
+            made = _plan(bench, case, int(weights * case.share) + ROOM)
+            row = _measured(bench, made)
+            row["resident_s"] = resident[case.batch]
+            if row["measured_s"]:
+                row["off"] = abs(row["predicted_s"] / row["measured_s"] - 1)
+                errors.append(row["off"])
+            group.board.line({"times": name, **row})
+
+
+def _resident(one: Callable[[], Any]) -> float | None:
+    """The wall time of the unplaced model's captured pass; None where it can't be captured."""
+    try:
+        replay, kept = captured(one)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    found = wall_s(replay, least_s=0.05, samples=5)
+    del replay, kept
+    free()
+    return found
+
+
+def _plan(bench: Bench, case: Case, budget: int) -> Plan:
+    while True:
+        try:
+            return bench.plan(case.batch, case.objective, budget=budget)
+        except PlanImpossible:
+            budget += MORE
+
+
+def _measured(bench: Bench, made: Plan) -> dict[str, Any]:
+    """A placed model's captured pass, by terms."""
+    tiers: dict[str, int] = {}
+    for block in made.blocks:
+        tiers[block.tier] = tiers.get(block.tier, 0) + 1
+    row: dict[str, Any] = {
+        "predicted_s": made.time.middle_s,
+        "measured_s": None,
+        "why_not": "",
+        "bound": made.time.bound,
+        "batch": made.workload.batch,
+        "vram_budget": made.vram_budget,
+        "tiers": tiers,
+        "buffers": [made.rings.slots, made.rings.scratches],
+        "predicted_terms": _terms(bench, made),
+    }
+    one = bench.one_pass(made.workload.batch)
+    with bench.placed(made) as handle:
+        try:
+            graph = handle.captured(one)
+        except PlacementError as error:
+            row["why_not"] = str(error)[:200]
+            return row
+        row["measured_s"] = wall_s(graph, least_s=0.06, samples=7)
+        row["device_terms"] = _device_terms(graph)
+    return row
+
+
+def _terms(bench: Bench, made: Plan) -> dict[str, float]:
+    """Sums over the plan's blocks, whichever lane they are on."""
+    model = moduletree.described(bench.module)
+    blocks = {block.name: block for block in (*model.blocks, *model.divided().blocks)}
+    rows = made.workload.batch * made.workload.tokens
+    work = Pass(rows, made.workload.batch, made.workload.tokens, made.objective, made.captured)
+    chosen: list[Option] = []
+    for planned in made.blocks:
+        way = (planned.tier, planned.dense, planned.kept, planned.table)
+        found = options(blocks[planned.name], profile(bench.machine), work)
+        chosen += [option for option in found if option.way == way][:1]
+    names = ("copy_s", "unpack_s", "compute_s")
+    return {name: sum(getattr(option, name) for option in chosen) for name in names}
+
+
+def _device_terms(replay: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of a replay's copies, unpacking kernels and other kernels, by Kineto. They overlap."""
+    from torch import profiler
+
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
+        replay()
+        torch.cuda.synchronize()
+    sums = {"copy_s": 0.0, "unpack_s": 0.0, "other_s": 0.0}
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            seconds = (event.time_range.end - event.time_range.start) / 1e6
+            kind = (
+                "copy_s"
+                if "HtoD" in event.name
+                else "unpack_s"
+                if event.name.startswith("unpack")
+                else "other_s"
+            )
+            sums[kind] += seconds
+    return sums
