@@ -28,6 +28,7 @@ TIER_WORDS: Final[dict[Tier, str]] = {
 }
 TABLE_WORDS: Final = "as a table: rows are looked up, and products computed, without unpacking all of it"
 MOST_RANGES: Final = 3  # of blocks that a row names
+MOST_NAME: Final = 80  # characters of each
 
 
 def lines(plan: Plan) -> str:
@@ -112,10 +113,14 @@ def _ranges(blocks: Sequence[BlockPlan], mine: Sequence[BlockPlan]) -> str:
     runs = []
     for is_mine, run in groupby(blocks, key=lambda block: block.name in names):
         if is_mine:
-            found = [block.name for block in run]
+            found = [_short(block.name) for block in run]
             runs.append(found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}")
     shown = ", ".join(runs[:MOST_RANGES])
     return shown if len(runs) <= MOST_RANGES else f"{shown} and {len(runs) - MOST_RANGES} more"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 3]}..."
 
 
 def _by_memory(plan: Plan) -> str:

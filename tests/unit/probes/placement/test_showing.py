@@ -117,6 +117,13 @@ def test_a_name_with_line_breaks_makes_no_lines_of_its_own(mixed: Made) -> None:
     assert "\x1b" not in lines(plan)
 
 
+def test_a_block_with_an_endless_name_widens_no_table(mixed: Made) -> None:
+    first, *others = mixed.plan.blocks
+    plan = replace(mixed.plan, blocks=(replace(first, name="x" * 5_000), *others))
+    assert max(map(len, lines(plan).splitlines())) < 500
+    assert "xxx..." in lines(plan)
+
+
 def test_the_picture_loads_nothing(mixed: Made) -> None:
     drawn = draw(mixed.plan, mixed.found.timeline)
     without_namespace: Any = drawn.replace("http://www.w3.org/2000/svg", "")
