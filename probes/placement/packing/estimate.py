@@ -16,6 +16,7 @@ Kind = Literal["gaussian"]
 
 DENSE_FROM: Final = 1 << 17  # weights of a tensor, below which 3-bit codes aren't worth their padding
 WORTH_IT: Final = 0.97  # packed over raw bytes; a tensor that saves less stays as it is
+LEAST_SAVED: Final = 1024  # bytes likewise: a norm's weights save 256, and each pass pays a kernel for them
 
 # Bits of a weight by part, escapes and their lists counted in: each part is aligned by itself.
 _PARTS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
@@ -31,7 +32,7 @@ _DENSE: Final = (8.0, 1.0, 2.0, 0.16, 0.016)  # bfloat16 in the layout `b11`
 def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool = False) -> int:
     """Predicted bytes of a packed tensor of `dtype` (torch's name), aligned as in a flat buffer.
 
-    A tensor that packing wouldn't make 3 % smaller is counted as it is. `dense` predicts the layout with
+    A tensor that isn't worth packing is counted as it is. `dense` predicts the layout with
     3-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype or kind.
     """
     if kind != "gaussian":
@@ -39,4 +40,9 @@ def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool
     raw = -(-n_weights * DTYPE_BITS[dtype] // 8)
     parts = _DENSE if dense and dtype == "bfloat16" else _PARTS.get(dtype, ())
     packed = sum(aligned(int(n_weights * bits / 8)) for bits in parts)
-    return packed if parts and packed < WORTH_IT * raw else raw
+    return packed if parts and worth_it(packed, raw) else raw
+
+
+def worth_it(packed: int, raw: int) -> bool:
+    """Whether a tensor of `raw` bytes is packed if it takes `packed` bytes then: 3 % and 1 KiB less."""
+    return packed < WORTH_IT * raw and raw - packed >= LEAST_SAVED

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from probes.placement.packing import ranked, window
-from probes.placement.packing.estimate import WORTH_IT
+from probes.placement.packing.estimate import worth_it
 from probes.placement.packing.grid import grid
 from probes.placement.packing.kernels import launching
 from probes.placement.packing.layouts import B11, B12, B12F32, BF16, F28, H14, H14F32, Layout
@@ -25,7 +25,7 @@ _LEAST: Final = 0.85  # share of weights with a code, below which no layout save
 
 
 def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
-    """Pack a tensor on its device, or return None where it wouldn't save 3 % or its dtype has no layout.
+    """Pack a tensor on its device, or return None where that isn't worth it or its dtype has no layout.
 
     `dense` chooses 3-bit codes for bfloat16 (11.2 bits a weight instead of 12), from which no product can
     be computed. A subclass of Tensor isn't packed: its bits may not be its own.
@@ -36,7 +36,7 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
         flat = tensor.detach().resolve_neg().contiguous().view(-1)
         layout, words = _narrowest(flat, dense=dense)
         packed = _pack(layout, words, tuple(tensor.shape))
-    return packed if packed and form(packed).n_bytes < WORTH_IT * packed.raw_bytes else None
+    return packed if packed and worth_it(form(packed).n_bytes, packed.raw_bytes) else None
 
 
 def unpack(packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:

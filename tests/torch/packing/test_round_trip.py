@@ -320,3 +320,12 @@ def test_packing_keeps_the_bits_of_a_negative_view():
     tensor = torch.complex(gaussian(64, 512).float(), gaussian(64, 512, seed=2).float()).conj().imag
     assert tensor.is_neg()
     assert same(unpack(pack(tensor)), tensor.resolve_neg())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_norms_weights_stay_as_they_are_because_each_pass_would_pay_a_kernel_for_256_bytes(dtype):
+    name = str(dtype).removeprefix("torch.")
+    assert pack(gaussian(2048, dtype=dtype)) is None
+    assert estimate(name, 2048) == 2048 * dtype.itemsize
+    assert pack(gaussian(256 * 256, dtype=dtype)) is not None
+    assert estimate(name, 256 * 256) < 256 * 256 * dtype.itemsize
