@@ -11,7 +11,7 @@ import pytest
 from probes.errors import DeviceUnusable
 from probes.fit.measured import onestep, onetrial
 from probes.fit.measured.bracket import Hint
-from probes.fit.measured.cgroups import parent
+from probes.fit.measured.cgroups import V2, Group, parent
 from probes.fit.measured.forking import Answer, forked
 from probes.fit.measured.nursery import _without_answer
 from probes.fit.measured.runs import Ask, measure
@@ -87,6 +87,19 @@ def test_a_process_that_used_up_its_limit_still_says_so(monkeypatch: pytest.Monk
     assert ended.answer is not None, ended
     assert ended.answer.trial is not None
     assert ended.answer.trial.verdict == "allocation_refused"
+
+
+def test_a_group_that_cannot_be_joined_is_no_crash_of_the_model(tmp_path: Path) -> None:
+    closed = Group(tmp_path / "group", V2)
+
+    def work() -> Answer:
+        return Answer(trial=onetrial.run(TINY, Question("m"), "cpu", budget=MIB, size=1, group=closed))
+
+    ended = forked(work, 20.0)
+    assert ended.answer is not None, ended
+    assert ended.answer.refused is not None
+    assert "can't join the memory cgroup" in ended.answer.refused.reason
+    assert "--cap process" in ended.answer.refused.hint
 
 
 def test_a_refusal_in_a_fork_is_an_answer() -> None:

@@ -125,7 +125,13 @@ def _on_cpu(budget: int, group: Group | None) -> Gauge:
     caps.prefer_to_kill_this()
     gc.collect()
     if group is not None:
-        group.join()
+        try:
+            group.join()
+        except OSError as error:  # making one doesn't show that it may be joined
+            raise DeviceUnusable(
+                f"can't join the memory cgroup {group.path}: {error.strerror}",
+                "use the process's own limit: --cap process",
+            ) from error
     before = caps.forget_peak()
     lift = caps.limit_data(budget) if group is None else lambda: None
 
