@@ -78,10 +78,10 @@ unit-probes unit-others: export FEW_EXAMPLES := 1
 unit-probes unit-others: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	@$(UNIT) tests/unit/probes tests/unit/docs
+	@$(UNIT) tests/unit/probes
 
 unit-others: $(READY)
-	@$(UNIT) tests/unit --ignore=tests/unit/probes --ignore=tests/unit/docs
+	@$(UNIT) tests/unit --ignore=tests/unit/probes
 
 # simulations, fuzzing and limits at full size, which `check` leaves out, and all examples of Hypothesis
 thorough: $(READY)

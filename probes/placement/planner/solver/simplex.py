@@ -34,11 +34,13 @@ class _Tableau:
         line = self.rows[row]
         factor = 1.0 / line[column]
         line = self.rows[row] = [value * factor for value in line]
-        for i, other in enumerate(self.rows):
-            if i != row and other[column]:
-                self.rows[i] = _minus(other, line, other[column])
-        if self.objective[column]:
-            self.objective = _minus(self.objective, line, self.objective[column])
+        held = [
+            (i, value) for i, value in enumerate(line) if value
+        ]  # one in six: most variables aren't in it
+        for other in (*self.rows[:row], *self.rows[row + 1 :], self.objective):
+            if share := other[column]:
+                for i, value in held:
+                    other[i] -= share * value
         self.basis[row] = column
 
     def climb(self) -> bool:
@@ -67,10 +69,6 @@ class _Tableau:
         return min(steps)[2] if steps else None
 
 
-def _minus(left: Row, right: Row, factor: float) -> Row:
-    return [a - factor * b for a, b in zip(left, right)]  # noqa: B905 - the innermost loop of all
-
-
 def maximise(
     objective: Sequence[float], rows: Sequence[Sequence[float]], limits: Sequence[float]
 ) -> Solution | None:
@@ -92,7 +90,7 @@ def maximise(
     reduced = [*map(float, objective), *([0.0] * (height + 1))]
     for row, basic in zip(tableau.rows, tableau.basis, strict=True):
         if reduced[basic]:
-            reduced = _minus(reduced, row, reduced[basic])
+            reduced = [a - reduced[basic] * b for a, b in zip(reduced, row, strict=True)]
     tableau.objective = reduced
     if not tableau.climb():
         return None
