@@ -30,6 +30,8 @@ _SIZES = (
     "type_vocab_size",
 )
 _MAX_SIZE = 1 << 20
+_MAX_LAYERS = 1 << 10  # each has sixteen tensors, which are listed before the file is asked for them
+_MAX_LABEL_CHARS = 1000  # every answer holds every label
 MOST_TEXT_BYTES = 64 << 20  # of config.json or a tokenizer; the largest ones known have some 30 MB
 _SHOWN = 4
 
@@ -132,8 +134,9 @@ def _unreadable(path: Path, error: Exception) -> ModelUnreadable:
 
 def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_SIZE:
-        raise ModelUnreadable(f"{path}: {key} is {value!r}; a whole number from 1 to {_MAX_SIZE} is needed")
+    most = _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise ModelUnreadable(f"{path}: {key} is {value!r}; a whole number from 1 to {most} is needed")
     return value
 
 
@@ -147,7 +150,19 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
         raise ModelUnreadable(
             f"{path}: id2label must name the classes 0 to {len(named) - 1}, each with a string"
         )
-    return tuple(named[number] for number in numbers)
+    labels = tuple(named[number] for number in numbers)
+    seen: set[str] = set()
+    for number, label in enumerate(labels):
+        if len(label) > _MAX_LABEL_CHARS:
+            raise ModelUnreadable(f"{path}: the label of class {number} has {len(label)} characters")
+        try:
+            label.encode()
+        except UnicodeEncodeError as error:  # JSON's escapes may write it, and no answer could
+            raise ModelUnreadable(f"{path}: the label of class {number} is no text") from error
+        if label in seen:
+            raise ModelUnreadable(f"{path}: id2label names two classes {label!r}; scores are by label")
+        seen.add(label)
+    return labels
 
 
 @contextmanager

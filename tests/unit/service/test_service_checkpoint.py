@@ -63,11 +63,15 @@ def test_a_config_gives_sizes_and_labels_in_class_order(tmp_path: Path) -> None:
         ({"hidden_size": "768"}, "hidden_size is '768'"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers is"),
+        ({"num_hidden_layers": 1 << 20}, "a whole number from 1 to 1024 is needed"),  # 16 million tensors
         ({"num_attention_heads": 3}, "isn't a multiple"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps"),
         ({"id2label": None}, "id2label is missing"),
         ({"id2label": {"0": "up", "2": "down"}}, "must name the classes 0 to 1"),
         ({"id2label": {"0": "up", "1": 1}}, "must name the classes"),
+        ({"id2label": {"0": "up", "1": "up"}}, "names two classes 'up'"),
+        ({"id2label": {"0": "up", "1": "\ud800"}}, "of class 1 is no text"),
+        ({"id2label": {"0": "up", "1": "x" * 1001}}, "of class 1 has 1001 characters"),
     ],
 )
 def test_a_config_of_something_else_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
