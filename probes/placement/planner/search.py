@@ -31,8 +31,11 @@ MANY_KINDS: Final = 6
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
+NEARLY: Final = 1.05  # times the least that lanes take: counts that are about as good
+SIMULATED: Final = 6  # such counts that are simulated
+FEW_ENOUGH: Final = 1_000  # blocks, of which that takes less than a tenth of a second
 SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of other sizes is tried
-SMALL: Final = 0.02  # of the largest block: no ring is made for smaller ones
+SMALL: Final = 0.005  # of the largest block: no ring is made for smaller ones
 WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
 # Tiers without which a search is made too; the plan is the one that the simulation finds quickest.
 LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
@@ -186,20 +189,27 @@ def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
 def _best(
     found: Sequence[Kind], limits: Limits, known: dict[Used, Placed | None], *, slots: int = 2
 ) -> tuple[Placed, Counts] | None:
-    """The best counts, placed. `known` has what was placed before, by what is used of each kind."""
-    best: tuple[Counts, Sequence[Kind]] | None = None
-    for slot, scratch in _sizes(found, limits):
-        least = best[0].cost if best else math.inf
-        tried = _with_rings(found, limits, slots, slot, scratch, better_than=least)
-        best = tried or best
-    if best is None:
-        return None
-    counts, allowed = best
-    used = _used(allowed, counts)
-    if used not in known:
-        known[used] = placed(_spread(allowed, counts), limits)
-    made = known[used]
-    return None if made is None else (made, counts)
+    """The best counts, placed. `known` has what was placed before, by what is used of each kind.
+
+    Lanes don't show that small blocks wait more often and that large ones need large buffers. So of a few
+    counts with which lanes take about the same time, the simulation decides, unless there are many blocks.
+    """
+    least, tried = math.inf, []
+    for slot, scratch in sorted(_sizes(found, limits), reverse=True):
+        if one := _with_rings(found, limits, slots, slot, scratch, better_than=least):
+            tried.append(one)
+            least = one[0].cost
+    simulated = SIMULATED if sum(len(kind.places) for kind in found) <= FEW_ENOUGH else 1
+    made = []
+    for counts, allowed in tried[: -simulated - 1 : -1]:  # each is better than the one before
+        if counts.cost > least * NEARLY:
+            break
+        used = _used(allowed, counts)
+        if used not in known:
+            known[used] = placed(_spread(allowed, counts), limits)
+        if (fitting := known[used]) is not None:
+            made.append((fitting, counts))
+    return min(made, key=lambda one: one[0].timeline.seconds, default=None)
 
 
 def _used(found: Sequence[Kind], counts: Counts) -> Used:
@@ -272,6 +282,11 @@ def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
 def _few(sizes: set[int], most: int) -> list[int]:
     """Nothing, the largest, and some in between."""
     ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
+    ordered = [
+        size
+        for size, next_one in zip(ordered, [*ordered[1:], math.inf], strict=True)
+        if next_one > 1.01 * size
+    ]
     if len(ordered) <= most:
         return ordered
     return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
