@@ -4,10 +4,12 @@ Files are looked for below `root`. Nothing is started except what `engine.host` 
 """
 
 import ast
+import errno
 import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +30,8 @@ VENDORS = ("0x1002", "0x10de")
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 CDI_LIMITS = Limits(depth=20, nodes=100_000)
 MOST_BYTES = 4 << 20  # of a CDI specification
+_MOST_VERSION_BYTES = 64 << 10  # of a torch/version.py, which has some 300
+_UNREADABLE = "its torch/version.py can't be read"
 PYTHONS = (
     "usr/bin/python3.*",
     "usr/local/bin/python3.*",
@@ -204,13 +208,25 @@ def read_cdi_kinds(root: Path, directories: tuple[str, ...]) -> tuple[str, ...]:
 
 def _cdi_kind(place: Path) -> str:
     try:
-        if place.suffix not in (".json", ".yaml", ".yml") or place.stat().st_size > MOST_BYTES:
+        if place.suffix not in (".json", ".yaml", ".yml"):
             return ""
-        text = place.read_text(encoding="utf-8", errors="replace")
+        text = _regular_text(place, MOST_BYTES)
         data = json.loads(text) if place.suffix == ".json" else parse(text, str(place), CDI_LIMITS).data
     except (OSError, ValueError, RecursionError, ToolError):
         return ""
-    return str(data["kind"]) if isinstance(data, dict) and "kind" in data else ""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _regular_text(place: Path, most_bytes: int) -> str:
+    """The text of a file that anybody may have put there: a pipe or a device would never end.
+
+    Raises OSError for what isn't a regular file of at most `most_bytes`.
+    """
+    status = place.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(place))
+    return place.read_text(encoding="utf-8", errors="replace")
 
 
 def read_pythons(root: Path, env: Mapping[str, str], cwd: Path) -> tuple[Python, ...]:
@@ -236,9 +252,15 @@ def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
 
 def _torch(prefix: Path, version: str) -> TorchBuild | Unknown:
     for packages in PACKAGES:
-        text = read_text(prefix / packages.format(v=version) / "torch/version.py")
-        if isinstance(text, str):
-            return parse_torch_version(text)
+        try:
+            text = _regular_text(
+                prefix / packages.format(v=version) / "torch/version.py", _MOST_VERSION_BYTES
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return Unknown(_UNREADABLE)
+        return parse_torch_version(text)
     return Unknown("no torch")
 
 
@@ -247,8 +269,8 @@ def parse_torch_version(text: str) -> TorchBuild | Unknown:
     found = {}
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return Unknown("its torch/version.py can't be read")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last for deep nesting
+        return Unknown(_UNREADABLE)
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets

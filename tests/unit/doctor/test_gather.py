@@ -1,6 +1,8 @@
 """What the doctor reads of a host, beside what the probes' readers are tested for."""
 
 import datetime
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +116,41 @@ def test_pythons_are_found_in_the_usual_places_and_the_environment(tmp_path: Pat
         "/opt/conda/bin/python3.10",
     ]
     assert found[2].torch == TorchBuild("2.14.0", "13.0", "")
+
+
+def _pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def _endless(place: Path) -> None:
+    place.symlink_to("/dev/zero")
+
+
+def _large(place: Path) -> None:
+    place.write_text("#" * 100_000)
+
+
+def _nested(place: Path) -> None:
+    place.write_text(f"__version__ = {'-' * 60_000}1\n")
+
+
+@pytest.mark.parametrize("make", [_pipe, _endless, _large, _nested])
+def test_a_version_file_that_somebody_planted_stops_nothing(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"here/ve/bin/python3.11": "", "here/ve/pyvenv.cfg": ""})
+    packages = tmp_path / "here/ve/lib/python3.11/site-packages/torch"
+    packages.mkdir(parents=True)
+    make(packages / "version.py")
+    (found,) = read_pythons(tmp_path, {}, tmp_path / "here")
+    assert found.torch == Unknown("its torch/version.py can't be read")
+
+
+def test_what_is_no_cdi_specification_is_skipped_and_never_waited_for(tmp_path: Path) -> None:
+    lay(tmp_path, {"etc/cdi/list.json": '{"kind": ["a"]}', "etc/cdi/map.yaml": "kind: {a: b}\n"})
+    _pipe(tmp_path / "etc/cdi/pipe.yaml")
+    _endless(tmp_path / "etc/cdi/endless.json")
+    assert read_cdi_kinds(tmp_path, ("/etc/cdi",)) == ()
 
 
 def test_cdi_specifications_are_read_in_both_forms_and_broken_ones_are_skipped(tmp_path: Path) -> None:
