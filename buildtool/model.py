@@ -41,7 +41,7 @@ class Registry:
     ref: str
 
     def pinned(self, pin: str) -> "PinnedBase":
-        """With the digest of its manifest."""
+        """The base, pinned to the digest of its manifest."""
         return PinnedBase("registry", self.ref, pin)
 
 
@@ -58,7 +58,7 @@ class Bootstrap:
     cut: tuple[str, ...] = ()
 
     def pinned(self, pin: str) -> "PinnedBase":
-        """With the SHA-256 of its tar."""
+        """The base, pinned to the SHA-256 of its tar."""
         return PinnedBase("bootstrap", self.suite, pin)
 
 

@@ -46,7 +46,7 @@ class Document:
 
 
 def _brief(text: str) -> str:
-    """Its beginning and its end: a file's keys and values, which messages repeat, may be megabytes long."""
+    """The beginning and end of a long text: messages repeat a file's keys and values, perhaps megabytes."""
     return text if len(text) <= 2 * _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... {text[-_SHOWN_CHARS:]}"
 
 

@@ -105,7 +105,7 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
 
 
 def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> None:
-    """In the kernel, which needs no memory here and on some file systems copies nothing at all."""
+    """Copy bytes within the kernel: it needs no memory of ours, and on some file systems copies nothing."""
     left = n_bytes
     while left:
         copied = os.sendfile(handle, descriptor, offset, left)

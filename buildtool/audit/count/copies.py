@@ -36,7 +36,7 @@ class Maker:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Visible files of one content, and what made copies of it: each is `unpacked_bytes` large."""
+    """Visible files of the same content, `unpacked_bytes` each, and what made the copies."""
 
     unpacked_bytes: int
     wasted_bytes: int  # of all copies but one

@@ -43,7 +43,7 @@ _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
 
 
 class _Needless(NamedTuple):
-    """Files of kinds that nobody needs at run time; `{places}` in the remedy becomes the largest places."""
+    """A finding of files that nobody needs at run time; `{places}` in it becomes the largest places."""
 
     title: str
     remedy: str = _REMOVE
