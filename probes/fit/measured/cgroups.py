@@ -117,7 +117,8 @@ def _v1(root: Path) -> Parent | None:
 def _own(root: Path, controller: str) -> str | None:
     """The path of this process's group in a hierarchy, without the slash in front."""
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        # a group's name is a file's: any bytes but a line break and a slash
+        for line in os.fsdecode((root / "proc/self/cgroup").read_bytes()).split("\n"):
             _, names, path = (*line.split(":", 2), "", "")[:3]
             if controller in names.split(",") and ".." not in path.split("/"):
                 return path.lstrip("/")
@@ -126,7 +127,7 @@ def _own(root: Path, controller: str) -> str | None:
 
 def _words(path: Path) -> list[str]:
     with suppress(OSError):
-        return path.read_text(encoding="ascii").split()
+        return path.read_text(encoding="ascii", errors="replace").split()
     return []
 
 

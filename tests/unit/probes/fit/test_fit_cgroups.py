@@ -1,5 +1,6 @@
 """Groups for trials: where they are made, with what limit, and that a limit of our own isn't escaped."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_without_a_memory_controller_there_is_a_reason(tmp_path: Path) -> None:
     found = parent(tree(tmp_path, {"proc/self/cgroup": "0::/\n"}))
     assert isinstance(found, Unknown)
     assert "cgroup" in found.reason
+
+
+def test_a_group_whose_name_is_no_text_is_found(tmp_path: Path) -> None:
+    own = Path(os.fsdecode(b"m\xfc\x85 e"))
+    root = tree(
+        tmp_path,
+        {
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            f"sys/fs/cgroup/memory/{own}/memory.limit_in_bytes": "9223372036854771712",
+            "proc/self/status": "",
+        },
+    )
+    (root / "proc/self/cgroup").write_bytes(b"4:memory:/m\xfc\x85 e\n0::/\n")
+    assert parent(root) == Parent(root / "sys/fs/cgroup/memory" / own, V1)
 
 
 def test_a_hostile_path_of_our_own_group_leads_nowhere(tmp_path: Path) -> None:
