@@ -183,6 +183,18 @@ def sweep_partials(directory: Path | None = None) -> None:
                 _sweep(path)
 
 
+def own_descriptor(path: Path) -> int | None:
+    """The descriptor of this process that a path such as /dev/stdout leads to, if any."""
+    for _ in range(_MAX_LINKS):
+        parent = Path(os.path.realpath(path.parent))
+        if parent == Path(f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
+            return int(path.name)
+        if parent.parts[:2] == ("/", "proc") or not path.is_symlink():
+            return None
+        path = parent / path.readlink()
+    return None
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames in a directory last. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -229,13 +241,9 @@ def _refuse_directory(path: Path) -> None:
 
 def _open_special(path: Path, more_flags: int = 0) -> int:
     """Open a device, or one of our own descriptors so that what is written goes on where others stopped."""
-    for _ in range(_MAX_LINKS):
-        parent = Path(os.path.realpath(path.parent))
-        if parent == Path(f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
-            return os.dup(int(path.name))
-        if parent.parts[:2] == ("/", "proc") or not path.is_symlink():
-            break
-        path = parent / path.readlink()
+    own = own_descriptor(path)
+    if own is not None:
+        return os.dup(own)
     descriptor = os.open(path, os.O_WRONLY | more_flags)
     os.set_blocking(descriptor, True)
     return descriptor

@@ -12,6 +12,7 @@ from pathlib import Path
 from probes.errors import ReportError
 from probes.records.reportfiles import reason
 from probes.records.samples import Sample, Subject
+from probes.shared import files
 from probes.shared.locks import lock_now
 from probes.shared.output import complain
 from probes.watch import samplelines
@@ -36,20 +37,17 @@ class Recorder:
         self._n_samples = self._n_lost = 0
         self._why = ""
         try:
-            self._descriptor = os.open(path, _OPEN, 0o666)
+            self._descriptor, self._replaces = _opened(path)
         except OSError as error:
             raise self._failed(error) from error
-        if self._is_regular() and not lock_now(self._descriptor):
+        if self._replaces and not lock_now(self._descriptor):
             os.close(self._descriptor)
             raise ReportError(f"another watch writes {path}", "name another file, or wait for it to end")
-
-    def _is_regular(self) -> bool:
-        return stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 
     def begin(self) -> None:
         """Write the head, over what the file had. Raises ReportError."""
         try:
-            if self._is_regular():
+            if self._replaces:
                 os.ftruncate(self._descriptor, 0)
             self._write(self._head)
             self._finish_line()
@@ -103,6 +101,18 @@ class Recorder:
         if not self._n_lost:
             return ""
         return f"{self._path} lacks {self._n_lost:,} of {self._n_samples:,} samples: {self._why}"
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """A descriptor to append to, and whether what the file has is to be replaced. Raises OSError."""
+    descriptor = os.open(path, _OPEN, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor, False
+    own = files.own_descriptor(path)
+    if own is None:
+        return descriptor, True
+    os.close(descriptor)
+    return os.dup(own), False  # /dev/stdout on a log: go on where it stands, as the command does
 
 
 def open_recorders(subject: Subject, *, jsonl: Path | None, csv: Path | None) -> list[Recorder]:

@@ -244,6 +244,20 @@ def test_two_watches_do_not_write_into_one_file(tmp_path: Path) -> None:
     recorder(tmp_path / "a.jsonl").close()
 
 
+def test_standard_output_on_a_log_is_gone_on_with_and_not_cut(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    with log.open("r+b", buffering=0) as given:
+        given.seek(0, os.SEEK_END)
+        made = recorder(Path(f"/proc/self/fd/{given.fileno()}"))
+        made.add(sample(0.25, power_w=100.0))
+        given.write(b"after\n")  # by the command, at the same place
+        made.close()
+    first, head, _, last = log.read_text().splitlines()
+    assert (first, last) == ("before", "after")
+    assert samplelines.subject_of(head)
+
+
 def test_a_time_beyond_a_day_is_refused_with_both_limits(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["watch", "--for", "172800"])
