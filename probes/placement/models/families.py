@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from probes.errors import CheckpointUnreadable
 from probes.placement.models.configs import Fields, Layers, Maker, Parts, Sizes, Tensors
 from probes.placement.models.description import TensorDescription
 
@@ -161,7 +162,13 @@ def _phi3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
 
 
 def _experts(fields: Fields, size: Sizes, make: Maker, *, experts: int, inner: int) -> Mixture:
-    active = fields.number("num_experts_per_tok", default=2) / experts
+    chosen = fields.number("num_experts_per_tok", default=min(2, experts))
+    if chosen > experts:
+        raise CheckpointUnreadable(
+            f"{fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
+            "give the model's own config.json",
+        )
+    active = chosen / experts
 
     def mixture(at: str) -> Tensors:
         yield make.one(f"{at}.mlp.gate.weight", experts, size.width)

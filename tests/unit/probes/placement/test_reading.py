@@ -94,6 +94,16 @@ def test_of_a_mixture_each_row_needs_the_chosen_experts_alone() -> None:
     assert [tensor.active for tensor in experts] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_more_chosen_experts_than_there_are_is_refused(kind: str, tmp_path: Path) -> None:
+    """The share of weights that a row needs was above 1, and a power of what is left a traceback."""
+    values = {**known()["qwen2.5-3b"], "model_type": kind, "num_experts": 8, "num_local_experts": 8}
+    with pytest.raises(CheckpointUnreadable, match="num_experts_per_tok is 9, and there are 8 experts"):
+        describe(config(tmp_path, {**values, "num_experts_per_tok": 9}))
+    one = {**values, "num_experts": 1, "num_local_experts": 1}
+    assert describe(config(tmp_path, one)).blocks  # without the key, both of two are chosen, or the only one
+
+
 def test_a_folder_with_files_and_config_is_described_by_both(tmp_path: Path) -> None:
     config(tmp_path, LLAMA)
     weights(tmp_path / "model.safetensors", describe(str(tmp_path)), dtype="F16")
