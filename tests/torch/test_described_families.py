@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from probes.placement.models import moduletree
 from probes.placement.models.families import FAMILIES
 from probes.placement.models.modules import find_blocks
 from probes.placement.models.reading import from_config, known
@@ -78,3 +79,23 @@ def test_a_known_model_has_the_blocks_that_transformers_builds(name):
     if next(model.parameters()).dtype != torch.float32:
         said = described_sizes(values)
     described_alike(said, model)
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_parts_of_a_layer_are_listed_in_the_order_of_their_calls(kind):
+    """OPT defines k, v, q and calls q, k, v: each block waited for the slot of one that came later."""
+    transformers = pytest.importorskip("transformers")
+    values = {"model_type": kind, **SMALL, **OWN.get(kind, {})}
+    config = transformers.AutoConfig.for_model(**values)
+    model = transformers.AutoModel.from_config(config).eval()
+    called = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.nn.Parameter) and weight.dim() == 2 and not list(module.children()):
+            module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 5, dtype=torch.int64))
+    listed = [block.name for block in moduletree.described(model).divided().blocks]
+    layer = [name for name in called if ".1." in name]
+    assert layer
+    assert [name for name in listed if name in layer] == layer

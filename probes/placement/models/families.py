@@ -195,10 +195,10 @@ def _qwen2_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
     def mixture(at: str) -> Tensors:
-        yield from routed(at)
         for name in ("gate", "up"):
             yield from make.linear(f"{at}.mlp.shared_expert.{name}_proj", size.width, shared)
         yield from make.linear(f"{at}.mlp.shared_expert.down_proj", shared, size.width)
+        yield from routed(at)
         yield from make.linear(f"{at}.mlp.shared_expert_gate", size.width, 1)
 
     return _llama(fields, size, make, whole, query_bias=True, mixture=mixture)
@@ -297,12 +297,12 @@ def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     width, word = size.width, fields.number("word_embed_proj_dim", default=size.width)
 
     def layer(at: str) -> Tensors:
-        for name in ("k", "v", "q", "out"):
-            yield from make.linear(f"{at}.self_attn.{name}_proj", width, width, bias=True)
         yield from make.norm(f"{at}.self_attn_layer_norm", width, bias=True)
+        for name in ("q", "k", "v", "out"):
+            yield from make.linear(f"{at}.self_attn.{name}_proj", width, width, bias=True)
+        yield from make.norm(f"{at}.final_layer_norm", width, bias=True)
         yield from make.linear(f"{at}.fc1", width, size.inner, bias=True)
         yield from make.linear(f"{at}.fc2", size.inner, width, bias=True)
-        yield from make.norm(f"{at}.final_layer_norm", width, bias=True)
 
     before = [*make.table(f"{top}embed_tokens", size.vocabulary, word)]
     before += make.table(

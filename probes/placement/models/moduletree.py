@@ -99,11 +99,12 @@ def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> 
             made.append(block)
             continue
         uses = {tensor.name: tensor for tensor in fact.tensors}
+        calls = {name: place for place, name in enumerate(uses)}  # modules may define parts in another order
         tensors = tuple(
             replace(tensor, use=uses[tensor.name].use, active=uses[tensor.name].active)
             if tensor.name in uses
             else tensor
-            for tensor in block.tensors
+            for tensor in sorted(block.tensors, key=lambda tensor: calls.get(tensor.name, len(calls)))
         )
         made.append(replace(fact, tensors=tensors, anytime=block.anytime, divisible=block.divisible))
     return tuple(made)
