@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from probes.arguments import PLACE, Verbs
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
-from probes.records.reportfiles import reading, writing
+from probes.records.reportfiles import reading, reserving, writing
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
 from probes.shared import files
@@ -86,11 +86,10 @@ def _html(args: argparse.Namespace) -> Exit:
     out: Path = args.out or source.with_suffix(".html")
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
-    with writing(out, PLACE):
-        os.scandir(out.parent).close()  # a folder that isn't there is known before seconds of drawing
-    page = _page(report, raw=raw, name=source.name)
-    with writing(out, PLACE):
-        files.write_text(out, page)
+    with reserving(out, PLACE) as place:  # what can't be written is known before seconds of drawing
+        page = _page(report, raw=raw, name=source.name)
+        with writing(out, PLACE):
+            files.write_text(place or out, page)
     tell(f"wrote {out}")
     return Exit.OK
 

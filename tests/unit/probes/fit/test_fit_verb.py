@@ -473,3 +473,21 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_trial(
     os.mkfifo(tmp_path / "pipe")
     assert run(*words[:-1], str(tmp_path / "pipe")) == 5
     assert "nobody reads this pipe" in capsys.readouterr().err
+
+
+def test_a_page_goes_into_a_new_folder_as_other_files_do(tmp_path: Path) -> None:
+    kept, page = tmp_path / "fit.json", tmp_path / "new" / "folder" / "page.html"
+    kept.write_text(to_json(_report()), encoding="utf-8")
+    assert cli.main(["html", str(kept), "--out", str(page)]) == 0
+    assert "</html>" in page.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "fit.json"
+    kept.write_text(to_json(_report()), encoding="utf-8")
+    monkeypatch.setattr("probes.verbs._page", None)
+    for place in (tmp_path, kept / "page.html"):
+        assert cli.main(["html", str(kept), "--out", str(place)]) == 5
+        assert f"can't write {place}" in capsys.readouterr().err
