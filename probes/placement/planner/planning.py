@@ -61,7 +61,7 @@ def make(
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `computing.ready`.
     """
-    _check_numbers(workload, vram=vram, host=host)
+    check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
@@ -84,8 +84,8 @@ def make(
     return best
 
 
-def _check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
-    """A plan with a half byte, or more of them than 64 bits count, is one that no program reads again."""
+def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
+    """Raise UsageError for what isn't a whole number of 63 bits: no program would read such a plan again."""
     given = {"vram": vram, "host": 0 if host is None else host}
     given |= {"batch": workload.batch, "tokens": workload.tokens, "context": workload.context_tokens}
     for name, value in given.items():

@@ -16,7 +16,7 @@ from probes.placement.models.ranges import Ranges
 from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import SYNC_S, Option
-from probes.placement.planner.planning import Made, make
+from probes.placement.planner.planning import Made, check_numbers, make
 from probes.placement.planner.timeline import Timeline, simulate_cards
 from probes.placement.values import CardsPlan, Objective, PassTime, Plan, Workload
 
@@ -58,6 +58,9 @@ def make_cards(
 
     Raises PlanImpossible for a stage that fits no card, UsageError for more cards than blocks or none.
     """
+    check_numbers(workload, vram=vram, host=host)
+    if isinstance(cards, bool) or not isinstance(cards, int):
+        raise UsageError(f"cards is {str(cards)[:40]!r}, not a whole number", "give how many there are")
     if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")

@@ -92,3 +92,12 @@ def test_the_verb_plans_for_several_cards(capsys: pytest.CaptureFixture[str]) ->
     assert main([*asked, "--json", "-"]) == Exit.OK
     document = json.loads(capsys.readouterr().out)
     assert not list(Draft202012Validator(json.loads(cards_schema())).iter_errors(document))
+
+
+@pytest.mark.parametrize(
+    "given", [{"cards": 2.0}, {"cards": "2"}, {"cards": True}, {"cards": 2, "host": "x"}]
+)
+def test_what_is_no_whole_number_of_cards_or_bytes_is_refused_by_name(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="not a whole number") as caught:
+        made(**given)  # type: ignore[arg-type]
+    assert caught.value.message.startswith(list(given)[-1])
