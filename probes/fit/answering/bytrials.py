@@ -101,7 +101,7 @@ def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
     if failed.verdict in SHORT_OF_MEMORY and failed.size <= wanted:
         built = measured.built
         weights = (
-            "" if isinstance(built, Unknown) else f"; its weights take {binary_bytes(built.weights)} of it"
+            "" if isinstance(built, Unknown) else f"; its weights alone take {binary_bytes(built.weights)}"
         )
         return DoesNotFit(
             f"{axis} {failed.size} doesn't fit into {binary_bytes(budget)}, measured: "
