@@ -21,7 +21,7 @@ from board import Board, tell
 from probes.placement.packing.kernels import launching
 from probes.placement.packing.layouts import B11, B12, H14
 from probes.placement.packing.packed import Packed
-from probes.placement.packing.products import linear
+from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
 
 SIZE, LAYERS = 8192, 40
@@ -87,6 +87,25 @@ def bits(board: Board) -> None:
             other += int((words(unpack(pack(tensor, dense=layout is B11))) != words(tensor)).sum())
     board.bar("kernels: weights with other bits", other, 0, "weights")
     board.bar("packing on GPU and CPU: parts that differ", differing, 0, "parts")
+
+
+def tables(board: Board) -> None:
+    """Rows that are looked up in a packed table, and a piece of it, with and without PTX."""
+    table = gaussian(50_257, 1600)
+    table.view(-1)[::4099] = 30000.0
+    table[7] = float("nan")
+    packed = pack(table)
+    ids = torch.randint(0, len(table), (8, 128), device="cuda")
+    ids[0, 0] = 7
+    starts = packed.parts["starts"]
+    most = int((starts[1:] - starts[:-1]).max())
+    piece = packed.piece(4096, 8192, slice(*starts[[4096, 8192]].tolist()))
+    other = 0
+    for ptx in (True, False):
+        set_ptx(ptx)
+        other += int((words(rows(packed, ids, most_escapes=most)) != words(table[ids])).sum())
+        other += int((words(unpack(piece)) != words(table[4096:8192])).sum())
+    board.bar("packed tables: looked up or unpacked weights with other bits", other, 0, "weights")
 
 
 def products(board: Board) -> None:
@@ -210,6 +229,7 @@ def main() -> int:
         {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     )
     bits(board)
+    tables(board)
     products(board)
     set_ptx(torch.version.hip is None)
     unpacking(board, large(board))
