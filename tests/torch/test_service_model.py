@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,8 +143,17 @@ def test_a_smaller_type_says_how_far_it_is_from_float32(
     assert 0 < max(apart) < 0.2
 
 
+def fails_on_a_gpu() -> None:
+    raise torch.cuda.OutOfMemoryError("no memory")
+
+
+def fails_on_the_cpu() -> None:
+    torch.empty(1 << 50)  # a RuntimeError there, as of torch 2.13
+
+
+@pytest.mark.parametrize("fails", [fails_on_a_gpu, fails_on_the_cpu])
 def test_a_batch_that_needs_too_much_memory_is_halved_and_only_a_row_too_many_is_refused(
-    made: inference.TorchClassifier, monkeypatch: pytest.MonkeyPatch
+    made: inference.TorchClassifier, fails: Callable[[], None]
 ) -> None:
     passes: list[int] = []
     room = 1
@@ -151,7 +161,7 @@ def test_a_batch_that_needs_too_much_memory_is_halved_and_only_a_row_too_many_is
     def scarce(weights: object, shape: object, ids: torch.Tensor, *more: object) -> torch.Tensor:
         passes.append(len(ids))
         if len(ids) > room:
-            raise torch.cuda.OutOfMemoryError("no memory")
+            fails()
         return bert.hidden_states(weights, shape, ids, *more)  # type: ignore[arg-type]
 
     poor = with_outputs(made, hidden_states=scarce)

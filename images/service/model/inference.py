@@ -158,15 +158,15 @@ class TorchClassifier:
         try:
             with torch.inference_mode():
                 return tuple(map(tuple, self._pass(task, batch).tolist()))  # waits for the device
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not _is_short_of_memory(error):
+                if self.device.torch_name == "cpu":
+                    raise
+                raise DeviceFault(first_line(error)) from error
             if len(batch) == 1:
                 raise RequestError(
                     503, f"no memory left on {self.device.torch_name} for this request", retry_after_s=1
                 ) from error
-        except RuntimeError as error:
-            if self.device.torch_name == "cpu":
-                raise
-            raise DeviceFault(first_line(error)) from error
         torch.cuda.empty_cache()
         half = len(batch) // 2
         return self._guarded(task, batch[:half]) + self._guarded(task, batch[half:])
@@ -187,6 +187,11 @@ class TorchClassifier:
             types = torch.tensor(kinds, dtype=torch.int64, device=place)
         found = self.outputs(ids, mask, types, task)
         return torch.softmax(found.float(), dim=-1) if task == "classify" else found
+
+
+def _is_short_of_memory(error: RuntimeError) -> bool:
+    """The CPU's allocator has no kind of its own for it, only words."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
 
 
 def gtt_bytes(drm: Path) -> dict[str, int]:
