@@ -285,10 +285,9 @@ FIGURES: dict[str, Figure] = {
     "placement.exact": value(
         "placement-square", "40 layers, batch 1, bit-identical, over all-resident", "{:.2f}"
     ),
-    "placement.qwen-x": value(
-        "placement-qwen", "Qwen2.5-3B: captured (same bits) over resident eager", "{:.2f}"
-    ),
-    "placement.predicted": value("placement-summary", "predicted time of the held-out half, worst", "{:.0%}"),
+    "placement.predicted": value("placement-times", "their predicted time, worst", "{:.1%}"),
+    "placement.times": bench("placement-times", bars),
+    "placement.square-h100": bench("placement-square-h100", bars),
     **{f"placement.{group}": bench(f"placement-{group}", bars) for group in ON_A_GPU},
     "prune.bars": bench("prune", bars),
     "prune.images": bench("prune", prune_images),

@@ -174,14 +174,15 @@ class Bench:
                 block.name,
                 tier if moves else "resident",
                 block.n_bytes,
-                block.n_bytes * (not moves),
-                0,
-                block.n_bytes * moves,
-                0.0,
+                vram_bytes=block.n_bytes * (not moves),
+                host_bytes=block.n_bytes * moves,
+                wire_bytes=block.n_bytes * moves,
+                predicted_s=0.0,
             )
             for block, moves in zip(blocks, places, strict=True)
         )
-        unknown = VramUse(budget, 0, 0, 0, 0, 0, 0, 0)
+        buffers = rings.slots * rings.slot_bytes, rings.scratches * rings.scratch_bytes
+        moved = sum(block.host_bytes for block in made)
         return Plan(
             model=self.model.name,
             machine=BY_HAND,
@@ -189,11 +190,11 @@ class Bench:
             objective="exact",
             workload=Workload(batch=batch),
             vram_budget=budget,
-            host_budget=0,
+            host_budget=moved,
             blocks=made,
             rings=rings,
-            vram=unknown,
-            host=HostUse(0, 0, 0),
+            vram=VramUse(budget - sum(buffers), *buffers, 0, 0, 0, 0, 0),
+            host=HostUse(moved, 0, 0),
             time=PassTime(0.0, 0.0, 0.0, "link"),
         )
 

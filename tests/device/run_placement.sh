@@ -3,7 +3,7 @@
 # everything resident and against what others do. Wall time leads, device time stands beside it. Needs python3 with
 # torch, Triton, transformers and accelerate.
 #   tests/device/run_placement.sh [--only GROUP[,GROUP]]
-# Groups: square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing times summary, 3 minutes each at most.
+# Groups: square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing times summary, 5 minutes each at most.
 # OUT: where results go, OUT/bars/bench-placement-GROUP.json for docs/results. PYTHON: which python.
 # WEIR_MACHINE: the probe report or the profile that plans take their constants from (default: the card's profile).
 set -uo pipefail
@@ -16,7 +16,7 @@ export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:Fa
 export PYTHONPATH=$PWD:$PWD/tests/bench${PYTHONPATH:+:$PYTHONPATH}
 for group in $groups; do
     began=$(date +%s)
-    timeout -k 10 "${LIMIT_S:-180}" "$python" tests/device/placing.py --only "$group" --out "$out" || status=1
+    timeout -k 10 "${LIMIT_S:-300}" "$python" tests/device/placing.py --only "$group" --out "$out" || status=1
     echo "group $group: $(($(date +%s) - began)) s"
 done
 exit $status
