@@ -122,43 +122,69 @@ IN_TERMINAL = (
 )
 
 
-def in_terminal(words: list[str]) -> tuple["subprocess.Popen[bytes]", int]:
-    """A process in a terminal of its own, and that terminal's other end.
+class Terminal:
+    """A process in a terminal of its own, seen from that terminal's other end.
 
     `pty.fork` runs the handlers of gRPC, whose threads other tests leave behind: the child sometimes hangs.
     """
-    terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", IN_TERMINAL, *words], cwd=ROOT, stdin=end, stdout=end, stderr=end
-    )
-    os.close(end)
-    return process, terminal
+
+    def __init__(self, words: list[str]) -> None:
+        self._other_end, end = pty.openpty()
+        self._unread = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", IN_TERMINAL, *words],
+            cwd=ROOT,
+            stdin=end,
+            stdout=end,
+            stderr=end,
+        )
+        os.close(end)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._other_end, keys)
+
+    def read_until(self, words: bytes) -> None:
+        """Read past these words. What came with them is kept: on a busy machine that is all there will be."""
+        end = time.monotonic() + PATIENCE_S
+        while words not in self._unread and time.monotonic() < end:
+            ready, _, _ = select.select([self._other_end], [], [], 0.5)
+            if ready:
+                try:
+                    self._unread += os.read(self._other_end, 4096)
+                except OSError:
+                    break
+        before, found, after = self._unread.partition(words)
+        assert found, before
+        self._unread = after
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._other_end)
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
 
 
-def read_until(terminal: int, words: bytes) -> bytes:
-    heard = b""
-    end = time.monotonic() + PATIENCE_S
-    while words not in heard and time.monotonic() < end:
-        ready, _, _ = select.select([terminal], [], [], 0.5)
-        if ready:
-            try:
-                heard += os.read(terminal, 4096)
-            except OSError:
-                break
-    assert words in heard, heard
-    return heard
+def test_a_terminals_words_that_come_at_once_are_all_read() -> None:
+    with Terminal(["echo", "first second"]) as terminal:
+        assert terminal.wait() == 0
+        terminal.read_until(b"first")
+        terminal.read_until(b"second")
 
 
 def test_the_command_has_the_terminals_keys_and_ctrl_c() -> None:
     script = "trap 'echo stopped; exit 9' INT; read answer; echo heard $answer; while :; do sleep 0.05; done"
-    process, terminal = in_terminal([*WATCH, "--", "sh", "-c", script])
-    os.write(terminal, b"hello\n")
-    read_until(terminal, b"heard hello")
-    os.write(terminal, b"\x03")
-    read_until(terminal, b"stopped")
-    read_until(terminal, b"exit code 9")
-    assert process.wait(PATIENCE_S) == 9
-    os.close(terminal)
+    with Terminal([*WATCH, "--", "sh", "-c", script]) as terminal:
+        terminal.type(b"hello\n")
+        terminal.read_until(b"heard hello")
+        terminal.type(b"\x03")
+        terminal.read_until(b"stopped")
+        terminal.read_until(b"exit code 9")
+        assert terminal.wait() == 9
 
 
 def test_a_command_that_reads_before_the_terminal_is_its_own_goes_on_once_it_is() -> None:
@@ -166,43 +192,39 @@ def test_a_command_that_reads_before_the_terminal_is_its_own_goes_on_once_it_is(
         "import os, sys, time; from probes.cli import main; hand_over = os.tcsetpgrp; "
         "os.tcsetpgrp = lambda *words: (time.sleep(0.5), hand_over(*words)); sys.exit(main(sys.argv[1:]))"
     )
-    process, terminal = in_terminal(
+    with Terminal(
         [sys.executable, "-c", slow, *WATCH[3:], "--", "sh", "-c", "read answer; echo heard $answer"]
-    )
-    os.write(terminal, b"hello\n")
-    read_until(terminal, b"heard hello")
-    read_until(terminal, b"exit code 0")
-    assert process.wait(PATIENCE_S) == 0
-    os.close(terminal)
+    ) as terminal:
+        terminal.type(b"hello\n")
+        terminal.read_until(b"heard hello")
+        terminal.read_until(b"exit code 0")
+        assert terminal.wait() == 0
 
 
 def test_a_command_in_the_foreground_does_not_stay_stopped_for_want_of_the_terminal() -> None:
-    process, terminal = in_terminal([*WATCH, "--", "sh", "-c", "kill -TTIN $$; echo went on"])
-    read_until(terminal, b"went on")
-    assert process.wait(PATIENCE_S) == 0
-    os.close(terminal)
+    with Terminal([*WATCH, "--", "sh", "-c", "kill -TTIN $$; echo went on"]) as terminal:
+        terminal.read_until(b"went on")
+        assert terminal.wait() == 0
 
 
 def test_ctrl_z_stops_both_and_a_shell_can_continue_them() -> None:
     shell = f"set -m; {' '.join(WATCH)} -- sh -c 'echo begun; sleep 2; echo ended'; echo back; fg; echo done"
-    process, terminal = in_terminal(["bash", "-c", shell])
-    read_until(terminal, b"begun")
-    time.sleep(0.5)
-    os.write(terminal, b"\x1a")
-    read_until(terminal, b"back")
-    read_until(terminal, b"done")
-    process.wait(PATIENCE_S)
-    os.close(terminal)
+    with Terminal(["bash", "-c", shell]) as terminal:
+        terminal.read_until(b"begun")
+        time.sleep(0.5)
+        terminal.type(b"\x1a")
+        terminal.read_until(b"back")
+        terminal.read_until(b"done")
+        terminal.wait()
 
 
 def test_ctrl_c_ends_a_watch_without_a_command_with_its_report() -> None:
-    process, terminal = in_terminal([*WATCH, "--plain"])
-    read_until(terminal, b"watching")
-    time.sleep(0.5)
-    os.write(terminal, b"\x03")
-    read_until(terminal, b"duration")
-    assert process.wait(PATIENCE_S) == 0
-    os.close(terminal)
+    with Terminal([*WATCH, "--plain"]) as terminal:
+        terminal.read_until(b"watching")
+        time.sleep(0.5)
+        terminal.type(b"\x03")
+        terminal.read_until(b"duration")
+        assert terminal.wait() == 0
 
 
 def test_prometheus_gets_the_latest_sample_and_nothing_else() -> None:
