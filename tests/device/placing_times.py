@@ -141,7 +141,9 @@ def times(group: Any) -> None:
         with group.tried(model.name):
             _model(group, model, placements, errors)
         free()
-    group.board.bar("cases at batches and budgets that nothing was fitted to", len(errors), 12, "cases", at_least=True)
+    group.board.bar(
+        "cases at batches and budgets that nothing was fitted to", len(errors), 12, "cases", at_least=True
+    )
     if errors:
         middle = sorted(errors)[len(errors) // 2]
         group.board.bar("their predicted time, worst", max(errors), LIMIT, "share off")

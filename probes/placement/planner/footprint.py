@@ -11,6 +11,10 @@ from probes.placement.values import Workload
 SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this
 LOOSE_SEGMENTS: Final = 4  # for the arena's end, small blocks, activations, what libraries keep
 POOL_SEGMENTS: Final = 4  # likewise of a graph's own pool; without them Qwen2.5-3B lacked 7 MB of 4 GiB
+# torch's allocator serves 1 to 10 MiB from buffers of 20 (kLargeBuffer, kMinLargeAlloc), and those of one
+# stream don't serve another: GPT-2 XL's logits of 100 MiB, next to hidden states of 3, lacked 2 MiB.
+LARGE_BUFFER: Final = 20 << 20
+LARGE_ACTIVATIONS: Final = 10 << 20  # from where on there are such buffers beside the largest tensor's own
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ def surroundings(
     rows = workload.batch * workload.tokens
     peak = max((_live_bytes(block) for block in blocks), default=0)
     workspace = machine.workspace_bytes * (2 if captured else 1)
-    segments = LOOSE_SEGMENTS + (POOL_SEGMENTS if captured else 0)
+    segments = LOOSE_SEGMENTS
+    if captured:
+        segments += POOL_SEGMENTS + (LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0)
     return Surroundings(rows * peak, workspace, machine.context_bytes, segments)
 
 

@@ -13,7 +13,7 @@ from probes.placement.models.description import (
 from probes.placement.models.reading import describe
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, cache_bytes, options
-from probes.placement.planner.footprint import surroundings
+from probes.placement.planner.footprint import POOL_SEGMENTS, SEGMENT, surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile
 from probes.placement.values import Workload
@@ -297,6 +297,19 @@ def test_a_table_of_words_is_no_activation() -> None:
     table = TensorDescription("t.weight", (30522, 768), "bfloat16", "lookup")
     found = surroundings((BlockDescription("t", (table,)),), profile("h200"), Workload(8, 128))
     assert found.activations == 8 * 128 * 2 * 768 * 2
+
+
+@pytest.mark.parametrize(("rows", "more"), [(8, 0), (1024, 20 << 20)])
+def test_a_recorded_pass_with_large_activations_has_room_for_a_buffer_that_no_other_stream_lends(
+    rows: int, more: int
+) -> None:
+    table = TensorDescription("t", (50257, 1600), "bfloat16")
+    blocks = (BlockDescription("t", (table,), live_numbers=50257),)
+    eager, captured = (
+        surroundings(blocks, profile("h100"), Workload(1, rows), captured=one) for one in (False, True)
+    )
+    assert captured.activations == eager.activations == rows * 50257 * 2
+    assert captured.loose_rounding - eager.loose_rounding == POOL_SEGMENTS * SEGMENT + more
 
 
 def test_three_bit_codes_take_longer_to_unpack() -> None:
