@@ -189,13 +189,7 @@ def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
     repository, revision = model["hub"], model["revision"]
     if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
         raise SettingsError(f"{source}: hub is {repository!r}", "write owner/name, as the hub does")
-    if not isinstance(revision, str):
-        raise SettingsError(f"{source}: revision is {revision!r}, a number to YAML", "put it in quotes")
-    if not _COMMIT.fullmatch(revision):
-        raise SettingsError(
-            f"{source}: revision {revision!r} is no commit: a branch or a tag can be moved to other files",
-            f"write the commit's 40 hexadecimal digits, from the hub's list of commits of {repository}",
-        )
+    _require_commit(source, repository, revision)
     if weights != "auto":
         raise SettingsError(
             f"{source} takes its model from a hub, but WEIR_WEIGHTS (or WEIR_MODEL_DIR) says {weights}",
@@ -204,6 +198,16 @@ def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
     if "max_size" not in model:
         return Hub(repository, revision)
     return Hub(repository, revision, _bytes(source, "max_size", model["max_size"]))
+
+
+def _require_commit(source: Path, repository: str, revision: object) -> None:
+    if not isinstance(revision, str):
+        raise SettingsError(f"{source}: revision is {revision!r}, a number to YAML", "put it in quotes")
+    if not _COMMIT.fullmatch(revision):
+        raise SettingsError(
+            f"{source}: revision {revision!r} is no commit: a branch or a tag can be moved to other files",
+            f"write the commit's 40 hexadecimal digits, from the hub's list of commits of {repository}",
+        )
 
 
 def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:

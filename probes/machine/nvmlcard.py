@@ -1,4 +1,4 @@
-"""One NVIDIA card read through NVML: quick figures, counters, processes, performance metrics.
+"""One NVIDIA card read through NVML: quick figures, counters, processes.
 
 Names, structures and ids: NVML API reference. The quick calls are chosen: on driver 580 the instant power
 field takes microseconds and `nvmlDeviceGetPowerUsage` milliseconds.
@@ -7,7 +7,7 @@ field takes microseconds and `nvmlDeviceGetPowerUsage` milliseconds.
 import ctypes
 import struct
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from ctypes import Structure, byref, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 
 from probes.machine.nvml import Nvml, open_nvml
@@ -17,12 +17,8 @@ from probes.shared.unknown import Unknown
 NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
 # NVML_FI_DEV_*
 MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
-# NVML_GPM_METRIC_*
-SM_ACTIVE, SM_OCCUPANCY, TENSOR, DRAM = 2, 3, 5, 10
-SENT_MIB_PER_S, RECEIVED_MIB_PER_S = 20, 21
 COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
-MOST_METRICS = 512  # of a request: more than any NVML has
 MOST_PROCESSES = 128
 _MEMORY_V2 = 2 << 24
 _VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
@@ -80,31 +76,6 @@ class _Field(Structure):
         ("code", c_int),
         ("value", ctypes.c_ubyte * 8),
     )
-
-
-class _GpmMetric(Structure):
-    _fields_ = (
-        ("metric", c_uint),
-        ("code", c_int),
-        ("value", c_double),
-        ("short_name", c_char_p),
-        ("long_name", c_char_p),
-        ("unit", c_char_p),
-    )
-
-
-class _GpmRequest(Structure):
-    _fields_ = (
-        ("version", c_uint),
-        ("count", c_uint),
-        ("before", c_void_p),
-        ("after", c_void_p),
-        ("metrics", _GpmMetric * MOST_METRICS),
-    )
-
-
-class _GpmSupport(Structure):
-    _fields_ = (("version", c_uint), ("supported", c_uint))
 
 
 class NvmlCard:
@@ -240,65 +211,3 @@ def open_card(pci_id: str | Unknown) -> NvmlCard | Unknown:
         return pci_id
     nvml = open_nvml()
     return nvml if isinstance(nvml, Unknown) else NvmlCard(nvml, pci_id)
-
-
-class Performance:
-    """Metrics over the time between two readings (GPM), on Hopper and later cards that aren't partitioned."""
-
-    def __init__(self, nvml: Nvml, pci_id: str) -> None:
-        self._nvml = nvml
-        handle = nvml.handle(pci_id)
-        self._handle = handle if isinstance(handle, c_void_p) else c_void_p()
-        self._missing = handle if isinstance(handle, Unknown) else self._begin()
-        self._request = _GpmRequest(version=1)
-        self._samples = [] if self._missing else [self._sample(), self._sample()]
-        self._taken = False
-
-    def _begin(self) -> Unknown | None:
-        support = _GpmSupport(version=1)
-        failed = self._nvml.call("nvmlGpmQueryDeviceSupport", self._handle, byref(support))
-        mig, pending = c_uint(), c_uint()
-        if (
-            not self._nvml.call("nvmlDeviceGetMigMode", self._handle, byref(mig), byref(pending))
-            and mig.value
-        ):
-            return Unknown("the card is partitioned (MIG); its metrics are the partitions'")
-        if failed or support.supported:
-            return failed
-        return Unknown("this card has no such counter (NVML's GPM begins with Hopper)")
-
-    def _sample(self) -> c_void_p:
-        found = c_void_p()
-        self._missing = self._missing or self._nvml.call("nvmlGpmSampleAlloc", byref(found))
-        return found
-
-    @property
-    def works(self) -> bool:
-        """Whether this card has them."""
-        return not self._missing
-
-    def read(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
-        """Values by metric id since the last reading; the first one is unknown."""
-        if self._missing:
-            return dict.fromkeys(ids, self._missing)
-        before, after = self._samples
-        failed = self._nvml.call("nvmlGpmSampleGet", self._handle, after)
-        if failed:
-            self._taken = False
-            return dict.fromkeys(ids, failed)
-        self._samples = [after, before]
-        if not self._taken:
-            self._taken = True
-            return dict.fromkeys(ids, Unknown("measured between two readings, and this is the first"))
-        return self._between(ids, before, after)
-
-    def _between(self, ids: Sequence[int], before: c_void_p, after: c_void_p) -> dict[int, float | Unknown]:
-        request = self._request
-        request.count, request.before, request.after = len(ids), before, after
-        for at, one in enumerate(ids):
-            request.metrics[at].metric = one
-        failed = self._nvml.call("nvmlGpmMetricsGet", byref(request))
-        return {
-            one: failed or (self._nvml.words(int(metric.code)) if metric.code else float(metric.value))
-            for one, metric in zip(ids, request.metrics[: len(ids)], strict=True)
-        }

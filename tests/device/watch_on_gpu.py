@@ -294,12 +294,13 @@ def costs() -> None:
     """What each call takes."""
     from probes.machine import nvmlcard
     from probes.machine.nvml import Nvml, open_nvml
+    from probes.watch.readers import nvidiametrics
     from probes.watch.readers.machinereader import MachineReader
 
     nvml = open_nvml()
     assert isinstance(nvml, Nvml)
     pci_id = nvml.cards()[0].pci_id
-    card, performance = nvmlcard.NvmlCard(nvml, pci_id), nvmlcard.Performance(nvml, pci_id)
+    card, performance = nvmlcard.NvmlCard(nvml, pci_id), nvidiametrics.Performance(nvml, pci_id)
     machine = MachineReader(Path("/"), cpus=os.cpu_count() or 1)
     calls = {
         "utilization": card.utilization,

@@ -87,11 +87,26 @@ def _llama(
         for name in norms:
             yield from make.norm(f"{at}.{name}", size.width)
 
+    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0)
+    layers = _llama_costs(
+        layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
+    )
+    embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
+    after = [*make.norm(f"{top}norm", size.width)]
+    head, shared = _head(fields, size, make, table=f"{top}embed_tokens", tied=tied) if whole else ((), ())
+    after += head
+    return Parts(embed, layers, tuple(after), shared)
+
+
+def _llama_costs(
+    layers: Layers, fields: Fields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
+) -> Layers:
+    """The layers with what one costs besides its products."""
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
     # norms in single operations in float32, positions in ten, the gate's product, two sums
-    touched = (18 * len(norms) + 6) * size.width + 12 * (size.queries + size.keys)
-    more = 8 * (len(norms) - 2) + 16 * head_norms
-    operations, kernels = LLAMA_OPERATIONS + more, LLAMA_KERNELS + more
+    touched = (18 * norms + 6) * size.width + 12 * (size.queries + size.keys)
+    more = 8 * (norms - 2) + 16 * head_norms
+    operations, kernels = layers.operations + more, LLAMA_KERNELS + more
     if mixture:
         inner = fields.number("moe_intermediate_size", default=size.inner)
         operations, kernels = operations + MIXTURE_OPERATIONS, 0
@@ -99,16 +114,7 @@ def _llama(
         touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
     else:
         touched += 5 * size.inner
-    embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
-    after = [*make.norm(f"{top}norm", size.width)]
-    head, shared = _head(fields, size, make, table=f"{top}embed_tokens", tied=tied) if whole else ((), ())
-    after += head
-    return Parts(
-        embed,
-        Layers(f"{top}layers", layer, operations, live, kernels=kernels, touched=touched),
-        tuple(after),
-        shared,
-    )
+    return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
 
 
 def _plain_llama(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:

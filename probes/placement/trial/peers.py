@@ -3,8 +3,7 @@
 The same weights, inputs and cap for all. Wall time of a pass in the steady state leads.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -12,7 +11,7 @@ from typing import Final, Literal
 import torch
 from torch import nn
 
-from probes.errors import LibraryMissing, PlacementError, Unsupported
+from probes.errors import PlacementError, Unsupported
 from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading.load import load
@@ -25,6 +24,7 @@ from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import DTYPE_BYTES, StackPlan
 from probes.placement.trial import checkpointed
+from probes.placement.trial.compared import accelerated, resident
 from probes.placement.trial.ondevice import announce, capped, drawing_s, free, products_s, wall_s
 from probes.placement.values import Objective, Plan
 from probes.shared.units import binary_bytes
@@ -32,8 +32,6 @@ from probes.shared.unknown import Unknown
 
 WIDTH: Final = 8192  # of the linear layers of the model `mlp`
 LAYERS: Final = 40  # of it
-PEER_MARGIN: Final = 0.12  # of the cap, left to a peer for activations and the layer on its way
-
 PLACED_RATE: Final = 0.35e9  # bytes a second, packed or converted by 2 cores: 0.5 GB took 1.5 s
 
 NO_LIMIT: Final = "there is no GPU here: --vram limits nothing, all blocks compute in host memory"
@@ -117,7 +115,7 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
                 handle.remove()
     found = [ours]
     for peer in compare:
-        context = _resident(built.module) if peer == "resident" else _accelerated(built.module, made)
+        context = resident(built.module) if peer == "resident" else accelerated(built.module, made)
         cap = nullcontext() if peer == "resident" else capped(made.vram_budget)
         found.append(_of_peer(peer, built, inputs, context=context, cap=cap, output=output))
     return Found(tuple(found), report)
@@ -249,46 +247,3 @@ def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[Ran, torch.
     seconds = wall_s(one)
     peak = torch.cuda.max_memory_reserved() if device == "cuda" else Unknown("there is no GPU")
     return Ran(how, seconds, True, peak), output
-
-
-@contextmanager
-def _resident(module: nn.Module) -> Iterator[None]:
-    if not torch.cuda.is_available():
-        raise Unsupported(
-            "nothing can be resident in VRAM: there is no GPU", "run it without --compare resident"
-        )
-    torch.cuda.reset_peak_memory_stats()
-    module.to("cuda")
-    yield
-
-
-@contextmanager
-def _accelerated(module: nn.Module, plan: Plan) -> Iterator[None]:
-    """accelerate's device_map with its defaults: what fits in VRAM, the rest on the host."""
-    try:
-        from accelerate import dispatch_model, infer_auto_device_map
-        from accelerate.hooks import remove_hook_from_submodules
-    except ImportError as error:
-        raise LibraryMissing(f"--compare accelerate needs {error.name}", "pip install accelerate") from error
-    if not torch.cuda.is_available():
-        raise Unsupported("accelerate's device_map needs a GPU to compare with", "run it without --compare")
-    whole = {
-        type(module.get_submodule(block.name)).__name__
-        for block in plan.blocks
-        if _is_module(module, block.name)
-    }
-    room = {0: int(plan.vram_budget * (1 - PEER_MARGIN)), "cpu": plan.host_budget}
-    devices = infer_auto_device_map(module, max_memory=room, no_split_module_classes=sorted(whole))
-    dispatch_model(module, devices, main_device=0, force_hooks=True)
-    try:
-        yield
-    finally:
-        remove_hook_from_submodules(module)
-
-
-def _is_module(model: nn.Module, name: str) -> bool:
-    try:
-        model.get_submodule(name)
-    except AttributeError:
-        return False
-    return True

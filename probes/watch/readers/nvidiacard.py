@@ -5,22 +5,24 @@ from pathlib import Path
 
 from probes.machine import nvmlcard
 from probes.machine.nvml import Nvml
-from probes.machine.nvmlcard import NvmlCard, Performance
+from probes.machine.nvmlcard import NvmlCard
 from probes.machine.sysfs import read_text
 from probes.records.facts import NvidiaCard
 from probes.records.samples import CardSample, ProcessUse, WatchedCard, gathered
 from probes.shared.unknown import Unknown
+from probes.watch.readers import nvidiametrics
 from probes.watch.readers.cardreader import Rate
+from probes.watch.readers.nvidiametrics import Performance
 
 METRICS = {
-    "sm_active_percent": nvmlcard.SM_ACTIVE,
-    "sm_occupancy_percent": nvmlcard.SM_OCCUPANCY,
-    "tensor_percent": nvmlcard.TENSOR,
-    "dram_percent": nvmlcard.DRAM,
+    "sm_active_percent": nvidiametrics.SM_ACTIVE,
+    "sm_occupancy_percent": nvidiametrics.SM_OCCUPANCY,
+    "tensor_percent": nvidiametrics.TENSOR,
+    "dram_percent": nvidiametrics.DRAM,
 }
 FIELDS = (nvmlcard.MEMORY_CELSIUS, nvmlcard.POWER_MW)
 LINK_FIELDS = (nvmlcard.SENT_BYTES, nvmlcard.RECEIVED_BYTES)
-LINK_METRICS = (nvmlcard.SENT_MIB_PER_S, nvmlcard.RECEIVED_MIB_PER_S)
+LINK_METRICS = (nvidiametrics.SENT_MIB_PER_S, nvidiametrics.RECEIVED_MIB_PER_S)
 MIB = 2**20
 ENERGY_EVERY_S = 10.0  # its counter takes 4 ms of processor time to read (H200, driver 580)
 NOT_SUPPORTED = Unknown("NVML: Not Supported")

@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from probes.placement.packing.kernels import decoding, multiplying
+from probes.placement.packing.kernels import decoding, lookingup, multiplying
 from probes.placement.packing.tiles import fused
 
 BYTES, SHORTS, WORDS, WEIGHTS = "*u8", "*i16", "*i32", "*bf16"
@@ -29,7 +29,7 @@ def cases(target, ptx: bool):
         8,
     )
     yield (
-        decoding.rows_b12,
+        lookingup.rows_b12,
         {"ids": "*i64", "first": WORDS, **MATRIX, "out": WEIGHTS, "n": "i32", "scale": "fp32"},
         {"WIDTH": K, "BLOCK": 1024, "PTX": ptx},
         4,

@@ -80,16 +80,16 @@ def unpack_b12(
     for r in range(GROUP):
         row = group * GROUP + r
         width = tl.where(row < rows, half, 0)
-        _unpack_row(rest, codes, out, row, row * WIDTH, width, n, scale, WIDTH, BLOCK, PTX)
+        unpack_row(rest, codes, out, row, row * WIDTH, width, n, scale, WIDTH, BLOCK, PTX)
     tl.debug_barrier()
     before = tl.load(starts)
     begin = tl.load(starts + group) - before
     end = tl.load(starts + group + 1) - before
-    _put_escapes(values, positions, out + group * GROUP * WIDTH, begin, end)
+    put_escapes(values, positions, out + group * GROUP * WIDTH, begin, end)
 
 
 @triton.jit
-def _unpack_row(
+def unpack_row(
     rest: tl.tensor,
     codes: tl.tensor,
     out: tl.tensor,
@@ -119,7 +119,7 @@ def _unpack_row(
 
 
 @triton.jit
-def _put_escapes(
+def put_escapes(
     values: tl.tensor, positions: tl.tensor, out: tl.tensor, begin: tl.tensor, end: tl.tensor
 ) -> None:
     """Put the escapes `begin` to `end` at their positions from `out` on."""
@@ -128,33 +128,6 @@ def _put_escapes(
         place = tl.load(positions + i, mask=i < end, other=0).to(tl.int32) & 0xFFFF
         value = tl.load(values + i, mask=i < end, other=0).to(tl.bfloat16, bitcast=True)
         tl.store(out + place, value, mask=i < end)
-
-
-@triton.jit
-def rows_b12(
-    ids: tl.tensor,
-    first: tl.tensor,
-    rest: tl.tensor,
-    codes: tl.tensor,
-    values: tl.tensor,
-    positions: tl.tensor,
-    starts: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    scale: tl.tensor,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-) -> None:
-    """One program unpacks the row of one id. `first` has where its escapes begin; `out` has `n` weights."""
-    to = tl.program_id(0).to(tl.int64)
-    row = tl.load(ids + to).to(tl.int64)
-    _unpack_row(rest, codes, out, row, to * WIDTH, WIDTH // 2, n, scale, WIDTH, BLOCK, PTX)
-    tl.debug_barrier()
-    before = tl.load(starts)
-    begin = tl.load(first + to) - before
-    end = tl.load(starts + row + 1) - before
-    _put_escapes(values, positions, out + to * WIDTH, begin, end)
 
 
 @triton.jit

@@ -80,7 +80,7 @@ def unpack_rows(parts: Parts, ids: torch.Tensor, out: torch.Tensor, *, base: int
 
     An id that there is no row for ends in torch's own device-side assertion.
     """
-    from probes.placement.packing.kernels.decoding import rows_b12
+    from probes.placement.packing.kernels.lookingup import rows_b12
 
     width = out.shape[1]
     first = parts["starts"][:-1].index_select(0, ids)  # which refuses ids out of range
