@@ -223,7 +223,9 @@ def _span(values: Sequence[float]) -> str:
 
 def busy(results: Results) -> str:
     """Says so where other work ran beside the bench."""
-    before = results.document.get("load", [0.0])[0]  # a device's script may not have known it
+    if "load" not in results.document:
+        return ", what else ran there is unknown"
+    before = results.document["load"][0]
     return (
         f", on a machine with other work: load {before:g}" if before > results.document["cores"] / 2 else ""
     )
