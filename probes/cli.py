@@ -3,7 +3,6 @@
 import argparse
 import json
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,8 +21,9 @@ from probes.run.child import Aside, Told
 from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode, to_json
 from probes.shared.entry import delivered
-from probes.shared.invocation import probe_command, tool_version
+from probes.shared.invocation import probe_command, probe_line, tool_version
 from probes.shared.output import Parser, complain, hand_over, tell
+from probes.shared.quoting import command
 from probes.verbs import add_verbs, shown
 
 PURPOSE = (
@@ -70,7 +70,7 @@ class ProgressPrinter(session.Listener):
 
     def unfinished(self, report: Path) -> None:
         """How to resume an earlier run."""
-        tell(f"an earlier run was cut short; to resume it: run --resume {shlex.quote(str(report))}")
+        tell(f"an earlier run was cut short; to resume it: {probe_line('run', '--resume', report)}")
 
     def kept(self, path: Path) -> None:
         """Where the report is: a run may be interrupted."""
@@ -193,7 +193,7 @@ def _run(args: argparse.Namespace) -> Exit:
     except KeyboardInterrupt:
         if listener.path is None:
             raise
-        go_on = f"{probe_command()} run --resume {shlex.quote(str(listener.path))}"
+        go_on = probe_line("run", "--resume", listener.path)
         complain(f"interrupted; what was measured is kept, to go on: {go_on}")
         return Exit.INTERRUPTED
     return _print_answer(args, report, path)
@@ -224,9 +224,8 @@ def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> 
     for text in headline(report):
         tell(f"- {text}")
     tell(f"\nreport: {path}")
-    file = shlex.quote(str(path))
-    tell(f"tables: {probe_command()} show {file}")
-    tell(f"page with plots, on the host: weir probe html {file}")
+    tell(f"tables: {probe_line('show', path)}")
+    tell(f"page with plots, on the host: {command('weir', 'probe', 'html', str(path))}")
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 

@@ -1,7 +1,6 @@
 """The verb `throughput`: how many inputs a second, over batch size, and what limits it."""
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ from probes.arguments import Verbs, number, whole
 from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
-from probes.shared.invocation import probe_command
+from probes.shared.invocation import probe_line
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
@@ -118,7 +117,7 @@ def _throughput(args: argparse.Namespace) -> Exit:
         return Exit.INTERRUPTED
     tell(f"\n{render_scan(report)}")
     tell(f"\nreport: {path}")
-    tell(f"again: {probe_command()} show {shlex.quote(str(path))}")
+    tell(f"again: {probe_line('show', path)}")
     return directscan.exit_code(report)
 
 

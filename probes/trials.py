@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.arguments import Verbs, add_compute, seed, size, whole
-from probes.errors import Exit, LibraryMissing, UsageError
+from probes.errors import Exit, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.showing.planfile import read_plan
 from probes.placement.split import DTYPES, MODELS
 from probes.placement.values import Plan, Workload
-from probes.shared.invocation import probe_command
+from probes.run.torchimport import require_torch
+from probes.shared.invocation import probe_line
 from probes.shared.output import tell
 from probes.shared.units import binary_bytes, duration
 from probes.shared.unknown import Unknown
@@ -115,19 +116,15 @@ def _place(args: argparse.Namespace) -> Exit:
     work = given.workload if given else Workload(tokens=TOKENS)
     batch, tokens = args.batch or work.batch, args.tokens or work.tokens
     dtype = args.dtype or (checkpoint.dtype if checkpoint else "bfloat16")
-    try:
-        from probes.placement.trial import peers
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise LibraryMissing(
-            "place runs a model, and torch isn't installed here",
-            f"run it where torch is; for a prediction, which needs none: {probe_command()} plan {args.model}",
-        ) from missing
+    vram = given.vram_budget if given else args.vram
+    instead = probe_line("plan", args.model, "--vram", str(vram))
+    require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
+    from probes.placement.trial import peers
+
     asked = peers.Asked(
         model=args.model,
         dtype=dtype,
-        vram=given.vram_budget if given else args.vram,
+        vram=vram,
         machine=args.machine,
         batch=batch,
         tokens=tokens,
@@ -139,7 +136,7 @@ def _place(args: argparse.Namespace) -> Exit:
         given=given,
     )
     found = peers.run(asked, tuple(args.compare))
-    tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(asked.vram)} of VRAM")
+    tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
     tell("\n".join(found.report.splitlines()))
     for ran in found.ways:
         tell(line(ran, found.ways[0]))

@@ -1,4 +1,4 @@
-"""The worker's side: `python -m probes.run.child FD PARENT` reads one job, a line of stdin, and does it.
+"""The worker's side: with the arguments FD and PARENT it reads one job, a line of stdin, and does it.
 
 Records go to the descriptor FD as JSON lines, each written at once: a crash loses none before it. The answer
 to each is an empty line on stdin.
@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO, TypeVar
 
-from probes.errors import DeviceUnusable, ProbeError
+from probes.errors import ProbeError
 from probes.machine import numa
 from probes.machine.snapshot import pci_id_of_first_gpu
 from probes.measure.bystanders import Bystanders
@@ -36,6 +35,7 @@ from probes.records.schema import (
     TorchFacts,
 )
 from probes.run.catalog import PROBES, Context
+from probes.run.torchimport import require_torch, why_without
 from probes.shared.codec import decode, encode, load
 
 J = TypeVar("J")
@@ -70,6 +70,7 @@ class Line:
 def messages(job: Job) -> Iterator[Message]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
+        require_torch("run the probes in an image that holds torch")
         if job.probe == CHECK:
             yield from _torchfacts().checks()
         elif job.machine is None:
@@ -82,12 +83,8 @@ def messages(job: Job) -> Iterator[Message]:
 
 
 def _torchfacts() -> ModuleType:
-    try:
-        from probes.machine import torchfacts
-    except (ImportError, OSError) as error:  # OSError: a library that torch links against is missing
-        raise DeviceUnusable(
-            f"torch can't be imported: {error}", "run the probes in an image that holds torch"
-        ) from error
+    from probes.machine import torchfacts
+
     return torchfacts
 
 
@@ -127,7 +124,7 @@ def die_with(parent: int) -> None:
 
 def _preload() -> None:
     """Import torch before there is a job; an error is reported when there is one."""
-    with suppress(ImportError, OSError):
+    if not why_without():
         importlib.import_module("probes.measure.device")
 
 

@@ -48,9 +48,22 @@ class Ended(Generic[T]):
         return Unknown(self.outcome.reason)
 
 
-def command(descriptor: int) -> list[str]:
-    """The worker's command line: this Python, this package."""
-    return [sys.executable, "-m", "probes.run.child", str(descriptor), str(os.getpid())]
+def running(module: str) -> Callable[[int], list[str]]:
+    """What makes the command line of a module's worker: this Python, importing from where this process does.
+
+    `-m` would look into the current directory first, where a user may have a json.py or a folder probes.
+    """
+
+    def command(descriptor: int) -> list[str]:
+        start = (
+            f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({module!r}, None, '__main__', 1)"
+        )
+        return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid())]
+
+    return command
+
+
+command = running("probes.run.child")
 
 
 def run(

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from probes.shared.quoting import command
+
 PROGRAM = "weir"
 
 
@@ -20,6 +22,12 @@ def host_command() -> str:
 def probe_command() -> str:
     """What starts the probes."""
     return f"{PROGRAM} probe" if _is_weir() else "python -m probes"
+
+
+def probe_line(*words: str | Path) -> str:
+    """A line to paste that starts the probes with these words: no path is read as an option."""
+    shown = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else word for word in words)
+    return command(*probe_command().split(), *map(str, shown))
 
 
 @cache

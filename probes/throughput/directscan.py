@@ -182,7 +182,9 @@ class _Scan:
             amd=machine.torch.api == "hip",
             cpu_name=cpu_name(ROOT),
         )
-        return self._oversee(job, worker.parse, limit_s=limit_s, heard=heard, command=worker.command)
+        return self._oversee(
+            job, worker.parse, limit_s=limit_s, heard=heard, command=supervisor.running(worker.__name__)
+        )
 
 
 def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:

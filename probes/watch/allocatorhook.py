@@ -91,18 +91,24 @@ def run(words: list[str]) -> None:
     """Run a program as `python WORDS...` would."""
     if words[:1] == ["-m"]:
         sys.argv = words[1:]
-        sys.path[0] = os.getcwd()  # noqa: PTH109 - as the interpreter does
+        _import_first_from(os.getcwd())  # noqa: PTH109
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[:1] == ["-c"]:
         sys.argv = ["-c", *words[2:]]
-        sys.path[0] = ""
+        _import_first_from("")
         main_module = types.ModuleType("__main__")
         sys.modules["__main__"] = main_module
         exec(compile(words[1], "<string>", "exec"), main_module.__dict__)
     else:
         sys.argv = words
-        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120
+        _import_first_from(os.path.dirname(os.path.abspath(words[0])))  # noqa: PTH100, PTH120
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _import_first_from(place: str) -> None:
+    """As the interpreter does, whose first place is now the hook's own; -P and -I forbid any such place."""
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # Python 3.10 has no -P
+        sys.path[0] = place
 
 
 def main() -> None:

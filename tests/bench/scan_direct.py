@@ -125,7 +125,7 @@ def errors(board: Board) -> None:
             worker.parse,
             limit_s=LONGEST_S * len(batches),
             heard=lambda _: None,
-            command=worker.command,
+            command=supervisor.running(worker.__name__),
         )
         name = f"{model} {way.backend} {way.precision}"
         found += [(f"{name} {row.batch}", throughput(row)) for row in measured(ended.records)]

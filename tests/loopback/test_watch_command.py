@@ -277,6 +277,15 @@ def test_the_allocators_hook_leaves_the_program_as_it_was(tmp_path: Path) -> Non
     assert found.returncode == plain.returncode == 3
 
 
+@pytest.mark.parametrize("flag", ["-P", "-I", "-u"])
+def test_the_hook_leaves_the_places_of_modules_as_they_were(flag: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import sys\nprint(sys.path)\n")
+    plain = subprocess.run([sys.executable, flag, str(script)], capture_output=True, text=True, check=False)
+    found = run(sys.executable, flag, str(script), options=("--torch-allocator",))
+    assert found.stdout == plain.stdout
+
+
 @pytest.mark.parametrize(
     "words", [["-m", "json.tool", "--help"], ["-c", "import sys; print(sys.argv, __name__)", "x"]]
 )

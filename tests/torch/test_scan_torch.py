@@ -358,7 +358,9 @@ def job(way: Way | None, **other: object) -> worker.ScanJob:
 
 
 def oversee(one: worker.ScanJob) -> supervisor.Ended[worker.Heard]:
-    return supervisor.oversee(one, worker.parse, limit_s=120.0, heard=lambda _: None, command=worker.command)
+    return supervisor.oversee(
+        one, worker.parse, limit_s=120.0, heard=lambda _: None, command=supervisor.running(worker.__name__)
+    )
 
 
 def test_a_worker_measures_a_way_in_a_process_of_its_own() -> None:

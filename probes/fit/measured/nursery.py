@@ -1,4 +1,4 @@
-"""The worker's side: `python -m probes.fit.measured.nursery FD PARENT` tries sizes, each in a fork of itself.
+"""The worker's side: with the arguments FD and PARENT it tries sizes, each in a fork of itself.
 
 This process imports torch and transformers once and touches neither memory nor GPU with them, so every fork
 is as fresh as a process that has just imported them, and takes milliseconds to start instead of seconds.
@@ -25,6 +25,7 @@ from probes.fit.predicted.forecast import with_size
 from probes.fit.question import NOT_BUILT, Axis, Built, Cap, Question, Taken, Trial, Verdict
 from probes.records.schema import Done, Failed
 from probes.run.child import die_with
+from probes.run.torchimport import require_torch, why_without
 from probes.shared.codec import Json, decode, encode, load
 from probes.shared.unknown import Unknown
 
@@ -226,21 +227,17 @@ def preload() -> None:
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    if why_without():
+        return
     for name in ("probes.fit.measured.onetrial", "transformers.models.auto.modeling_auto", "peft"):
-        with suppress(ImportError, OSError):
+        with suppress(Exception):  # whatever a library raises that doesn't suit this torch
             importlib.import_module(name)
 
 
 def _answer(hunt: Hunt, tell: Callable[[Found], None]) -> Done | Failed:
     try:
-        try:
-            searcher = Searcher(hunt, tell)
-        except (ImportError, OSError) as error:
-            raise DeviceUnusable(
-                f"torch can't be imported: {error}",
-                "run it where torch is; to predict needs none: leave --measure out",
-            ) from error
-        searcher.run()
+        require_torch("run it where torch is; to predict needs none: leave --measure out")
+        Searcher(hunt, tell).run()
     except Refused as error:
         return error.failed
     except ProbeError as error:

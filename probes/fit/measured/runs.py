@@ -1,8 +1,6 @@
 """Trials from the parent's side: whether the host has memory, the worker, and what is kept when it ends."""
 
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +36,6 @@ class Ask:
     cap: Cap = "auto"
 
 
-def command(descriptor: int) -> list[str]:
-    """The worker's command line."""
-    return [sys.executable, "-m", nursery.__name__, str(descriptor), str(os.getpid())]
-
-
 def measure(ask: Ask, heard: Callable[[Trial], None], *, root: Path = Path("/")) -> Measured:
     """Try sizes until the largest that fits is known, or until time is up.
 
@@ -69,7 +62,11 @@ def measure(ask: Ask, heard: Callable[[Trial], None], *, root: Path = Path("/"))
         ask.cap,
     )
     ended = supervisor.oversee(
-        hunt, nursery.found, limit_s=ask.limit_s + IMPORT_S, heard=hear, command=command
+        hunt,
+        nursery.found,
+        limit_s=ask.limit_s + IMPORT_S,
+        heard=hear,
+        command=supervisor.running(nursery.__name__),
     )
     why = ""
     if isinstance(ended.outcome, Failed):

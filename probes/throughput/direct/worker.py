@@ -1,20 +1,19 @@
-"""The worker of a throughput scan: `python -m probes.throughput.direct.worker FD PARENT` does one job.
+"""The worker of a throughput scan: with the arguments FD and PARENT it does one job.
 
 A job is the ceilings, or all batch sizes of one way: each way has a fresh process, so that memory, allocators
 and libraries of one don't change another's figures.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probes.errors import DeviceUnusable, LibraryMissing, OutOfMemory, ProbeError, Unsupported
+from probes.errors import Exit, LibraryMissing, OutOfMemory, ProbeError, Unsupported
 from probes.records.schema import Done, Failed
 from probes.run import child
+from probes.run.torchimport import require_torch, why_without
 from probes.shared.codec import Json, decode
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings, Device
@@ -55,14 +54,10 @@ def parse(line: Json) -> Heard | Done | Failed:
     return decode(ScanLine, line, "message").message
 
 
-def command(descriptor: int) -> list[str]:
-    """The worker's command line: this Python, this package."""
-    return [sys.executable, "-m", "probes.throughput.direct.worker", str(descriptor), str(os.getpid())]
-
-
 def messages(job: ScanJob) -> Iterator[Heard | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
+        require_torch("run it where torch is")
         try:
             yield from _ceilings(job) if job.way is None else _series(job, job.way)
         except (LibraryMissing, Unsupported) as error:
@@ -72,9 +67,8 @@ def messages(job: ScanJob) -> Iterator[Heard | Done | Failed]:
         yield Done()
     except ProbeError as error:
         yield Failed(error.message, error.hint, int(error.exit_code), wedged=False)
-    except (ImportError, OSError) as error:
-        missing = DeviceUnusable(f"torch can't be imported: {error}")
-        yield Failed(missing.message, "run it where torch is", int(missing.exit_code), wedged=False)
+    except OSError as error:
+        yield Failed(str(error), "check the place and the disk", int(Exit.BROKEN), wedged=False)
 
 
 def _ceilings(job: ScanJob) -> Iterator[Heard]:
@@ -139,7 +133,7 @@ def _gauges(job: ScanJob, way: Way) -> Gauges:
 
 def _preload() -> None:
     """Import torch before there is a job; an error is reported when there is one."""
-    with suppress(ImportError, OSError):
+    if not why_without():
         importlib.import_module("probes.throughput.direct.torchrunner")
 
 

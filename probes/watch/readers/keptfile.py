@@ -1,10 +1,12 @@
 """Files of the kernel that are read often: opened once, read at their beginning each time."""
 
 import os
+import re
 from pathlib import Path
 
 from probes.shared.unknown import Unknown
 
+_NUMBER = re.compile(r"-?[0-9]{1,20}")  # what 64 bits hold
 MOST_BYTES = 1 << 16  # of one file: /proc/stat of a large machine
 
 
@@ -38,7 +40,9 @@ class KeptFile:
         text = self.text()
         if isinstance(text, Unknown):
             return text
-        return int(text) if text.lstrip("-").isdecimal() else Unknown(f"{self._path.name} says {text[:40]!r}")
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        return Unknown(f"{self._path.name} says {text[:40]!r}")
 
     def scaled(self, factor: float) -> float | Unknown:
         """The same in another unit."""

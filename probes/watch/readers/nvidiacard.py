@@ -108,14 +108,15 @@ class NvidiaReader:
         found = self._card.processes()
         if isinstance(found, Unknown):
             return found
-        return tuple(ProcessUse(pid, self._name(pid), used, _NO_GTT, _NO_GTT) for pid, used in found)
+        # an id of a process that has ended may become another one's
+        known = self._names
+        self._names = {pid: known[pid] if pid in known else self._name(pid) for pid, _ in found}
+        return tuple(ProcessUse(pid, self._names[pid], used, _NO_GTT, _NO_GTT) for pid, used in found)
 
     def _name(self, pid: int) -> str:
         """The program's name where the id is of this container, else none."""
-        if pid not in self._names:
-            name = read_text(self._root / "proc" / str(pid) / "comm")
-            self._names[pid] = name if isinstance(name, str) else ""
-        return self._names[pid]
+        name = read_text(self._root / "proc" / str(pid) / "comm")
+        return name if isinstance(name, str) else ""
 
 
 def _scaled(figure: float | Unknown, factor: float) -> float | Unknown:

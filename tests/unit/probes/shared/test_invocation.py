@@ -1,13 +1,14 @@
 """Hints name the command that the reader has: `weir` on a host, `python -m probes` in an image."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from buildtool.cli import main as weir
 from buildtool.errors import Exit
 from probes import cli as probes
-from probes.shared.invocation import host_command, probe_command
+from probes.shared.invocation import host_command, probe_command, probe_line
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,12 @@ def test_a_hint_names_the_program_as_it_was_started(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [started])
     assert (host_command(), probe_command()) == (host, probe)
+
+
+def test_a_line_to_paste_is_read_by_a_shell_as_it_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["weir"])
+    assert probe_line("show", Path("-a b/$(x).json")) == "weir probe show './-a b/$(x).json'"
+    assert probe_line("show", Path("a\x1b[2J")).startswith("# no command to paste")
 
 
 def test_help_of_weir_probe_is_that_of_the_probes(

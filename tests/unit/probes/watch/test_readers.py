@@ -78,6 +78,12 @@ def test_a_device_that_fails_to_read_is_unknown_and_opened_again(
     assert file.number() == 7
 
 
+@pytest.mark.parametrize("said", ["--5", "9" * 4000, "-", "\u0665", "0x7"])
+def test_what_is_no_number_of_a_kernel_is_unknown(said: str, tmp_path: Path) -> None:
+    (tmp_path / "gauge").write_text(said)
+    assert isinstance(KeptFile(tmp_path / "gauge").scaled(1.5), Unknown)
+
+
 def test_without_hwmon_the_table_has_the_sensors(tmp_path: Path) -> None:
     root = amd_tree(tmp_path)
     shutil.rmtree(root / "sys/class/drm/card0/device/hwmon")
