@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, relay, run, run_loud
-from buildtool.engine.apt import host_mirror
+from buildtool.engine.provision import host_mirror
 from buildtool.errors import EnvironmentMissing, SourceUnreachable
 from buildtool.files import discard, kept, locked, replacing, require_sha256, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap

@@ -3,12 +3,14 @@
 Groups are numbers, because an image has other names for them or none.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buildtool.doctor.advise import Advice
 from buildtool.doctor.hostfacts import EngineFacts, Host
+from buildtool.doctor.remarks import numbers_of
 from buildtool.doctor.routes import best_of
 from probes.shared.unknown import Unknown
 
@@ -63,17 +65,15 @@ def settings(host: Host, advice: Advice) -> dict[str, str]:
 
 def env_text(existing: str, values: dict[str, str]) -> str:
     """The settings in an `.env` file: lines of other settings stay as they are, ours are replaced."""
-    left = dict(values)
-    kept = []
-    for line in (
-        existing.removesuffix("\n").split("\n") if existing else ()
-    ):  # compose knows no other line ends
+    lines = existing.removesuffix("\n").split("\n") if existing else []  # compose knows no other line ends
+    left, kept = dict(values), []
+    for line in lines:
         named = _SETTING.match(line)
         name = named[1] if named else ""
-        if name not in values:
-            kept.append(line)
-        elif name in left:
+        if name in left:
             kept.append(f"{name}={left.pop(name)}")
+        elif name not in values:
+            kept.append(line)
     return "\n".join([*kept, *(f"{name}={value}" for name, value in left.items())]) + "\n"
 
 
@@ -82,7 +82,7 @@ def overlay_text(host: Host) -> str:
     engine = host.engine
     if isinstance(engine, Unknown) or isinstance(engine.compose, Unknown):
         return ""
-    if _numbers(engine.compose) < OVERRIDE_COMPOSE:
+    if numbers_of(engine.compose) < OVERRIDE_COMPOSE:
         return ""
     services = [*_amd_services(host, engine), *_nvidia_services(host, engine)]
     return _HEAD + "services:\n" + "\n".join(services) + "\n" if services else ""
@@ -116,18 +116,8 @@ def _nvidia_services(host: Host, engine: EngineFacts) -> list[str]:
 
 
 def _flow(texts: Sequence[str]) -> str:
-    """A list of texts in YAML's flow style."""
-    return (
-        "["
-        + ", ".join(
-            '"' + text.replace("$", "$$").replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts
-        )
-        + "]"
-    )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    """A list of texts in YAML's flow style, of which JSON is a part; compose reads `$$` as a dollar sign."""
+    return json.dumps([text.replace("$", "$$") for text in texts], ensure_ascii=False)
 
 
 def shown(changed: Sequence[Change], *, written: bool) -> str:

@@ -50,7 +50,7 @@ def _engine_remarks(host: Host) -> Iterable[Remark]:
         yield Remark(
             "engine", "`--gpus all` doesn't reach an AMD card on this engine: pass /dev/kfd and a render node"
         )
-    if isinstance(engine.compose, str) and _triple(engine.compose) < (2, 20, 0):
+    if isinstance(engine.compose, str) and numbers_of(engine.compose) < (2, 20, 0):
         yield Remark("compose", f"compose {engine.compose} is older than 2.20, which compose.yaml needs")
 
 
@@ -59,13 +59,14 @@ def gpus_flag_works(engine: EngineFacts, cdi_kinds: Sequence[str]) -> bool:
 
     Docker 28.3 does with AMD's runtime where NVIDIA's is absent, 29.3 through CDI (moby 49952, 52048).
     """
-    version = _triple(engine.version)
+    version = numbers_of(engine.version)
     by_runtime = version >= (28, 3, 0) and "amd" in engine.runtimes and "nvidia" not in engine.runtimes
     by_cdi = version >= (29, 3, 0) and "amd.com/gpu" in cdi_kinds and bool(engine.cdi_directories)
     return by_runtime or by_cdi
 
 
-def _triple(version: str) -> tuple[int, ...]:
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version, 0 where there are fewer."""
     numbers = [int(word) for word in re.findall(r"\d+", version)[:3]]
     return tuple([*numbers, 0, 0, 0][:3])
 

@@ -1,7 +1,6 @@
 """A catalog with one variant for this host's card, which `weir build --catalog` builds. Pure."""
 
 import json
-from collections.abc import Sequence
 
 from buildtool.doctor.advise import Advice
 from buildtool.doctor.routes import CardAdvice, Route, best_of
@@ -38,10 +37,10 @@ def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
         f"    base: [{{registry: {json.dumps(base)}}}]",
         "    torch:",
         f"      {route.variant_line}",
-        f"    wheels: {_flow(model.wheels)}",
+        f"    wheels: {json.dumps(model.wheels)}",
     ]
     if route.targets:
-        lines += [f"    gpu_targets: {_flow(route.targets)}", "    prune: true"]
+        lines += [f"    gpu_targets: {json.dumps(route.targets)}", "    prune: true"]
     return "\n".join(lines) + "\n"
 
 
@@ -49,7 +48,3 @@ def _base(model: Variant) -> tuple[str, str]:
     """Python and the registry's image of the shipped variant."""
     found = next(base for base in model.base if isinstance(base, Registry))
     return model.python, found.ref
-
-
-def _flow(texts: Sequence[str]) -> str:
-    return "[" + ", ".join(map(json.dumps, texts)) + "]"

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docker
 import docker.errors
-import docker.tls
 import requests.exceptions
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig
 
-from buildtool.engine.connection import asked_for, connected, translated
+from buildtool.engine import engineanswers as answers
+from buildtool.engine.connection import UNUSABLE, asked_for, connected, translated
+from buildtool.engine.engineanswers import read
 from buildtool.engine.reference import Reference
 from buildtool.errors import (
     BuildFailed,
@@ -101,26 +101,27 @@ class Engine:
     def info(self) -> EngineInfo:
         """Version, image store and root directory. Raises EngineUnavailable."""
         with translated():
-            info: dict[str, Any] = self._client.info()
-        status = dict(info.get("DriverStatus") or ())
+            info = read(answers.Info, self._client.info())
         return EngineInfo(
-            version=str(info.get("ServerVersion", "unknown")),
-            containerd_store="io.containerd.snapshotter.v1" in status.values(),
-            host=str(info.get("Name") or ""),
-            root_dir=str(info.get("DockerRootDir", "/var/lib/docker")),
-            security_options=tuple(info.get("SecurityOptions") or ()),
-            machine=str(info.get("Architecture") or ""),
-            runtimes=tuple(sorted(info.get("Runtimes") or ())),
-            cdi_directories=tuple(map(str, info.get("CDISpecDirs") or ())),
+            version=info.ServerVersion,
+            containerd_store="io.containerd.snapshotter.v1" in dict(info.DriverStatus).values(),
+            host=info.Name,
+            root_dir=info.DockerRootDir,
+            security_options=info.SecurityOptions,
+            machine=info.Architecture,
+            runtimes=tuple(sorted(info.Runtimes)),
+            cdi_directories=info.CDISpecDirs,
         )
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
         """The engine's own record of an image, or None when it has no such image. Raises ConfigError."""
         with asked_for(ref):
             try:
-                return dict(self._client.images.get(ref).attrs)
+                record = dict(self._client.images.get(ref).attrs)
             except docker.errors.ImageNotFound:
                 return None
+            read(answers.Image, record)
+            return record
 
     def registry_digest(self, ref: str) -> str:
         """The manifest (or index) digest that a registry now gives for a reference.
@@ -136,6 +137,8 @@ class Engine:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
         except requests.exceptions.RequestException as error:
             raise SourceUnreachable(f"registry base {ref}: no answer within {ANSWER_TIMEOUT_S} s") from error
+        except UNUSABLE as error:
+            raise SourceUnreachable(f"registry base {ref}: the engine can't say: {error}") from error
 
     def save(self, ref: str) -> Iterator[bytes]:
         """An image as the engine's archive (`docker save`), in chunks. Raises DataError and ConfigError."""
@@ -157,9 +160,8 @@ class Engine:
         if record is None:
             raise _unknown(ref)
         with translated():
-            rows = self._client.api.images()
-        listed = [int(row.get("Size") or 0) for row in rows if row.get("Id") == record["Id"]]
-        return max(int(record.get("Size") or 0), *listed, 0)
+            rows = self._images()
+        return max(record.get("Size") or 0, *(row.Size for row in rows if row.Id == record["Id"]), 0)
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
@@ -172,14 +174,13 @@ class Engine:
         """Load an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
         with translated():
             for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
-                if "errorDetail" in row:
-                    reason = str(row["errorDetail"].get("message"))
-                    if "no space left" in reason.lower():
+                if fault := read(answers.LoadRow, row).errorDetail:
+                    if "no space left" in fault.message.lower():
                         raise EnvironmentMissing(
-                            f"the disk filled up while the engine loaded an image: {reason}",
+                            f"the disk filled up while the engine loaded an image: {fault.message}",
                             "docker system df; docker builder prune",
                         )
-                    raise BuildFailed(f"the engine refused the image: {reason}")
+                    raise BuildFailed(f"the engine refused the image: {fault.message}")
 
     def tag(self, image: str, name: Reference) -> str:
         """Give an image, by its id or digest, another name, which must hold a tag; returns its id.
@@ -207,8 +208,10 @@ class Engine:
     def tags(self, repository: str) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds."""
         with translated():
-            rows = self._client.api.images(name=repository)
-        return tuple(str(name) for row in rows for name in row.get("RepoTags") or ())
+            return tuple(name for row in self._images(repository) for name in row.RepoTags)
+
+    def _images(self, repository: str | None = None) -> tuple[answers.ImageRow, ...]:
+        return read(tuple[answers.ImageRow, ...], self._client.api.images(name=repository))
 
     def run(
         self,
@@ -268,19 +271,20 @@ class Engine:
     def _sweep_containers(self, folder: Path) -> None:
         sweep_partials(folder)
         ours = f"{socket.gethostname()}:{folder}/"
-        for row in self._client.api.containers(all=True, filters={"label": _OWNER}):
-            owner = str(row["Labels"][_OWNER])
+        rows = self._client.api.containers(all=True, filters={"label": _OWNER})
+        for row in read(tuple[answers.ContainerRow, ...], rows):
+            owner = row.Labels.get(_OWNER, "")
             if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
                 with contextlib.suppress(docker.errors.APIError):  # another run was quicker
-                    self._client.api.remove_container(row["Id"], v=True, force=True)
+                    self._client.api.remove_container(row.Id, v=True, force=True)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
         """Empty read-only places over what an image declares as volumes.
 
         The engine would copy their content to the host's disk, and let a container write there without limit.
         """
-        record = self.inspect(ref) or {"Config": None}
-        declared = {posixpath.normpath(path) for path in (record["Config"] or {}).get("Volumes") or ()}
+        config = (self.inspect(ref) or {}).get("Config") or {}
+        declared = {posixpath.normpath(path) for path in config.get("Volumes") or ()}
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
 
 
@@ -312,7 +316,7 @@ def _awaited(container: Container, ref: str, limits: RunLimits) -> int:
     """The exit code. Raises ProofFailed when the container still runs at the end of its time."""
     begun = time.monotonic()
     try:
-        return int(container.wait(timeout=limits.seconds)["StatusCode"])
+        return read(answers.Ended, container.wait(timeout=limits.seconds)).StatusCode
     except requests.exceptions.RequestException as error:
         if time.monotonic() - begun < limits.seconds:
             raise

@@ -21,6 +21,8 @@ from buildtool.errors import (
     ConfigError,
     EngineForbidden,
     EngineUnavailable,
+    EnvironmentMissing,
+    ToolError,
 )
 from probes.shared.invocation import host_command
 from probes.shared.quoting import command
@@ -28,8 +30,8 @@ from probes.shared.quoting import command
 INSTALL = f"as root on Debian or Ubuntu: {host_command()} engine"
 NEXT_STEP = f"start one (`sudo systemctl start docker`), or {INSTALL}"
 _NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
-# what the docker package raises for a configuration of another shape
-_UNUSABLE = (
+# what the docker package raises for a configuration, or an answer, of another shape
+UNUSABLE = (
     AttributeError,
     LookupError,
     RecursionError,
@@ -42,8 +44,7 @@ _UNUSABLE = (
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the docker package's and its transport's exceptions into ours."""
-
+    """Turn the docker package's and its transport's exceptions into ours; and an odd answer's."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -54,6 +55,13 @@ def translated() -> Iterator[None]:
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
         raise unavailable(error, endpoint_here()) from error
+    except (ToolError, OSError):
+        raise
+    except Exception as error:  # the package raises all kinds for JSON of another shape, even a bare one
+        raise EnvironmentMissing(
+            f"what answers at {endpoint_here().host} isn't Docker's API as this tool knows it: {error}",
+            "see what is there: docker version; or choose another engine: docker context ls",
+        ) from error
 
 
 @contextmanager
@@ -106,7 +114,7 @@ def require_configuration() -> None:
         headers = load_general_config().get("HttpHeaders")
         requests.Request("GET", "http://localhost", headers).prepare()
         docker.APIClient(base_url=DEFAULT_HOST, version=MINIMUM_DOCKER_API_VERSION).close()  # asks nothing
-    except _UNUSABLE as error:
+    except UNUSABLE as error:
         raise ConfigError(
             f"{path} isn't a configuration that the Docker CLI can have written",
             f"correct it, or move it away: {command('mv', '--', path, f'{path}.old')}",

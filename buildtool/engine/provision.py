@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
-from buildtool.engine.apt import host_mirror
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
 from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
@@ -179,6 +178,23 @@ def start(say: Say) -> None:
     log = DOCKERD_LOG.read_text(encoding="utf-8", errors="replace") if DOCKERD_LOG.exists() else ""
     words = "\n".join(log.splitlines()[-8:])
     raise EngineUnavailable(f"the engine didn't answer within {START_TIMEOUT_S} s:\n{words}", NEXT_STEP)
+
+
+def host_mirror() -> str | None:
+    """The Debian mirror that the host's own apt uses; None (mmdebstrap's default) elsewhere."""
+    if not find("apt-get"):
+        return None
+    try:
+        listed = run(
+            ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
+        )
+    except CommandFailed:
+        return None
+    for line in listed.stdout.splitlines():
+        origin, label, uri = (*line.split(" ", 2), "", "")[:3]
+        if origin == label == "Debian":
+            return uri.strip() or None
+    return None
 
 
 def _borrow_suite(directory: Path, suite: str) -> list[str]:

@@ -31,7 +31,7 @@ from prune_images import image_bars
 
 from buildtool.builder.rootfs import environment, mmdebstrap_command
 from buildtool.command import run_loud
-from buildtool.engine.apt import host_mirror
+from buildtool.engine.provision import host_mirror
 from buildtool.errors import ToolError
 from buildtool.gpucode.formats.elf import read_elf
 from buildtool.gpucode.formats.scan import iter_bundles

@@ -23,7 +23,7 @@ def engine(fault: Exception) -> Engine:
     made._client = SimpleNamespace(
         api=SimpleNamespace(containers=lambda **_: []),
         containers=SimpleNamespace(create=lambda *_, **__: container),
-        images=SimpleNamespace(get=lambda _: SimpleNamespace(attrs={"Config": None})),
+        images=SimpleNamespace(get=lambda _: SimpleNamespace(attrs={"Id": "x", "Config": None})),
     )
     return made  # type: ignore[no-any-return]
 
