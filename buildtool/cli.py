@@ -10,30 +10,36 @@ from probes.shared.output import Parser
 
 # verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
 VERBS = {
-    "build": "build image variants, prove them, audit them (what `make images` does)",
-    "plan": "print the build plan (docker buildx bake JSON) and do nothing",
-    "audit": "show where an image's bytes are and what to do about them",
+    "build": "build images from a catalog, test each in a container, and audit it (what `make images` does)",
+    "plan": "print what `build` would do, as JSON for docker buildx bake, and change nothing",
+    "audit": "show what takes the bytes of an image, and which commands make it smaller",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
-    "prune": "take GPU code for other cards out of a file, a directory tree or an image",
-    "probe": "measure memory placement on this machine; show, compare and draw the reports",
+    "prune": "remove GPU code for other cards from a file, a directory tree or an image",
+    "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
-    "doctor": "show what this host has and what is missing: engine, plugins, cards, groups, disk",
+    "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
     "completion": "print a script that completes verbs, options and paths in bash or zsh",
 }
+
+EXITS = (
+    "Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
+    "5 data that can't be read or written."
+)
 
 
 def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
     """The parser with every verb, of which those `filled` have their arguments (imports stay lazy)."""
     parser = Parser(
         prog=prog,
-        description="Build, audit and prune container images of PyTorch services.",
-        epilog="Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
-        "5 data that can't be read or written.",
+        description="Build, audit and prune container images of PyTorch services; measure and plan GPU "
+        f"memory. Begin with `{prog} doctor`, or with `{prog} audit IMAGE`.",
+        epilog=EXITS,
     )
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
-        sub = verbs.add_parser(name, help=summary, description=summary)
+        about = f"{summary[:1].upper()}{summary[1:]}."
+        sub = verbs.add_parser(name, help=summary, description=about, epilog=EXITS)
         if name in filled:
             importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
     return parser

@@ -14,17 +14,27 @@ from probes.shared import files
 from probes.shared.output import say
 from probes.shared.units import parse_bytes
 
+PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
 PLACE = "check the path, its permissions and the disk"  # where a file can't be written
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def add_verb(verbs: Verbs, name: str, summary: str, *, exits: str | None = None) -> argparse.ArgumentParser:
+    """A verb that shows its summary in the program's help and above its own; `exits`: its exit codes."""
+    about = f"{summary[:1].upper()}{summary[1:]}."
+    return verbs.add_parser(name, help=summary, description=about, epilog=exits)
+
+
 def size(text: str) -> int:
-    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError."""
+    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError, also for 4, which is hardly meant as 4 bytes."""
     try:
-        return parse_bytes(text)
+        found = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if 0 < found < 1024 and text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {found}GiB or {found}MiB")
+    return found
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -87,6 +97,6 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
         "--compute",
         choices=("auto", "float16", "float32"),
         default="auto",
-        help="what bfloat16 weights become on a GPU without units for them (auto: float32 if exact, which "
-        "holds every number; float16 if fast, where no number is too large for it)",
+        help="what bfloat16 weights become on a GPU without bfloat16 units (default: auto, which is float32 "
+        "with --objective exact, and float16 with fast unless a weight is too large for it)",
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
-from probes.arguments import seed, size
+from probes.arguments import add_verb, seed, size
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -110,45 +110,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs with their arguments."""
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("list", help="name the probes").set_defaults(do=_list)
-    here = verbs.add_parser("machine", help="show what this machine has, in one snapshot")
-    here.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
+    add_verb(verbs, "list", "list the probes and what each measures").set_defaults(do=_list)
+    here = add_verb(verbs, "machine", "show this machine: cards, memory, drivers, torch")
+    here.add_argument("--json", action="store_true", help="print JSON instead of text; sizes are in bytes")
     here.set_defaults(do=_machine)
-    doctor = verbs.add_parser(
-        "doctor", help="show what is visible here, and try what torch promises for the card"
+    doctor = add_verb(
+        verbs, "doctor", "show which devices are visible here, and check that torch works on the card"
     )
-    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     doctor.set_defaults(do=_doctor)
-    run = verbs.add_parser("run", help="run all probes, or those named", epilog=EXITS)
-    run.add_argument("names", nargs="*", metavar="NAME", help="a probe's name, see list")
-    run.add_argument("--quick", action="store_true", help="fewer samples and sizes: under a minute")
+    run = add_verb(verbs, "run", "measure: run all probes, or those named", exits=EXITS)
+    run.add_argument(
+        "names", nargs="*", metavar="NAME", help="probe to run (default: all; `list` shows them)"
+    )
+    run.add_argument(
+        "--quick", action="store_true", help="take fewer samples and sizes, which takes about a minute"
+    )
     run.add_argument(
         "--out",
         type=Path,
         default=REPORTS,
         metavar="DIR",
-        help="where the report goes (%(default)s)",
+        help="folder for the report (default: %(default)s)",
     )
     run.add_argument(
         "--vram", type=size, metavar="SIZE", help="pretend the card has only this much VRAM, e.g. 4GiB"
     )
-    run.add_argument("--model", action="append", choices=MODELS, help="of the scenarios; may be repeated")
-    run.add_argument("--dtype", action="append", choices=DTYPES, help="of the scenarios; may be repeated")
+    run.add_argument(
+        "--model",
+        action="append",
+        choices=MODELS,
+        help="model for `scenarios`; may be repeated (default: mlp with --quick, else several)",
+    )
+    run.add_argument(
+        "--dtype",
+        action="append",
+        choices=DTYPES,
+        help="number format for `scenarios`; may be repeated (default: float16)",
+    )
     run.add_argument(
         "--numa",
         choices=("as_found", "gpu"),
         default="as_found",
-        help="gpu: use only processors and host memory of the GPU's NUMA node (%(default)s)",
+        help="gpu: use only processors and host memory of the GPU's NUMA node (default: %(default)s)",
     )
-    run.add_argument("--require", choices=("gpu",), help="exit 1 when it isn't there")
+    run.add_argument("--require", choices=("gpu",), help="exit with 1 if there is no usable GPU")
     run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
     run.add_argument(
-        "--seed", type=seed, help="of content and order, below 2^63; drawn and recorded when not given"
+        "--seed",
+        type=seed,
+        metavar="N",
+        help="seed for buffer contents and the order of cases, below 2^63 (default: random, and recorded)",
     )
     run.set_defaults(do=_run)
-    show = verbs.add_parser("show", help="print a report")
-    show.add_argument("file", type=Path, metavar="FILE")
-    show.add_argument("--markdown", action="store_true", help="for pasting")
+    show = add_verb(verbs, "show", "print a saved report as tables")
+    show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
+    show.add_argument("--markdown", action="store_true", help="print Markdown, to paste into an issue")
     show.set_defaults(do=_show)
     add_verbs(verbs)
     placing.add_verbs(verbs)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import Verbs, add_compute, refuse_overwriting, size, whole, write
+from probes.arguments import PROFILES, Verbs, add_compute, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit
 from probes.shared.output import hand_over, tell
 
@@ -24,55 +24,71 @@ _count = whole(0, 10**9)
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
-    plan = verbs.add_parser(
+    plan = add_verb(
+        verbs,
         "plan",
-        help="would a model run on a card, how, how fast: planned without torch, GPU or weights",
-        epilog=PLAN_EXITS,
+        "predict whether a model runs on a card, how, and how fast; needs no torch, GPU or weights",
+        exits=PLAN_EXITS,
     )
     plan.add_argument(
         "model",
         metavar="MODEL",
-        help="a config.json, safetensors, a folder with them, or a name like qwen2.5-3b",
+        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
     )
     plan.add_argument(
-        "--vram", type=size, required=True, metavar="SIZE", help="what torch may take, e.g. 4GiB"
+        "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
     )
-    plan.add_argument("--host", type=size, metavar="SIZE", help="host memory (default: what the machine has)")
+    plan.add_argument(
+        "--host",
+        type=size,
+        metavar="SIZE",
+        help="host memory for weights (default: all that the machine has)",
+    )
     plan.add_argument(
         "--machine",
         default="h200",
         metavar="NAME|REPORT",
-        help="a profile such as wx4100, or a probe report's file",
+        help=f"profile ({PROFILES}), or the file of a probe report (default: %(default)s)",
     )
-    plan.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
     plan.add_argument(
-        "--tokens", type=_count, default=1, metavar="N", help="of each sequence, or of the prompt"
+        "--batch", type=_count, default=1, metavar="N", help="sequences at once (default: %(default)s)"
+    )
+    plan.add_argument(
+        "--tokens",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="tokens of each sequence in a pass; with --context, of the prompt (default: %(default)s)",
     )
     plan.add_argument(
         "--context",
         type=_count,
         default=0,
         metavar="N",
-        help="generate, with room for so many tokens in the KV cache",
+        help="predict generation, with room for this many tokens in the KV cache (default: a single pass)",
     )
     plan.add_argument(
         "--objective",
         choices=("exact", "fast"),
         default="exact",
-        help="fast: also products from packed weights and on the CPU, with sums rounded in another order "
-        "(%(default)s)",
+        help="exact: outputs have the bits of a model that fits; fast: the CPU and kernels for packed "
+        "weights compute as well, and round sums in another order (default: %(default)s)",
     )
     plan.add_argument(
         "--cards",
         type=_count,
         default=1,
         metavar="N",
-        help="equal cards, each with --vram and part of the blocks",
+        help="number of equal cards, each with --vram and a part of the layers (default: %(default)s)",
     )
     add_compute(plan)
-    plan.add_argument("--captured", action="store_true", help="passes are replayed as a graph")
-    plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan for programs; - prints it")
-    plan.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw blocks and lanes over a pass")
+    plan.add_argument(
+        "--captured", action="store_true", help="plan for passes that are replayed as CUDA graphs"
+    )
+    plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON; - prints it")
+    plan.add_argument(
+        "--picture", type=Path, metavar="FILE.svg", help="draw where each layer is kept, and a pass over time"
+    )
     plan.set_defaults(do=_plan)
 
 

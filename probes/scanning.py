@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import Verbs, number, whole
+from probes.arguments import Verbs, add_verb, number, whole
 from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
@@ -32,43 +32,64 @@ _seconds = number(lambda s: 0 < s <= 1e5, "a number of seconds up to 100000")
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
-    scan = verbs.add_parser(
+    scan = add_verb(
+        verbs,
         "throughput",
-        help="inputs per second over batch size, where it saturates and which resource limits it",
-        epilog=EXITS,
+        "measure inputs per second over batch size: where it saturates, and which resource limits it",
+        exits=EXITS,
     )
     _add_model_arguments(scan)
     scan.add_argument("--batches", type=_batches, metavar="N,N", help="batch sizes (default: powers of two)")
     scan.add_argument(
-        "--max-batch", type=_count, default=MOST_BATCH, metavar="N", help="of these powers (%(default)s)"
+        "--max-batch",
+        type=_count,
+        default=MOST_BATCH,
+        metavar="N",
+        help="largest power of two to try (default: %(default)s)",
     )
-    scan.add_argument("--trials", type=_count, default=100, metavar="N", help="of each (%(default)s)")
+    scan.add_argument(
+        "--trials",
+        type=_count,
+        default=100,
+        metavar="N",
+        help="trials of each batch size (default: %(default)s)",
+    )
     scan.add_argument(
         "--aim",
         type=_aim,
         default=0.02,
         metavar="SHARE",
-        help="more trials, up to 4 to 20 times as many, until throughput's error is below this; 0: none "
-        "(%(default)s)",
+        help="run more trials, up to 4 to 20 times as many, until the error of the throughput is below this; "
+        "0 runs no more (default: %(default)s)",
     )
     scan.add_argument(
         "--longest",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="of a batch size's trials: a way ends before one that takes longer (%(default)s)",
+        help="stop before a batch size whose trials would take longer than this (default: %(default)s)",
     )
     for option, choices, what in (
-        ("--device", DEVICES, "default: the CPU, and the GPU where torch has one"),
-        ("--backend", BACKENDS, "default: both"),
-        ("--precision", MODES, "default: all on a GPU, fp32 and bf16 on a CPU"),
-        ("--inputs", INPUTS, "where a GPU's inputs are; default: copied within the timed part"),
+        ("--device", DEVICES, "device to measure (default: the CPU, and the GPU if torch can use one)"),
+        ("--backend", BACKENDS, "runtime to measure (default: both)"),
+        ("--precision", MODES, "number format (default: all on a GPU, fp32 and bf16 on a CPU)"),
+        ("--inputs", INPUTS, "where a GPU's inputs are (default: copied, which is part of the time)"),
     ):
-        scan.add_argument(option, action="append", choices=choices, default=[], help=f"{what}; repeatable")
-    scan.add_argument("--threads", type=_count, metavar="N", help="of the CPU (default: as libraries choose)")
-    scan.add_argument("--seed", type=_count, default=1, metavar="N", help="of weights and inputs")
+        scan.add_argument(
+            option, action="append", choices=choices, default=[], help=f"{what}; may be repeated"
+        )
     scan.add_argument(
-        "--out", type=Path, default=FOLDER, metavar="DIR", help="where the report goes (%(default)s)"
+        "--threads", type=_count, metavar="N", help="CPU threads (default: what the runtime chooses)"
+    )
+    scan.add_argument(
+        "--seed",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="seed for weights and inputs (default: %(default)s)",
+    )
+    scan.add_argument(
+        "--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the report (default: %(default)s)"
     )
     add_served_arguments(scan)
     scan.set_defaults(do=_throughput)
@@ -79,7 +100,7 @@ def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
         "--model",
         default="particlenet",
         metavar="MODEL",
-        help=f"{', '.join(MODELS)} with random weights, or a TorchScript file (%(default)s)",
+        help=f"{', '.join(MODELS)}, with random weights, or a TorchScript file (default: %(default)s)",
     )
     scan.add_argument(
         "--shape",
@@ -87,7 +108,7 @@ def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
         type=_shape,
         default=[],
         metavar="NxM",
-        help="of an input of a TorchScript file, without the batch; once for each",
+        help="shape of one input of a TorchScript file, without the batch; repeat it for each input",
     )
 
 
@@ -117,7 +138,7 @@ def _throughput(args: argparse.Namespace) -> Exit:
         return Exit.INTERRUPTED
     tell(f"\n{render_scan(report)}")
     tell(f"\nreport: {path}")
-    tell(f"again: {probe_line('show', path)}")
+    tell(f"tables: {probe_line('show', path)}")
     return directscan.exit_code(report)
 
 

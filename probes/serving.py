@@ -29,13 +29,21 @@ _share = number(lambda x: 0 < x < 1, "a number above 0 and below 1: write 0.1 fo
 def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     """What the served half is asked for."""
     served = scan.add_argument_group("a server under load (Open Inference Protocol over HTTP)")
-    served.add_argument("--url", metavar="URL", help="http://host:8000/v2/models/NAME/infer, or the server's")
-    served.add_argument("--served-model", metavar="NAME", help="of a server with several models")
     served.add_argument(
-        "--rows", type=_several, default=1, metavar="N", help="inputs of a request (%(default)s)"
+        "--url",
+        metavar="URL",
+        help="the server, such as http://127.0.0.1:8000, or a model's http://host:8000/v2/models/NAME/infer",
+    )
+    served.add_argument("--served-model", metavar="NAME", help="model to ask, if the server has several")
+    served.add_argument(
+        "--rows", type=_several, default=1, metavar="N", help="inputs in each request (default: %(default)s)"
     )
     served.add_argument(
-        "--dim", type=_count, default=16, metavar="N", help="size of other open dimensions (%(default)s)"
+        "--dim",
+        type=_count,
+        default=16,
+        metavar="N",
+        help="size of the other dimensions that the model leaves open, such as tokens (default: %(default)s)",
     )
     served.add_argument(
         "--tensor",
@@ -43,38 +51,55 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:D1,D2",
-        help="an input's own dimensions, without the batch; may be repeated",
+        help="dimensions of one input, without the batch; may be repeated",
     )
     served.add_argument(
-        "--send", action="append", default=[], metavar="NAME", help="only this input; may be repeated"
+        "--send", action="append", default=[], metavar="NAME", help="send only this input; may be repeated"
     )
-    served.add_argument("--payload", type=Path, metavar="FILE", help="a JSON body to send as it is")
-    served.add_argument("--json", action="store_true", help="send JSON where binary tensors could be sent")
-    served.add_argument("--slo-ms", type=_positive, metavar="MS", help="goodput counts answers within it")
+    served.add_argument("--payload", type=Path, metavar="FILE", help="JSON body to send unchanged")
+    served.add_argument("--json", action="store_true", help="send JSON instead of binary tensors")
+    served.add_argument(
+        "--slo-ms", type=_positive, metavar="MS", help="latency target: goodput counts the answers within it"
+    )
     served.add_argument(
         "--rate", type=_positive, action="append", default=[], metavar="N",
-        help="requests a second of the open loop; may be repeated (default: shares of the best throughput)",
+        help="requests a second in the open loop; may be repeated (default: shares of the best throughput)",
     )  # fmt: skip
     served.add_argument(
-        "--most-callers", type=_callers, default=256, metavar="N", help="of the closed loop (%(default)s)"
+        "--most-callers",
+        type=_callers,
+        default=256,
+        metavar="N",
+        help="most callers at once in the closed loop (default: %(default)s)",
     )
     served.add_argument(
         "--connections", type=_callers, default=MOST_CALLERS, metavar="N",
-        help="of the open loop at most; requests beyond wait, which counts (%(default)s)",
+        help="most connections in the open loop; a request that waits for one counts that time as latency "
+        "(default: %(default)s)",
     )  # fmt: skip
-    served.add_argument("--new-connections", action="store_true", help="one for each request")
     served.add_argument(
-        "--tolerance", type=_share, default=0.1, metavar="X", help="between three windows (%(default)s)"
+        "--new-connections", action="store_true", help="open a new connection for each request"
     )
     served.add_argument(
-        "--timeout-s", type=_positive, default=30.0, metavar="S", help="for an answer (%(default)s)"
+        "--tolerance",
+        type=_share,
+        default=0.1,
+        metavar="SHARE",
+        help="how closely three windows must agree before a level counts as settled (default: %(default)s)",
     )
-    served.add_argument("--quick-load", action="store_true", help="shorter and fewer windows")
+    served.add_argument(
+        "--timeout-s",
+        type=_positive,
+        default=30.0,
+        metavar="S",
+        help="seconds to wait for an answer (default: %(default)s)",
+    )
+    served.add_argument("--quick-load", action="store_true", help="measure in fewer and shorter windows")
     served.add_argument(
         "--into",
         type=Path,
         metavar="FILE",
-        help="a report of a direct scan, to which the served half is added",
+        help="report of a scan without --url, to which the server's figures are added",
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import PLACE, Verbs, refuse_overwriting, size, whole, write
+from probes.arguments import PLACE, PROFILES, Verbs, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.reportfiles import reserving
@@ -34,79 +34,102 @@ _count = whole(1, 10**9)
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
-    fit = verbs.add_parser(
+    fit = add_verb(
+        verbs,
         "fit",
-        help="largest batch and longest sequence before memory is used up: predicted, and measured if asked",
-        epilog=FIT_EXITS,
+        "find the largest batch and the longest sequence that fit in memory: predicted, or also measured",
+        exits=FIT_EXITS,
     )
     fit.add_argument(
         "model",
         metavar="MODEL",
-        help="a config.json, safetensors, a folder with them, or a name like qwen2.5-3b",
+        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
     )
     fit.add_argument(
         "--budget",
         type=size,
         metavar="SIZE",
-        help="what torch may take, e.g. 4GiB (default: the card's memory without the driver's context)",
+        help="memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
     )
     fit.add_argument(
         "--machine",
         default="h200",
         metavar="NAME|REPORT",
-        help="a profile such as wx4100, or a probe report's file (%(default)s)",
+        help=f"profile ({PROFILES}), or the file of a probe report (default: %(default)s)",
     )
     _add_what_is_run(fit)
     fit.add_argument(
         "--measure",
         choices=("cpu", "gpu"),
-        help="also try it: steps with random weights in fresh processes that may take --budget",
+        help="also try sizes: run steps with random weights, in fresh processes limited to --budget",
     )
     fit.add_argument(
         "--axis",
         choices=("batch", "tokens"),
         default="batch",
-        help="what --measure makes larger (%(default)s)",
+        help="which size --measure searches for (default: %(default)s)",
     )
     fit.add_argument(
         "--cap",
         choices=CAPS,
         default="auto",
-        help="of a CPU's trials: a memory cgroup for each, or the process's own limit (%(default)s: a cgroup "
-        "where one can be made)",
+        help="how --measure cpu limits memory: a cgroup, or the process's own limit (default: %(default)s, a "
+        "cgroup if one can be made)",
     )
     fit.add_argument(
-        "--limit", type=_count, default=120, metavar="SECONDS", help="for all trials together (%(default)s)"
+        "--limit",
+        type=_count,
+        default=120,
+        metavar="SECONDS",
+        help="time for all trials of --measure together (default: %(default)s)",
     )
-    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer for programs; - prints it")
+    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer as JSON; - prints it")
     fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
     fit.set_defaults(do=_fit)
 
 
 def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     """Add the arguments that say what a pass or a step is."""
-    fit.add_argument("--task", choices=TASKS, default="inference", help="(%(default)s)")
-    fit.add_argument("--batch", type=_count, default=1, metavar="N", help="sequences at once (%(default)s)")
     fit.add_argument(
-        "--tokens", type=_count, default=1024, metavar="N", help="of each sequence (%(default)s)"
+        "--task", choices=TASKS, default="inference", help="what has to fit (default: %(default)s)"
+    )
+    fit.add_argument(
+        "--batch", type=_count, default=1, metavar="N", help="sequences at once (default: %(default)s)"
+    )
+    fit.add_argument(
+        "--tokens",
+        type=_count,
+        default=1024,
+        metavar="N",
+        help="tokens of each sequence (default: %(default)s)",
     )
     fit.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="of weights; amp: float32 weights, products in halves (default: bf16, for training amp-bf16)",
+        help="number format of weights; amp: float32 weights, products in 16 bits (default: bf16; for "
+        "training without --lora, amp-bf16)",
     )
-    fit.add_argument("--optimizer", choices=(*OPTIMIZERS, EIGHT_BITS), default="adamw", help="(%(default)s)")
-    fit.add_argument("--checkpointing", action="store_true", help="compute each layer again when going back")
     fit.add_argument(
-        "--lora", type=_count, default=0, metavar="RANK", help="train adapters of this rank only"
+        "--optimizer",
+        choices=(*OPTIMIZERS, EIGHT_BITS),
+        default="adamw",
+        help="optimizer of a training step (default: %(default)s)",
+    )
+    fit.add_argument("--checkpointing", action="store_true", help="use gradient checkpointing")
+    fit.add_argument(
+        "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
     )
     fit.add_argument(
         "--targets",
         metavar="NAME,NAME",
-        help="linear layers with adapters (default: those of attention)",
+        help="linear layers that get adapters (default: those of attention)",
     )
     fit.add_argument(
-        "--accumulate", type=_count, default=1, metavar="N", help="batches for each step (%(default)s)"
+        "--accumulate",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="batches whose gradients are added up for one step (default: %(default)s)",
     )
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import Verbs, add_compute, seed, size, whole
+from probes.arguments import PROFILES, Verbs, add_compute, add_verb, seed, size, whole
 from probes.errors import Exit, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
 from probes.placement.showing.planfile import read_plan
@@ -27,54 +27,70 @@ _count = whole(1, 10**6)
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
-    place = verbs.add_parser(
+    place = add_verb(
+        verbs,
         "place",
-        help="run a checkpoint, or a known model with random weights, in a VRAM budget on this machine, "
-        "next to what others do",
+        "run a checkpoint, or a known model with random weights, in a VRAM budget on this machine, and "
+        "compare it with accelerate",
     )
     place.add_argument(
         "model",
         metavar="MODEL",
-        help="a folder with config.json and safetensors, built by transformers (token ids only), or, with "
-        f"random weights: {', '.join(MODELS)}",
+        help="folder with config.json and safetensors of a model that takes token ids (needs transformers), "
+        f"or a name, which gets random weights: {', '.join(MODELS)}",
     )
     budget = place.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--vram", type=size, metavar="SIZE", help="what torch may take, e.g. 4GiB")
+    budget.add_argument("--vram", type=size, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB")
     budget.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
-        help="the checkpoint's plan, made anywhere: plan FOLDER --vram SIZE --json FILE",
+        help="follow this plan of the checkpoint, made by `plan FOLDER --vram SIZE --json FILE`",
     )
     place.add_argument(
         "--host",
         type=size,
         metavar="SIZE",
-        help="host memory that a checkpoint may take; beside a GPU, the rest is read from disk in each "
-        "pass (default: what is available, less a reserve)",
+        help="host memory that a checkpoint may take; on a machine with a GPU, the rest is read from disk in "
+        "each pass (default: what is available, less a reserve)",
     )
     place.add_argument(
         "--machine",
         metavar="NAME|REPORT",
-        help="where the plan's constants come from: a probe report of this machine, or a profile "
-        "(default: the profile of the nearest card)",
+        help="speeds to plan with: a probe report of this machine, or a profile "
+        f"({PROFILES}; default: the profile of the most similar card)",
     )
-    place.add_argument("--batch", type=_count, metavar="N", help="sequences at once (1, or the plan's)")
-    place.add_argument("--tokens", type=_count, metavar="N", help="of each sequence (128, or the plan's)")
     place.add_argument(
-        "--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's own; bfloat16 for a name)"
+        "--batch", type=_count, metavar="N", help="sequences at once (default: 1, or the plan's)"
+    )
+    place.add_argument(
+        "--tokens", type=_count, metavar="N", help="tokens of each sequence (default: 128, or the plan's)"
+    )
+    place.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="number format of the weights (default: the checkpoint's own; bfloat16 for a name)",
     )
     place.add_argument(
         "--objective",
         choices=("exact", "fast"),
-        help="fast: also products from packed weights, with sums rounded in another order (exact)",
+        help="exact: outputs have the bits of a model that fits; fast: kernels for packed weights compute as "
+        "well, and round sums in another order (default: exact)",
     )
     add_compute(place)
     place.add_argument(
-        "--compare", action="append", choices=PEERS, default=[], help="also run it so; may be repeated"
+        "--compare",
+        action="append",
+        choices=PEERS,
+        default=[],
+        help="also run it with accelerate's device_map, or with everything in VRAM; may be repeated",
     )
     place.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of random weights and inputs (%(default)s)"
+        "--seed",
+        type=seed,
+        default=0,
+        metavar="N",
+        help="seed for random weights and inputs (default: %(default)s)",
     )
     place.set_defaults(do=_place)
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import PLACE, Verbs
+from probes.arguments import PLACE, Verbs, add_verb
 from probes.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.records.reportfiles import reading, reserving, writing
 from probes.records.schema import ProbeReport, named_report
@@ -27,29 +27,34 @@ if TYPE_CHECKING:
     Report = ProbeReport | ThroughputReport | WatchReport | FitReport
 
 
+ANY_REPORT = "JSON report of run, throughput, watch or fit"
+
+
 def add_verbs(verbs: Verbs) -> None:
     """Add the verbs and their arguments."""
-    page = verbs.add_parser("html", help="write a page with plots and tables that loads nothing else")
-    page.add_argument("report", type=Path, metavar="FILE")
+    page = add_verb(
+        verbs, "html", "write a report as one HTML page with plots and tables, which opens offline"
+    )
+    page.add_argument("report", type=Path, metavar="FILE", help=ANY_REPORT)
     page.add_argument(
-        "--out", type=Path, metavar="FILE.html", help="where to write it (default: beside FILE)"
+        "--out", type=Path, metavar="FILE.html", help="page to write (default: next to FILE, as .html)"
     )
     page.set_defaults(do=_html)
-    two = verbs.add_parser("compare", help="compare two reports, as Markdown")
-    two.add_argument("a", type=Path, metavar="A")
-    two.add_argument("b", type=Path, metavar="B")
-    two.add_argument("--force", action="store_true", help="compare unlike machines or settings all the same")
+    two = add_verb(verbs, "compare", "compare two reports of run, or two of throughput; prints Markdown")
+    two.add_argument("a", type=Path, metavar="A", help="the earlier report")
+    two.add_argument("b", type=Path, metavar="B", help="the later report")
+    two.add_argument("--force", action="store_true", help="compare even if machines or settings differ")
     two.set_defaults(do=_compare)
-    metrics = verbs.add_parser("prometheus", help="print metrics in Prometheus' text format")
-    metrics.add_argument("report", type=Path, metavar="FILE")
+    metrics = add_verb(verbs, "prometheus", "print a report's figures in Prometheus' text format")
+    metrics.add_argument("report", type=Path, metavar="FILE", help="JSON report of run or throughput")
     metrics.set_defaults(do=_prometheus)
-    schema = verbs.add_parser("schema", help="print the JSON Schema of a kind of file")
+    schema = add_verb(verbs, "schema", "print the JSON Schema of a report or a plan")
     schema.add_argument(
         "of",
         nargs="?",
         choices=("report", "plan", "cards", "throughput", "watch", "fit"),
         default="report",
-        help="(%(default)s)",
+        help="kind of file; report: what run writes (default: %(default)s)",
     )
     schema.set_defaults(do=_schema)
 

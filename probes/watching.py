@@ -5,7 +5,7 @@ import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.arguments import Verbs, number
+from probes.arguments import Verbs, add_verb, number
 from probes.errors import Exit, ReportError, UsageError
 from probes.records.reportfiles import reserving
 from probes.shared.output import complain, tell
@@ -24,42 +24,47 @@ _seconds = number(
 
 def add_verbs(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
-    watch = verbs.add_parser(
+    watch = add_verb(
+        verbs,
         "watch",
-        help="watch the cards and the machine, alone or beside a COMMAND whose exit code it returns",
-        epilog="Files are written only where they are asked for. The report and the samples can be shown and "
-        "drawn later: show FILE, html FILE.",
+        "watch GPU load, memory, power and temperature, until Ctrl-C or while a COMMAND runs",
+        exits="With a COMMAND, the exit code is the command's. Files are written only if you name them; "
+        "`show` and `html` read the report and the JSON lines.",
     )
     watch.add_argument(
-        "--interval", type=_seconds, default=0.25, metavar="S", help="between two samples (%(default)s)"
+        "--interval",
+        type=_seconds,
+        default=0.25,
+        metavar="S",
+        help="seconds between two samples (default: %(default)s)",
     )
-    watch.add_argument("--for", type=_seconds, dest="longest", metavar="S", help="end after this time")
     watch.add_argument(
-        "--report", type=Path, metavar="FILE", help="write what the samples amount to, as JSON"
+        "--for", type=_seconds, dest="longest", metavar="S", help="end after this many seconds"
     )
+    watch.add_argument("--report", type=Path, metavar="FILE", help="write a summary of the run, as JSON")
     watch.add_argument(
         "--jsonl", type=Path, metavar="FILE", help="write every sample as it is taken, as JSON lines"
     )
-    watch.add_argument("--csv", type=Path, metavar="FILE", help="the same for spreadsheets")
+    watch.add_argument("--csv", type=Path, metavar="FILE", help="write every sample as a row of CSV")
     watch.add_argument(
         "--listen",
         type=_address,
         metavar="HOST:PORT",
         help="serve the latest sample to Prometheus at /metrics",
     )
-    watch.add_argument("--plain", action="store_true", help="lines, also where a table could be drawn")
+    watch.add_argument("--plain", action="store_true", help="print lines instead of a table")
     watch.add_argument(
         "--torch-allocator",
         action="store_true",
-        help="have the COMMAND, a python one, report what torch's allocator holds",
+        help="also report what torch's allocator holds; COMMAND must begin with python",
     )
     watch.add_argument(
         "--ceilings",
         type=Path,
         metavar="FILE",
-        help="a throughput report of this machine, whose ceilings saturation is compared with",
+        help="throughput report of this machine, to show memory and link rates as shares of its ceilings",
     )
-    watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --; what to run")
+    watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
     watch.set_defaults(do=_watch)
 
 

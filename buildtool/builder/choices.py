@@ -27,19 +27,20 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         "variants",
         nargs="*",
         metavar="VARIANT",
-        help="variants in variants.yaml (default: its list `default`)",
+        help="images to build, by their names in the catalog (default: the catalog's list `default`)",
     )
     parser.add_argument(
         "--catalog",
         type=Path,
         default=IMAGES / "variants.yaml",
         metavar="FILE",
-        help="another catalog of variants than this program's images/variants.yaml",
+        help="catalog of images (default: the images/variants.yaml that comes with weir)",
     )
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",
-        help="cards to keep GPU code for (default: this machine's AMD cards, or else those in variants.yaml)",
+        help="cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
+        "catalog's list)",
     )
 
 

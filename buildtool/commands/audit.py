@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=path_or_name,
         metavar="IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json",
-        help="image in the engine, or a path; a saved report is shown again",
+        help="image by name, docker save archive, OCI layout directory, or a saved report to show again",
     )
     for form, summary in _FORMS.items():
         parser.add_argument(f"--{form}", metavar="FILE", type=Path, help=f"write the report as {summary}")
@@ -45,33 +45,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("table", *(form for form in _FORMS if form != "html")),
         default="table",
-        help="form of standard output",
+        help="what to print (default: %(default)s)",
     )
     parser.add_argument(
-        "--baseline", metavar="REPORT.json", type=Path, help="fail if worse than this saved report"
+        "--baseline", metavar="REPORT.json", type=Path, help="exit with 1 if worse than this saved report"
     )
     parser.add_argument(
         "--tolerance",
         metavar="SHARE|SIZE",
         default="1%",
-        help="growth since the baseline to accept, e.g. '2%%' or '5 MB' (default 1%%)",
+        help="growth since the baseline to accept, e.g. '2%%' or '5 MB' (default: 1%%)",
     )
-    parser.add_argument("--budget-unpacked", metavar="SIZE", help="fail above this, e.g. '1.0 GB'")
-    parser.add_argument("--budget-stored", metavar="SIZE", help="fail above this (compressed layers)")
+    parser.add_argument(
+        "--budget-unpacked",
+        metavar="SIZE",
+        help="exit with 1 if the files take more than this, e.g. '1.0 GB'",
+    )
+    parser.add_argument(
+        "--budget-stored", metavar="SIZE", help="exit with 1 if the compressed layers take more than this"
+    )
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",
         action="append",
         default=[],
-        help="the GPUs that the image is for; may be repeated",
+        help="GPUs that the image is for, e.g. gfx906 or sm_89; may be repeated (default: the image's label)",
     )
-    parser.add_argument("--top", metavar="N", type=int, default=10, help="rows of each list (default 10)")
+    parser.add_argument("--top", metavar="N", type=int, default=10, help="rows of each list (default: 10)")
     parser.add_argument(
-        "--no-pull", action="store_true", help="fail if the engine doesn't have the image (else it is pulled)"
+        "--no-pull",
+        action="store_true",
+        help="fail if the engine doesn't have the image, instead of pulling it",
     )
-    parser.add_argument("--image", metavar="REF", help="which of several images in an archive")
+    parser.add_argument("--image", metavar="REF", help="which image of an archive that holds several")
     parser.add_argument(
-        "--platform", metavar="OS/ARCH", help="which of several platforms (default: this host's)"
+        "--platform", metavar="OS/ARCH", help="which platform of an image for several (default: this host's)"
     )
     parser.add_argument(
         "--max-unpacked",
@@ -82,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="memory for the index of entries (default 200 MiB, some 600,000 entries)",
+        help="memory for the list of files (default: 200 MiB, enough for about 600,000 files)",
     )
 
 

@@ -23,24 +23,30 @@ REPORTS = Path("reports/images")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_choices(parser)
-    parser.add_argument("--update-lock", action="store_true", help="resolve every input again")
-    parser.add_argument("--no-cache", action="store_true", help="build every layer again")
-    parser.add_argument("--no-audit", action="store_true", help="stop after the proof")
     parser.add_argument(
-        "--reports", type=Path, default=REPORTS, metavar="DIR", help="where audits go (%(default)s)"
+        "--update-lock", action="store_true", help="look for newer inputs and pin them in the lock file"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="build every layer from nothing")
+    parser.add_argument("--no-audit", action="store_true", help="don't audit the images")
+    parser.add_argument(
+        "--reports",
+        type=Path,
+        default=REPORTS,
+        metavar="DIR",
+        help="folder for the audits (default: %(default)s)",
     )
     parser.add_argument(
         "--tag",
         metavar="NAME:TAG",
         action="append",
         default=[],
-        help="one more name for the proved image; {variant} in it means the variant's name; may be repeated",
+        help="another name for the finished image; {variant} in it means the variant's name; may be repeated",
     )
     parser.add_argument(
-        "--push", action="store_true", help="push the names of --tag, unless an image is over its budget"
+        "--push", action="store_true", help="push the names of --tag, if no image is over its budget"
     )
     parser.add_argument(
-        "--platform", metavar="OS/ARCH", help="the platform to build for; only this host's own can be built"
+        "--platform", metavar="OS/ARCH", help="refuse to build unless this is the host's platform"
     )
     parser.add_argument(
         "--verbose",

@@ -17,15 +17,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     what = "image in the engine, archive, layout directory or saved JSON report"
     parser.add_argument("before", type=path_or_name, metavar="A", help=what)
-    parser.add_argument("after", type=path_or_name, metavar="B", help="the same, compared with A")
+    parser.add_argument(
+        "after",
+        type=path_or_name,
+        metavar="B",
+        help="image, archive, layout directory or saved report to compare with A",
+    )
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
     parser.add_argument(
-        "--format", choices=("table", "markdown"), default="table", help="form of standard output"
+        "--format",
+        choices=("table", "markdown"),
+        default="table",
+        help="what to print (default: %(default)s)",
     )
     parser.add_argument(
-        "--no-pull", action="store_true", help="fail if the engine doesn't have an image (else it is pulled)"
+        "--no-pull",
+        action="store_true",
+        help="fail if the engine doesn't have an image, instead of pulling it",
     )
-    parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default 15)")
+    parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default: 15)")
 
 
 def run(args: argparse.Namespace) -> int:

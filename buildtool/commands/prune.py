@@ -35,14 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         type=path_or_name,
         metavar="TREE|FILE|IMAGE",
-        help="a directory, a library or bundle, or an image's name",
-    )
-    parser.add_argument("--targets", metavar="GFX[,GFX...]", help="cards to keep code for: gfx906,gfx1100")
-    parser.add_argument(
-        "--hsa-override", metavar="X.Y.Z", help="also keep what this HSA_OVERRIDE_GFX_VERSION needs"
+        help="directory, library or bundle, or an image's name",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="for a file: write here and leave the original unchanged"
+        "--targets", metavar="GFX[,GFX...]", help="cards to keep code for, e.g. gfx906,gfx1100"
+    )
+    parser.add_argument(
+        "--hsa-override",
+        metavar="X.Y.Z",
+        help="keep the code that this HSA_OVERRIDE_GFX_VERSION needs, e.g. 10.3.0",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="for a file: write the result here, and leave the original unchanged",
     )
     parser.add_argument(
         "--compress",
@@ -62,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest",
         type=Path,
         metavar="FILE",
-        help=f"for a tree: where to list what was removed (default TREE/{FILE_NAME})",
+        help=f"for a tree: list here what was removed (default: TREE/{FILE_NAME})",
     )
     parser.add_argument(
         "--tag",

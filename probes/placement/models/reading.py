@@ -1,6 +1,7 @@
 """A model's description from what a user has: a known name, a config.json, a safetensors file or folder."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from probes.shared.codec import load
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
 MOST_NAME: Final = 200  # characters
+OF_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 @cache
@@ -32,18 +34,21 @@ def describe(model: str) -> ModelDescription:
 
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
-    path = Path(model)
-    if model in known() and not path.exists():
-        return from_config(known()[model], name=model, where=f"the config of {model}")
+    path, name = Path(model), model.lower()
+    if name in known() and not path.exists():
+        return from_config(known()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
     if path.name.endswith(".safetensors") or path.name.endswith(".safetensors.index.json"):
         return _files(path, beside=path.parent / "config.json")
     if path.suffix == ".json":
         return _config(path)
+    is_on_hub = OF_A_HUB.fullmatch(model) and not path.parent.exists()
+    way_out = f"fetch its config: `hf download {model} config.json --local-dir FOLDER`, then give the folder"
     raise UsageError(
-        f"{model} is neither a known model nor a model's file",
-        f"known are {', '.join(known())}; else give a config.json, a *.safetensors or a folder with them",
+        f"{model} is neither the name of a known model nor a model's file",
+        (way_out if is_on_hub else "give a config.json, a *.safetensors file or a folder that has one")
+        + f"; known names are {', '.join(known())}",
     )
 
 
@@ -70,8 +75,8 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
 def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
     path = Path(model)
-    if model in known() and not path.exists():
-        return known()[model]
+    if model.lower() in known() and not path.exists():
+        return known()[model.lower()]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
         config = path.parent / "config.json"

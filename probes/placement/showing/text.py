@@ -8,13 +8,13 @@ from probes.placement.planner.cards.severalcards import PART
 from probes.placement.values import TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.report.render import table
 from probes.shared.quoting import terminal
-from probes.shared.units import binary_bytes, duration
+from probes.shared.units import binary_bytes, counted, duration
 
 BOUND_WORDS: Final = {
     "vram": "reading weights in VRAM",
     "link": "the link between host and GPU",
-    "compute": "multiplying",
-    "launch": "Python, which hands operations over",
+    "compute": "arithmetic on the GPU",
+    "launch": "Python, which launches the kernels",
     "host": "the CPU or the disk",
 }
 TIER_WORDS: Final[dict[Tier, str]] = {
@@ -23,10 +23,14 @@ TIER_WORDS: Final[dict[Tier, str]] = {
     "streamed_packed": "in host memory, packed; copied and unpacked in each pass",
     "streamed": "in host memory; copied in each pass",
     "in_place": "in host memory; the GPU reads them there",
-    "cpu": "in host memory; the CPU computes",
+    "cpu": "in host memory; the CPU computes with them",
     "disk": "on disk; read and copied in each pass",
 }
-TABLE_WORDS: Final = "as a table: rows are looked up, and products computed, without unpacking all of it"
+TABLE_WORDS: Final = "as a table: packed; lookups and products unpack only what they need"
+OBJECTIVE_WORDS: Final = {
+    "exact": "outputs have the same bits as those of a model that fits; --objective fast may be quicker",
+    "fast": "sums may be rounded in another order than in a model that fits; --objective exact keeps them",
+}
 MOST_RANGES: Final = 3  # of blocks that a row names
 MOST_NAME: Final = 80  # characters of each
 
@@ -46,7 +50,7 @@ def cards_lines(plan: CardsPlan) -> str:
         f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
         f"With {len(plan.cards)} passes under way, one ends every {duration(plan.interval_s)}.\n"
         f"Each card hands {binary_bytes(plan.hand_over_bytes)} of activations to the next in a pass.\n"
-        f"constants: {terminal(first.constants)}; objective: {first.objective}"
+        f"{_how(first)}"
     )
     parts = [said]
     for number, card in enumerate(plan.cards, start=1):
@@ -66,13 +70,22 @@ def _answer(plan: Plan) -> Iterable[str]:
         else f"takes {duration(time.middle_s)} a pass (batch {work.batch} x {work.tokens} tokens)"
     )
     interval = f"{duration(time.low_s)} to {duration(time.high_s)}"
-    how = "captured as a graph" if plan.captured else "eager"
-    origin = "from this machine's measurements" if plan.constants.startswith("measured") else "from a profile"
     yield (
         f"{terminal(plan.model)} ({binary_bytes(weights)} of weights) on {terminal(plan.machine)}: runs, "
         f"and {what}.\n"
-        f"predicted {origin}, {how}: {interval} in 9 of 10 cases; most of it is {BOUND_WORDS[time.bound]}.\n"
-        f"constants: {terminal(plan.constants)}; objective: {plan.objective}"
+        f"predicted: {interval} in 9 of 10 cases; most of that is {BOUND_WORDS[time.bound]}.\n"
+        f"{_how(plan)}"
+    )
+
+
+def _how(plan: Plan) -> str:
+    """Where the speeds are from, how passes are run, and what that means for the outputs."""
+    kind, _, origin = plan.constants.partition(": ")
+    speeds = f"measured in {origin}" if kind == "measured" else f"those of the {origin}, not measured here"
+    passes = "replayed as CUDA graphs" if plan.captured else "eager"
+    return (
+        f"speeds: {terminal(speeds)}; passes: {passes}\n"
+        f"objective {plan.objective}: {OBJECTIVE_WORDS[plan.objective]}"
     )
 
 
@@ -86,7 +99,7 @@ def _by_tier(plan: Plan) -> str:
         ways.setdefault((block.tier, block.kept, block.table), []).append(block)
     ordered = sorted(ways, key=lambda way: (TIERS.index(way[0]), way[1:]))
     rows = [_tier_row(plan, ways[way]) for way in ordered]
-    headers = ["tier", "blocks", "asked", "VRAM", "host", "per pass over the link", "which"]
+    headers = ["tier", "blocks", "weights", "VRAM", "host memory", "over the link, each pass", "which blocks"]
     used = dict.fromkeys(tier for tier, *_ in ordered)
     words = [f"{tier}: {TIER_WORDS[tier]}" for tier in used]
     words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
@@ -127,8 +140,8 @@ def _by_memory(plan: Plan) -> str:
     use, host, rings = plan.vram, plan.host, plan.rings
     rows = [
         ["weights", binary_bytes(use.weights)],
-        [f"{rings.slots} buffers for moving blocks", binary_bytes(use.slots)],
-        [f"{rings.scratches} buffers for unpacked blocks", binary_bytes(use.scratch)],
+        [f"{counted(rings.slots, 'buffer')} for blocks on their way", binary_bytes(use.slots)],
+        [f"{counted(rings.scratches, 'buffer')} for unpacked blocks", binary_bytes(use.scratch)],
         ["activations", binary_bytes(use.activations)],
         ["keys and values", binary_bytes(use.kv_cache)],
         ["workspace of libraries", binary_bytes(use.workspace)],

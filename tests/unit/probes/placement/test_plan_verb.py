@@ -20,7 +20,7 @@ def test_the_first_users_question_is_answered(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert "on AMD Radeon Pro WX 4100: runs" in said
     assert "tokens/s" in said
-    assert "predicted from a profile" in said
+    assert "speeds: those of the profile wx4100, not measured here" in said
     assert "nothing here was measured on an AMD card" in said
     assert "no bfloat16 units" in said
 
@@ -59,7 +59,8 @@ def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["no-such-model"], Exit.USAGE, "neither a known model"),
+        (["no-such-model"], Exit.USAGE, "give a config.json"),
+        (["owner/no-such-model"], Exit.USAGE, "hf download owner/no-such-model config.json"),
         (["bert-base", "--machine", "abacus"], Exit.USAGE, "profiles are wx4100"),
         (["bert-base", "--machine", "gone.json"], Exit.DATA, "gone.json"),
         (["bert-base", "--tokens", "9", "--context", "8"], Exit.USAGE, "no room for a prompt"),
@@ -71,6 +72,12 @@ def test_what_makes_no_sense_is_said(
 ) -> None:
     assert main(["plan", *words, "--vram", "4GiB"]) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_size_of_a_few_bytes_is_a_unit_that_was_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "bert-base", "--vram", "4"])
+    assert "write 4GiB" in capsys.readouterr().err
 
 
 def test_neither_the_model_nor_a_report_is_written_over(

@@ -60,6 +60,8 @@ def weights(
         ("qwen2.5-0.5b", 0.494),
         ("qwen2.5-3b", 3.086),
         ("qwen2.5-7b", 7.616),
+        ("Qwen2.5-14B", 14.770),  # names are found whatever their case
+        ("qwen2.5-32b", 32.764),
         ("llama-3.1-8b", 8.030),
         ("llama-3.1-70b", 70.554),
         ("mixtral-8x7b", 46.703),

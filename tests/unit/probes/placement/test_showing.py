@@ -81,7 +81,7 @@ def test_the_text_has_every_tier_and_the_sum_of_the_memory(mixed: Made) -> None:
     for tier in {block.tier for block in mixed.plan.blocks}:
         assert f"\n{tier}, as " in said
     assert "4.00 GiB" in said
-    assert "predicted from a profile" in said
+    assert "speeds: those of the profile" in said
     assert "fast" in said
 
 

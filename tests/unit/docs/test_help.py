@@ -1,0 +1,52 @@
+"""What `--help` says of every verb and argument: a whole phrase, with the default where there is one."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from probes.arguments import PROFILES
+from probes.placement.planner import profiles
+
+sys.path.append(str(Path(__file__).parents[3] / "docs" / "tools"))
+
+from parsers import programs, verbs
+
+CLIPPED = re.compile(r"(of|for|between|without|with|beside|\(|default\b|one for|the same)(?!\w)")
+CONDITION = re.compile(r"^(for an? \w+|with --\w+): ")
+
+
+@cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    mains = programs()
+    found = {f"weir {verb}": parser for verb, parser in verbs(mains["weir"]) if verb != "probe"}
+    return found | {f"probes {verb}": parser for verb, parser in verbs(mains["python -m probes"])}
+
+
+def arguments() -> Iterator[tuple[str, argparse.Action, str]]:
+    for verb, parser in parsers().items():
+        for action in parser._actions:
+            if action.dest != "help" and action.help != argparse.SUPPRESS:
+                name = action.option_strings[0] if action.option_strings else action.dest
+                yield f"{verb} {name}", action, action.help or ""
+
+
+def test_every_verb_says_what_it_does_above_its_arguments() -> None:
+    about = {verb: parser.description or "" for verb, parser in parsers().items()}
+    assert {verb: text for verb, text in about.items() if not re.fullmatch("[A-Z].*[.]", text)} == {}
+
+
+def test_no_help_of_an_argument_is_missing_or_clipped() -> None:
+    shown = {name: text for name, _, text in arguments()}
+    assert {n: text for n, text in shown.items() if not text or CLIPPED.match(CONDITION.sub("", text))} == {}
+
+
+def test_the_help_of_an_option_with_a_default_says_so() -> None:
+    with_default = {name: text for name, action, text in arguments() if action.default and "--" in name}
+    assert {name: text for name, text in with_default.items() if "default: " not in text} == {}
+
+
+def test_the_profiles_that_help_names_are_those_that_there_are() -> None:
+    assert ", ".join(profiles.names()) == PROFILES
