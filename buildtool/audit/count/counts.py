@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from buildtool.audit.count.base import Base, find_base
 from buildtool.audit.count.claims import (
@@ -68,8 +69,31 @@ class Tally:
         return tuple(place for place, _ in self.places.most_common(count))
 
 
-@dataclass(frozen=True)
-class Facts:
+def _tallies() -> "defaultdict[Any, Tally]":
+    return defaultdict(Tally)
+
+
+@dataclass(kw_only=True)
+class Sums:
+    """The sums of one pass over every file of every layer; accumulate. A target is that of GPU code."""
+
+    owners: Counter[str] = field(default_factory=Counter)  # owner group -> bytes in all layers
+    kinds: Counter[Kind] = field(default_factory=Counter)  # bytes in all layers; 0 for some
+    shown: defaultdict[Kind, Tally] = field(default_factory=_tallies)  # visible, without what is strippable
+    gpu_files: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by their names' target
+    gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
+    strippable: Tally = field(default_factory=Tally)  # visible debug information in libraries and programs
+    cuda: Tally = field(default_factory=Tally)  # visible: CUDA's distributions, and its libraries elsewhere
+    overwritten: Tally = field(default_factory=Tally)  # path -> content that a later layer replaces
+    rewritten: Counter[str] = field(default_factory=Counter)  # of these, by the same content: why -> bytes
+    deleted: Tally = field(default_factory=Tally)
+    build_only: Tally = field(default_factory=Tally)  # compilers, build systems and -dev packages
+    visible_bytes: int = 0
+    n_files: int = 0
+
+
+@dataclass(kw_only=True)
+class Facts(Sums):
     """An image, counted. Sums of `owners`, of `kinds` and of `layer_bytes` are equal."""
 
     labels: Mapping[str, str]
@@ -77,21 +101,8 @@ class Facts:
     wanted_targets: tuple[str, ...]
     layer_bytes: tuple[int, ...]
     layer_stored_bytes: tuple[int | None, ...]
-    visible_bytes: int
-    n_files: int
-    owners: Mapping[str, int]  # owner group -> bytes in all layers
-    kinds: Mapping[Kind, int]  # bytes in all layers
-    shown: Mapping[Kind, Tally]  # the visible part, without what is strippable
-    gpu_files: Mapping[str, Tally]  # target -> visible files of GPU code, by name
-    gpu_in_libraries: Mapping[str, Tally]  # target -> visible GPU code inside libraries
-    strippable: Tally  # visible debug information inside libraries and programs
     unread: tuple[tuple[bytes, str], ...]  # files that couldn't be inspected, and why
-    cuda: Tally  # visible files of CUDA's distributions, and CUDA's libraries elsewhere
-    overwritten: Tally  # path -> content that a later layer replaces
-    rewritten: Mapping[str, int]  # of these, replaced by the same content: why -> bytes
-    deleted: Tally
     duplicates: tuple[Duplicate, ...]
-    build_only: Tally  # compilers, build systems and -dev packages
     secrets: tuple[SecretPlace, ...]
     claims: Claims
     packages: tuple[PackageRow, ...]
@@ -123,26 +134,14 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         count.layer(position)
     packages = count.packages()
     return Facts(
+        **vars(count.sums),
         labels={key: redacted(f"{key}={value}").removeprefix(f"{key}=") for key, value in labels.items()},
         ref=contents.ref,
         wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
         layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
-        visible_bytes=count.visible_bytes,
-        n_files=count.n_files,
-        owners=dict(count.groups),
-        kinds={kind: n_bytes for kind, n_bytes in count.kinds.items() if n_bytes},
-        shown=count.shown,
-        gpu_files=count.gpu_files,
-        gpu_in_libraries=count.gpu_in_libraries,
-        strippable=count.strippable,
         unread=tuple((index.path(at), why) for index in indexes for at, why in index.unread.items()),
-        cuda=count.cuda,
-        overwritten=count.overwritten,
-        rewritten=dict(count.rewritten),
-        deleted=count.deleted,
         duplicates=copies.duplicates,
-        build_only=count.build_only,
         secrets=tuple(exposed_secrets(contents, merged)),
         claims=dict(count.claims.claims),
         packages=packages,
@@ -199,16 +198,8 @@ class _Count:
         self._finder = Finder(merged)
         self._classifier = Classifier()
         self.tree = TreeCounter(sum(sum(index.sizes) for index in merged.layers))
-        self.groups: Counter[str] = Counter()
-        self.kinds: Counter[Kind] = Counter()
-        self.shown: defaultdict[Kind, Tally] = defaultdict(Tally)
-        self.gpu_files: defaultdict[str, Tally] = defaultdict(Tally)
-        self.gpu_in_libraries: defaultdict[str, Tally] = defaultdict(Tally)
+        self.sums = Sums()
         self.directories: Counter[bytes] = Counter()
-        self.cuda, self.overwritten, self.deleted, self.build_only = Tally(), Tally(), Tally(), Tally()
-        self.strippable = Tally()
-        self.rewritten: Counter[str] = Counter()
-        self.n_files = self.visible_bytes = 0
         self._tools = [is_build_tool(package) for package in ownership.packages]
         self._cuda = [_cuda_place(package) for package in ownership.packages]
         n_packages = len(ownership.packages)
@@ -226,9 +217,9 @@ class _Count:
             place = self._classifier.place(directory, name)
             parts = _parts(index, at, place)
             rest = size - sum(parts.values()) if parts else size
-            self.kinds[place.kind] += rest
+            self.sums.kinds[place.kind] += rest
             for (kind, _), n_bytes in parts.items():
-                self.kinds[kind] += n_bytes
+                self.sums.kinds[kind] += n_bytes
             self._all[owner] += size
             self.tree.add(
                 directory,
@@ -242,18 +233,18 @@ class _Count:
                 shown=bool(shown[row]),
             )
             if owner == UNOWNED:
-                self.groups[self._namer.group(directory, position)] += size
+                self.sums.owners[self._namer.group(directory, position)] += size
             if not shown[row]:
                 self._hidden(row, size)
                 continue
             self._visible[owner] += size
             self._files[owner] += 1
-            self.n_files += 1
-            self.visible_bytes += size
+            self.sums.n_files += 1
+            self.sums.visible_bytes += size
             self.directories[directory] += size
-            self.shown[place.kind].add(rest, place.anchor)
+            self.sums.shown[place.kind].add(rest, place.anchor)
             if place.targets:
-                self.gpu_files["+".join(place.targets)].add(size, place.anchor)
+                self.sums.gpu_files["+".join(place.targets)].add(size, place.anchor)
             causes = self._causes(row, owner, place, join(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
@@ -265,11 +256,11 @@ class _Count:
         """Visible bytes inside a file whose kind differs from the rest of it."""
         for (kind, target), n_bytes in parts.items():
             if kind is Kind.DEBUG:
-                self.strippable.add(n_bytes, directory)
+                self.sums.strippable.add(n_bytes, directory)
                 self.claims.add(n_bytes, [*causes, STRIPPABLE])
             else:
-                self.shown[kind].add(n_bytes, join(directory, name))
-                self.gpu_in_libraries[target].add(n_bytes, join(directory, name))
+                self.sums.shown[kind].add(n_bytes, join(directory, name))
+                self.sums.gpu_in_libraries[target].add(n_bytes, join(directory, name))
                 self.claims.add_code({target: n_bytes}, causes)
 
     def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
@@ -277,12 +268,12 @@ class _Count:
         causes = [OF_KIND[place.kind]] if place.kind in OF_KIND else []
         cuda = self._cuda[owner] or (path if _CUDA_LIBRARY.match(path.rpartition(b"/")[2]) else b"")
         if cuda:
-            self.cuda.add(size, cuda)
+            self.sums.cuda.add(size, cuda)
             causes.append(CUDA)
         package = self._ownership.packages[owner]
         listed = owner != UNOWNED and package.manager is not Manager.ROCM
         if self._tools[owner] or (not listed and is_tool_directory(path)):
-            self.build_only.add(size, PackageName(package.name) if listed else place.anchor)
+            self.sums.build_only.add(size, PackageName(package.name) if listed else place.anchor)
             causes.append(BUILD_ONLY)
         if row in self._extra:
             causes.append(DUPLICATES)
@@ -300,21 +291,21 @@ class _Count:
             rows.append(
                 PackageRow(package.manager.value, package.name, package.version, package.place, *bytes_of)
             )
-            self.groups[package.manager.value] += self._all[number]
+            self.sums.owners[package.manager.value] += self._all[number]
         return tuple(sorted(rows, key=lambda row: (-row.unpacked_bytes, row.name, row.place)))
 
     def _hidden(self, row: int, size: int) -> None:
         path = self._merged.path(row)
         above = self._finder.row(path)
         if above is None:
-            self.deleted.add(size, path)
+            self.sums.deleted.add(size, path)
             self.claims.add(size, [DELETED])
             return
-        self.overwritten.add(size, path)
+        self.sums.overwritten.add(size, path)
         self.claims.add(size, [OVERWRITTEN])
         if self._merged.digest(row) is not None and self._merged.digest(row) == self._merged.digest(above):
             maker = self._makers[self._merged.layer_of(above)]
-            self.rewritten[cause_of_rewriting(self._merged, maker, above)] += size
+            self.sums.rewritten[cause_of_rewriting(self._merged, maker, above)] += size
 
 
 def _cuda_place(package: Package) -> bytes:

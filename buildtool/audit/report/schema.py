@@ -124,8 +124,8 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
             )
             for layer in contents.layers
         ),
-        owners=facts.owners,
-        kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items()},
+        owners=dict(facts.owners),
+        kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items() if n_bytes},
         packages=facts.packages,
         gpu_code=_by_target(facts.gpu_files, facts.gpu_in_libraries),
         gpu_in_libraries=_by_target(facts.gpu_in_libraries),
