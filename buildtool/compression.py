@@ -2,7 +2,6 @@
 
 import sys
 import zlib
-from typing import Protocol
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -14,25 +13,6 @@ __all__ = ["FAULTS", "Unpacker", "Zlib", "zstd"]
 FAULTS = (zlib.error, zstd.ZstdError)  # what they raise for damaged data
 
 
-class Unpacker(Protocol):
-    """What unpacks one zlib or gzip member, or one zstd frame."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the end of the member or frame was read."""
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether nothing more comes out of the data that it was given."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """What it was given beyond the end."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Up to `max_length` bytes of content."""
-
-
 class Zlib:
     """zlib's decompressor, keeping what it couldn't take yet as zstd's does."""
 
@@ -41,19 +21,22 @@ class Zlib:
 
     @property
     def eof(self) -> bool:
-        """As in `Unpacker`."""
+        """Whether the end of the member was read."""
         return self._inner.eof
 
     @property
     def needs_input(self) -> bool:
-        """As in `Unpacker`."""
+        """Whether nothing more comes out of the data that it was given."""
         return not self._inner.unconsumed_tail
 
     @property
     def unused_data(self) -> bytes:
-        """As in `Unpacker`."""
+        """What it was given beyond the end."""
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """As in `Unpacker`."""
+        """Up to `max_length` bytes of content."""
         return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+
+
+Unpacker = Zlib | zstd.ZstdDecompressor  # of one zlib or gzip member, or one zstd frame

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from string import ascii_lowercase, ascii_uppercase
 
 from probes.shared.codec import DEPTH, TooDeep, doubled_key, parsed
 
@@ -78,9 +79,7 @@ def _add(found: dict[str, Json], pairs: Iterable[tuple[str, Json]]) -> dict[str,
 
 
 # Go's folding of letter case, for names of fields that are ASCII: K and long s are the only other letters
-_FOLDED = str.maketrans(
-    {chr(ord("A") + at): chr(ord("a") + at) for at in range(26)} | {"\u212a": "k", "\u017f": "s"}
-)
+_FOLDED = str.maketrans(f"{ascii_uppercase}\u212a\u017f", f"{ascii_lowercase}ks")
 
 
 def folded(key: str) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from buildtool.errors import ConfigError, DataError
 from buildtool.files import locked, write_text
 from buildtool.jsontext import why_unread
 from buildtool.model import Resolved, Variant, Wheel
-from probes.shared.codec import decode, load
+from probes.shared.codec import Json, decode, encode, load
 from probes.shared.files import read_text
 from probes.shared.quoting import command
 
@@ -108,16 +108,15 @@ class Lock:
     def _to_text(self) -> str:
         data = {
             "schema_version": SCHEMA_VERSION,
-            "tools": [asdict(wheel) for wheel in self.tools],
+            "tools": encode(self.tools),
             "variants": {name: _to_json(self.entries[name]) for name in sorted(self.entries)},
         }
         return json.dumps(data, indent=1) + "\n"
 
 
-def _to_json(entry: Resolved) -> dict[str, Any]:
-    data = asdict(entry)
-    del data["variant"]
-    data["torch_build"] = entry.torch_build.value
+def _to_json(entry: Resolved) -> Json:
+    data = cast(dict[str, Json], encode(entry))
+    del data["variant"]  # its key in the file
     return data
 
 

@@ -29,6 +29,7 @@ _FORMS = {
     "sarif": "SARIF 2.1.0",
     "junit": "JUnit XML",
 }
+_PAGES = {"html": render_html, "sarif": render_sarif, "junit": render_junit}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,16 +138,8 @@ def _wish(args: argparse.Namespace) -> Wish:
 
 
 def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top: int) -> str:
-    match form:
-        case "json":
-            return to_json(report)
-        case "markdown":
-            return render_markdown(report, top, comparison)
-        case "html":
-            return render_html(report, comparison)
-        case "sarif":
-            return render_sarif(report, comparison)
-        case "junit":
-            return render_junit(report, comparison)
-        case _:
-            return render_table(report, top, comparison)
+    if form in _PAGES:
+        return _PAGES[form](report, comparison)
+    if form == "json":
+        return to_json(report)
+    return (render_markdown if form == "markdown" else render_table)(report, top, comparison)

@@ -4,9 +4,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from buildtool.doctor.compatibility import (
-    Compatibility,
-)
+from buildtool.doctor.compatibility import Compatibility
 from buildtool.doctor.hostfacts import Display, Host, Platform
 from buildtool.doctor.remarks import Remark, remarks_on
 from buildtool.doctor.routes import OWN_VARIANT, CardAdvice, best_of, card_advice

@@ -4,12 +4,10 @@ Files are looked for below `root`. Nothing is started except what `engine.host` 
 """
 
 import ast
-import errno
 import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from probes.machine import snapshot, surroundings
 from probes.machine.nvml import Nvml, open_nvml
 from probes.machine.sysfs import read_cards, read_kfd_nodes, read_link, read_text
 from probes.records.facts import NvidiaCard
+from probes.shared.files import read_regular
 from probes.shared.kfd import UNKNOWN_TARGET, listed
 from probes.shared.unknown import Unknown
 
@@ -210,23 +209,12 @@ def _cdi_kind(place: Path) -> str:
     try:
         if place.suffix not in (".json", ".yaml", ".yml"):
             return ""
-        text = _regular_text(place, MOST_BYTES)
+        text = read_regular(Path(os.path.realpath(place)), most_bytes=MOST_BYTES).decode("utf-8", "replace")
         data = json.loads(text) if place.suffix == ".json" else parse(text, str(place), CDI_LIMITS).data
     except (OSError, ValueError, RecursionError, ToolError):
         return ""
     kind = data.get("kind") if isinstance(data, dict) else None
     return kind if isinstance(kind, str) else ""
-
-
-def _regular_text(place: Path, most_bytes: int) -> str:
-    """The text of a file that anybody may have put there: a pipe or a device would never end.
-
-    Raises OSError for what isn't a regular file of at most `most_bytes`.
-    """
-    status = place.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(place))
-    return place.read_text(encoding="utf-8", errors="replace")
 
 
 def read_pythons(root: Path, env: Mapping[str, str], cwd: Path) -> tuple[Python, ...]:
@@ -253,9 +241,8 @@ def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
 def _torch(prefix: Path, version: str) -> TorchBuild | Unknown:
     for packages in PACKAGES:
         try:
-            text = _regular_text(
-                prefix / packages.format(v=version) / "torch/version.py", _MOST_VERSION_BYTES
-            )
+            place = Path(os.path.realpath(prefix / packages.format(v=version) / "torch/version.py"))
+            text = read_regular(place, most_bytes=_MOST_VERSION_BYTES).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:

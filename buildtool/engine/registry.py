@@ -107,8 +107,7 @@ def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
 
 def push_fault(name: Reference, tail: str) -> ToolError:
     """Why a push failed, by the CLI's last lines. Pure."""
-    words = _last(tail)
-    signs = _signs(words, name)
+    words, signs = _said(tail, name)
     if fault := _common_fault(words, signs, name):
         return fault
     if _says(signs, _FORBIDDEN):
@@ -125,8 +124,7 @@ def push_fault(name: Reference, tail: str) -> ToolError:
 
 def pull_fault(name: Reference, tail: str) -> ToolError:
     """Why a pull failed, by the CLI's last lines. Pure."""
-    words = _last(tail)
-    signs = _signs(words, name)
+    words, signs = _said(tail, name)
     if fault := _common_fault(words, signs, name):
         return fault
     if _says(signs, _SILENT):
@@ -139,9 +137,14 @@ def pull_fault(name: Reference, tail: str) -> ToolError:
     return DataError(why, f"see all of it: {command('docker', 'pull', str(name))}")
 
 
-def _signs(words: str, name: Reference) -> str:
-    """The words by which a failure is recognised: an image may be called `team/denied`."""
-    return _ADDRESS.sub("", words).replace(str(name), "").replace(name.repository, "").lower()
+def _said(tail: str, name: Reference) -> tuple[str, str]:
+    """The last line, in which the CLI says what happened; and what of it shows that, without names.
+
+    An image may be called `team/denied`.
+    """
+    lines = [line.strip() for line in tail.splitlines() if line.strip()] or ["it gave no reason"]
+    words = lines[-1].removeprefix(_PREFIX)
+    return words, _ADDRESS.sub("", words).replace(str(name), "").replace(name.repository, "").lower()
 
 
 def _common_fault(words: str, signs: str, name: Reference) -> ToolError | None:
@@ -168,12 +171,6 @@ def _common_fault(words: str, signs: str, name: Reference) -> ToolError | None:
             "run the same command again later; layers that it has are not sent again",
         )
     return None
-
-
-def _last(tail: str) -> str:
-    """The last line, in which the CLI says what happened."""
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    return lines[-1].removeprefix(_PREFIX) if lines else "it gave no reason"
 
 
 def _says(words: str, signs: tuple[str, ...]) -> bool:

@@ -4,9 +4,9 @@ While a prune runs, the list is a journal: a line for each change, on disk befor
 stops the prune, the journal lists what was removed, and this run or the next one adds it to the list.
 """
 
+import errno
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from buildtool.gpucode.target import TargetId
 from buildtool.jsontext import why_unread
 from buildtool.prune.changes import Change, Deleted, Pruned, TreeResult
 from probes.shared.codec import decode, load
-from probes.shared.files import sync_directory
+from probes.shared.files import open_regular, read_regular, sync_directory, write_all
 from probes.shared.locks import is_at, lock_now
 
 SCHEMA_VERSION = 1
@@ -27,7 +27,7 @@ MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree ha
 FILE_NAME = "weir-prune.json"
 IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 _JOURNAL = ".journal"  # after the manifest's name
-_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "move it away, or name another file for the list: --manifest FILE"
 
 
@@ -83,10 +83,8 @@ class Journal:
             os.close(self._descriptor)
 
     def _append(self, lines: Iterable[str]) -> None:
-        view = memoryview("".join(f"{line}\n" for line in lines).encode())
         try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            write_all(self._descriptor, "".join(f"{line}\n" for line in lines).encode())
             os.fsync(self._descriptor)
         except OSError as error:
             raise EnvironmentMissing(
@@ -186,33 +184,24 @@ def _refuse_link(manifest: Path, root: Path) -> None:
 
 def _runs(path: Path) -> list[object]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return runs_in(read_regular(path, most_bytes=MAX_BYTES))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
-    try:
-        return runs_in(_content(path, descriptor))
-    except (OSError, ValueError) as error:
+        raise _unread(path, error) from error
+    except ValueError as error:
         raise DataError(f"{path} is not a manifest of a prune ({why_unread(error)})", _ELSEWHERE) from error
-    finally:
-        os.close(descriptor)
 
 
-def _content(path: Path, descriptor: int) -> bytes:
-    """All of a regular file. Raises DataError for anything else and for a large one."""
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} isn't a regular file", _ELSEWHERE)
-    if status.st_size > MAX_BYTES:
-        raise DataError(f"{path} is larger than any prune's list", _ELSEWHERE)
-    with open(os.dup(descriptor), "rb") as file:  # noqa: PTH123  a descriptor, not a path
-        return file.read(MAX_BYTES)
+def _unread(path: Path, error: OSError) -> DataError:
+    reasons = {errno.EFBIG: "is larger than any prune's list", errno.EINVAL: "isn't a regular file"}
+    reason = reasons.get(error.errno or 0, f"can't be read: {error.strerror}")
+    return DataError(f"{path} {reason}", _ELSEWHERE)
 
 
 def _created(path: Path) -> int:
     try:
-        descriptor = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        descriptor = os.open(path, _CREATE, 0o666)
     except FileExistsError as error:
         raise _busy(path) from error
     except OSError as error:
@@ -243,15 +232,15 @@ def _take_over(path: Path, manifest: Path) -> None:
     Raises DataError, EnvironmentMissing, ConfigError.
     """
     try:
-        descriptor = os.open(path, _OPEN)
+        descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}", _ELSEWHERE) from error
+        raise _unread(path, error) from error
     try:
         if not _hold(path, descriptor):
             return  # its prune has just come to its end and listed it all
-        announced, root = _read_back(path, _content(path, descriptor))
+        announced, root = _read_back(path, descriptor)
         run = _unfinished(announced, root)
         if run:
             _add_run(manifest, run)
@@ -267,16 +256,19 @@ def _remove(path: Path) -> None:
         raise EnvironmentMissing(f"{path} can't be removed: {error.strerror}", _ELSEWHERE) from error
 
 
-def _read_back(path: Path, text: bytes) -> tuple[TreeResult, Path]:
+def _read_back(path: Path, descriptor: int) -> tuple[TreeResult, Path]:
     """A journal's changes and the tree that they are in. Raises DataError for what isn't a journal."""
-    lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
-    if not lines:
-        return TreeResult(()), path.parent
     try:
+        text = read_regular(path, most_bytes=MAX_BYTES, descriptor=descriptor)
+        lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
+        if not lines:
+            return TreeResult(()), path.parent
         head, *rows = cast("list[dict[str, Any]]", list(map(load, lines)))
         announced = TreeResult(tuple(map(str, head["targets"])))
         announced.add([_change(row) for row in rows])
         return announced, Path(_path(head["root"]))
+    except OSError as error:
+        raise _unread(path, error) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a journal of a prune ({why_unread(error)})", _ELSEWHERE) from error
 

@@ -14,6 +14,7 @@ from buildtool.gpucode.cut.verify import verify_prune
 from buildtool.gpucode.errors import PruneRefused
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import TargetId
+from probes.shared.files import write_all
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
             copy_range(descriptor, handle, origin + piece.offset, n_bytes=piece.n_bytes)
         else:
             for chunk in chunks_of(piece, source):
-                _write_all(handle, chunk)
+                write_all(handle, chunk)
     for patch in plan.patches:
         os.pwrite(handle, patch.data, begin + patch.offset)
 
@@ -112,12 +113,6 @@ def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> No
         if not copied:
             raise PruneRefused("the file got shorter while it was copied")
         offset, left = offset + copied, left - copied
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def _copy_status(original: int, copy: int) -> None:

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from probes.records.reportfiles import writing
 from probes.records.schema import MOST_BYTES, ProbeReport, Record
 from probes.run.lock import held
 from probes.shared.codec import decode, encode, load
-from probes.shared.files import sweep_partials
+from probes.shared.files import open_regular, read_regular, sweep_partials
 from probes.shared.invocation import probe_command
 
 SUFFIX = ".journal"
@@ -112,7 +111,7 @@ def read(report: Path) -> Past | None:
     """
     path = path_of(report)
     try:
-        lines = _content(path).split(b"\n")
+        lines = read_regular(path, most_bytes=MOST_BYTES).split(b"\n")
     except FileNotFoundError:
         raise ReportError(
             f"{report.name} has no journal: it was finished, begun by an older version, or isn't there",
@@ -131,18 +130,6 @@ def read(report: Path) -> Past | None:
             f"{path} is broken: {error}", f"remove it and begin a new run: {probe_command()} run"
         ) from error
     return Past(begun, tuple(entries))
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a regular file; a pipe or a device in its place would be read for ever. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if found.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
-        return file.read(MOST_BYTES)
 
 
 def sweep(folder: Path) -> tuple[Path, ...]:
@@ -164,15 +151,12 @@ def sweep(folder: Path) -> tuple[Path, ...]:
 def _begun(journal: Path) -> bool | None:
     """Whether a dead run got its first line. None: it is alive, or this is a link, a directory or a pipe."""
     try:
-        descriptor = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_regular(journal)
     except OSError:
         return None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            return None
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return b"\n" in os.pread(descriptor, found.st_size, 0)
+        return b"\n" in os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     except OSError:  # it is locked, or there are no locks here and nobody can know
         return None
     finally:

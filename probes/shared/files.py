@@ -61,8 +61,36 @@ def read_text(path: Path, *, most_bytes: int) -> str:
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+        raise _too_large(path, most_bytes)
     return data.decode("utf-8")
+
+
+def open_regular(path: Path, access: int = os.O_RDONLY) -> int:
+    """A descriptor of a file that anybody may have put there; the caller closes it.
+
+    Raises OSError, EINVAL for what isn't a regular file: links aren't followed, pipes aren't waited for.
+    """
+    descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, *, most_bytes: int, descriptor: int | None = None) -> bytes:
+    """The bytes of such a file, or of one that is open. Raises OSError, EFBIG for more than `most_bytes`."""
+    with os.fdopen(open_regular(path) if descriptor is None else os.dup(descriptor), "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise _too_large(path, most_bytes)
+    return data
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data at the descriptor's position. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -131,7 +159,7 @@ def rereadable(path: Path, *, most_bytes: int) -> Iterator[Path]:
             while data := source.read(min(_PIECE_BYTES, left + 1)):
                 left -= len(data)
                 if left < 0:
-                    raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+                    raise _too_large(path, most_bytes)
                 target.write(data)
         yield copy
 
@@ -232,6 +260,10 @@ def _spool(path: Path) -> Iterator[Path]:
         yield spool
         with spool.open("rb") as source, os.fdopen(_open_special(path), "wb") as target:
             shutil.copyfileobj(source, target)
+
+
+def _too_large(path: Path, most_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
 
 
 def _refuse_directory(path: Path) -> None:

@@ -7,9 +7,7 @@ from itertools import chain, islice
 
 from buildtool.audit.read.layer import LayerIndex, index_layer
 from buildtool.audit.tar.ahead import Ahead
-from buildtool.audit.tar.faults import (
-    ImageFault,
-)
+from buildtool.audit.tar.faults import ImageFault
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarwalk import TarReader
 from buildtool.audit.tar.unpack import LAYERS, Allowance, Form, Meter, decompressed, peek, sniff

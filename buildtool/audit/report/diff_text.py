@@ -1,6 +1,7 @@
 """The difference of two images as text: terminal table and Markdown."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from buildtool.audit.report.diff import Change, ImageDiff
 from buildtool.audit.report.render import Section, capped, shown_bytes
@@ -30,7 +31,7 @@ def _sections(found: ImageDiff, top: int) -> list[Section]:
         ("Kinds", "kind", found.kinds),
         ("GPU code by target", "target", found.gpu_code),
         ("Packages", "package", found.packages),
-        ("Places", "place", tuple(_rooted(row) for row in found.places)),
+        ("Places", "place", tuple(replace(row, name=f"/{row.name}") for row in found.places)),
         ("Findings", "finding", found.findings),
     )
     sections = [_summary(found.before, found.after)]
@@ -74,10 +75,6 @@ def _row(change: Change) -> tuple[str, ...]:
         "there" if side == 0 else shown_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
     ]
     return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
-
-
-def _rooted(change: Change) -> Change:
-    return Change(f"/{change.name}", change.before_bytes, change.after_bytes)
 
 
 def _notes(found: ImageDiff) -> list[str]:

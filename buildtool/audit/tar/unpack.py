@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from enum import Enum
+from itertools import chain
 
 from buildtool.audit.tar.faults import LimitExceeded, MalformedStream, Truncated
 from buildtool.audit.tar.limits import LIMITS, Limits
@@ -103,7 +104,8 @@ def sniff(head: bytes) -> Form:
     for magic, form in _MAGIC.items():
         if head.startswith(magic):
             return form
-    if head[257:262] == b"ustar" or (len(head) >= 512 and not any(head[:512])) or _is_old_tar(head):
+    block = head[:512]  # of zeros where the archive is empty; headers from before `ustar` have only their sum
+    if head[257:262] == b"ustar" or (len(block) == 512 and (not any(block) or has_right_checksum(block))):
         return Form.TAR
     begun = head.lstrip()[:1]
     return Form.JSON if begun in (b"{", b"[") or (head and not begun) else Form.OTHER
@@ -119,7 +121,7 @@ def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[b
         if have >= n_bytes:
             break
     first = b"".join(held)
-    return first[:n_bytes], _chain(first, chunks)
+    return first[:n_bytes], chain([first] if first else (), chunks)
 
 
 def decompressed(
@@ -201,14 +203,3 @@ def _unpacker(form: Form, window_log: int) -> Unpacker:
     if form is Form.GZIP:
         return Zlib(wbits=31)
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
-
-
-def _is_old_tar(head: bytes) -> bool:
-    """Is this a header from before `ustar`, recognisable only by its checksum?"""
-    return len(head) >= 512 and has_right_checksum(head[:512])
-
-
-def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from chunks
