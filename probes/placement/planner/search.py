@@ -4,8 +4,9 @@ Blocks that cost the same are one group, so a model of 80 layers is a program of
 group are then spread evenly over its blocks, so that copies can run while resident blocks compute.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -23,6 +24,7 @@ from probes.placement.planner.polish import (
 )
 from probes.placement.planner.solver.integers import Choice, Counts, Group, Program, solve
 from probes.placement.planner.timeline import Timeline, simulate
+from probes.placement.split import spread
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
@@ -46,7 +48,8 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("streamed", "streamed_packed"),
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
-ONE_SLOT: Final = LEFT_OUT[:1]  # likewise with one slot, which is enough for blocks that are unpacked from it
+# A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
+LONGER: Final = (1.06, 1.15, 1.3)
 ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 # Python's time differs from host to host beside the same GPU: 20.6 and 24.4 ms for a token of Qwen2.5-3B.
@@ -125,16 +128,21 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
     known: dict[Used, Placed | None] = {}
     starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits, known))]
+    promised = min((counts.cost for _, counts in starts), default=0.0)
     if any(one.rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one, _ in starts):
+        starts += [one] if (one := _best(found, limits, known, slots=1)) else []
+        sizes = {(one.rings.slot_bytes, one.rings.scratch_bytes) for one, _ in starts}
         starts += [
-            one for tiers in ONE_SLOT if (one := _best(_without(found, tiers), limits, known, slots=1))
+            one
+            for longer, slots in itertools.product(LONGER, (1, 2))
+            if (one := _best(found, limits, known, slots=slots, longer=longer, sizes=sizes))
         ]
     if not starts:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
         made = polished(tight, options_by_block(found), limits) if tight else None
         return _found(made, limits, gap=1.0) if made else None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
-    if best.timeline.seconds > min(counts.cost for _, counts in starts) * (1 + WORTH_POLISHING):
+    if best.timeline.seconds > promised * (1 + WORTH_POLISHING):
         different = {id(one): one for one, _ in starts}.values()
         choices, steps = options_by_block(found), MOST_STEPS // len(different)
         best = min(
@@ -187,16 +195,24 @@ def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
 
 
 def _best(
-    found: Sequence[Kind], limits: Limits, known: dict[Used, Placed | None], *, slots: int = 2
+    found: Sequence[Kind],
+    limits: Limits,
+    known: dict[Used, Placed | None],
+    *,
+    slots: int = 2,
+    longer: float = 1.0,
+    sizes: Collection[tuple[int, int]] = (),
 ) -> tuple[Placed, Counts] | None:
     """The best counts, placed. `known` has what was placed before, by what is used of each kind.
+
+    `longer`: how much longer the link is taken to be busy. `sizes`: of rings, all by default.
 
     Lanes don't show that small blocks wait more often and that large ones need large buffers. So of a few
     counts with which lanes take about the same time, the simulation decides, unless there are many blocks.
     """
     least, tried = math.inf, []
-    for slot, scratch in sorted(_sizes(found, limits), reverse=True):
-        if one := _with_rings(found, limits, slots, slot, scratch, better_than=least):
+    for slot, scratch in sorted(sizes or _sizes(found, limits), reverse=True):
+        if one := _with_rings(found, limits, Rings(slots, slot, 1, scratch), longer, better_than=least):
             tried.append(one)
             least = one[0].cost
     simulated = SIMULATED if sum(len(kind.places) for kind in found) <= FEW_ENOUGH else 1
@@ -206,7 +222,9 @@ def _best(
             break
         used = _used(allowed, counts)
         if used not in known:
-            known[used] = placed(_spread(allowed, counts), limits)
+            ways = [_spread(allowed, counts, early=early) for early in sorted({False, limits.replayed})]
+            made_of_it = filter(None, (placed(chosen, limits) for chosen in ways))
+            known[used] = min(made_of_it, key=lambda one: one.timeline.seconds, default=None)
         if (fitting := known[used]) is not None:
             made.append((fitting, counts))
     return min(made, key=lambda one: one[0].timeline.seconds, default=None)
@@ -221,16 +239,16 @@ def _used(found: Sequence[Kind], counts: Counts) -> Used:
 
 
 def _with_rings(
-    found: Sequence[Kind], limits: Limits, slots: int, slot: int, scratch: int, *, better_than: float
+    found: Sequence[Kind], limits: Limits, rings: Rings, longer: float, *, better_than: float
 ) -> tuple[Counts, Sequence[Kind]] | None:
     """The best counts with rings of these sizes, which shrink to what those counts use."""
-    best = None
+    best, slot, scratch = None, rings.slot_bytes, rings.scratch_bytes
     while True:
         allowed = [
             replace(kind, options=undominated(_fitting(kind.options, slot, scratch))) for kind in found
         ]
-        rings = Rings(slots if slot else 0, slot, 1 if scratch else 0, scratch)
-        counts = solve(_program(allowed, rings, limits), better_than=better_than)
+        rings = Rings(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
+        counts = solve(_program(allowed, rings, limits, longer), better_than=better_than)
         if counts is None:
             return best
         best, better_than = (counts, allowed), counts.cost * (1 + 1e-9)
@@ -250,9 +268,12 @@ def _fitting(found: Sequence[Option], slot: int, scratch: int) -> list[Option]:
     return [option for option in found if option.slot_bytes <= slot and option.scratch_bytes <= scratch]
 
 
-def _program(found: Sequence[Kind], rings: Rings, limits: Limits) -> Program:
+def _program(found: Sequence[Kind], rings: Rings, limits: Limits, longer: float = 1.0) -> Program:
     groups = tuple(
-        Group(len(kind.places), tuple(Choice(option.lanes, option.memories) for option in kind.options))
+        Group(
+            len(kind.places),
+            tuple(Choice(option.lanes_if(longer), option.memories) for option in kind.options),
+        )
         for kind in found
     )
     staging = 2 * rings.slot_bytes if any(o.tier == "disk" for kind in found for o in kind.options) else 0
@@ -292,21 +313,18 @@ def _few(sizes: set[int], most: int) -> list[int]:
     return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
 
 
-def _spread(found: Sequence[Kind], counts: Counts) -> tuple[Option, ...]:
-    """The option of each block: within a kind, each option's blocks are evenly apart."""
+def _spread(found: Sequence[Kind], counts: Counts, *, early: bool = False) -> tuple[Option, ...]:
+    """The option of each block: within a kind, each option's blocks are evenly apart.
+
+    First those that are longest on the link, then those that are unpacked. The last block of a kind is
+    the first to be one of them, or the first block is (`early`).
+    """
     chosen: dict[int, Option] = {}
     for kind, used in zip(found, _used(found, counts), strict=True):
-        if len(used) == 1:
-            chosen.update(dict.fromkeys(kind.places, used[0][0]))
-            continue
-        given, total = [0] * len(used), len(kind.places)
-        for nth, place in enumerate(kind.places, start=1):
-            pick, most = 0, -math.inf
-            for i, (_, n) in enumerate(used):
-                behind = n * nth / total - given[i]
-                if behind > most and given[i] < n:
-                    pick, most = i, behind
-            given[pick] += 1
-            chosen[place] = used[pick][0]
+        left = kind.places[:: -1 if early else 1]
+        for option, number in sorted(used, key=lambda one: (-one[0].copy_s, -one[0].unpack_s)):
+            picked = set(spread(len(left), number))
+            chosen.update((place, option) for nth, place in enumerate(left) if nth in picked)
+            left = tuple(place for nth, place in enumerate(left) if nth not in picked)
     exactly(found, chosen)
     return tuple(chosen[place] for place in range(len(chosen)))
