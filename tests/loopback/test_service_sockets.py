@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -26,6 +26,7 @@ from service.web.door import Door
 from service.web.service import Service
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+VANISHED = b'weir_requests_total{route="/predict",status="499"} 1.0'
 LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=1, body_timeout_s=1)
 INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)
 
@@ -133,6 +134,59 @@ def is_cut_off(connection: socket.socket, data: bytes, *, pause_s: float, within
             return True
         time.sleep(pause_s)
     return False
+
+
+def until(true: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def test_what_a_caller_asked_who_hung_up_is_never_computed(here: Served) -> None:
+    here.fake.gate.clear()
+    request = HEAD % 16 + json.dumps({"texts": ["a"]}).encode()
+    with ExitStack() as stack:
+        here.open(stack, request)
+        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        second = here.open(stack, request)
+        until(lambda: here.service.worker.waiting()[0] == 1)
+        second.close()
+        until(lambda: here.service.worker.waiting() == (0, 0))
+        until(
+            lambda: b'weir_requests_total{route="/predict",status="499"} 1.0' in here.service.metrics.text()
+        )
+        here.fake.gate.set()
+        assert here.predict() == 200
+
+
+def test_what_a_caller_asked_who_hung_up_while_it_was_tokenised_is_never_computed(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long text is tokenised in a thread, and the caller leaves before anything waits for its answer."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def encode(texts: Sequence[Text]) -> tuple[Encoded, ...]:
+        begun.set()
+        assert goes_on.wait(10)
+        return tuple(Encoded((1, 2)) for _ in texts)
+
+    monkeypatch.setattr(here.fake, "encode", encode)
+    here.fake.gate.clear()
+    body = json.dumps({"texts": ["a" * 5000]}).encode()
+    with ExitStack() as stack:
+        here.open(stack, (HEAD % 22) + json.dumps({"token_ids": [[1]]}).encode().ljust(22))
+        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        late = here.open(stack, HEAD % len(body) + body)
+        assert begun.wait(10)
+        late.close()
+        until(lambda: len(here.server.server_state.connections) == 1)
+        goes_on.set()
+        until(
+            lambda: b'weir_requests_total{route="/predict",status="499"} 1.0' in here.service.metrics.text()
+        )
+        assert here.service.worker.waiting() == (0, 0)
+        here.fake.gate.set()
 
 
 def test_callers_with_slow_bodies_hold_no_slot(here: Served) -> None:

@@ -1,7 +1,9 @@
 """The one thread that owns the device: it computes what the batcher decides, and runs canaries.
 
 Callers are in the event loop. They `submit` rows and await a future; the thread hands every batch's results
-back in one call. Nothing can end a thread that hangs in a driver, so it is a daemon.
+back in one call, as the last thing before it waits or computes again: until then it holds the interpreter,
+and the event loop that it has woken could only wait for it. Nothing can end a thread that hangs in a driver,
+so it is a daemon.
 """
 
 import asyncio
@@ -73,7 +75,10 @@ class Worker:
         canary: Callable[[], None],
         on_batch: Callable[[Done], None] = lambda _done: None,
     ) -> None:
-        """`canary` raises when the device is at fault; it runs in the worker's thread, as computing does."""
+        """`canary` raises when the device is at fault; it runs in the worker's thread, as computing does.
+
+        `on_batch` hears of each batch in the event loop, once its requests have been answered.
+        """
         self._batcher = batcher
         self.pulse = pulse
         self._canary = canary
@@ -85,6 +90,8 @@ class Worker:
         self._idle_since_s = time.monotonic()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: list[tuple[Job, Outcome | Exception]] = []  # not handed over yet
+        self._done: list[Done] = []
 
     def start(self) -> None:
         """Start the thread, unless it runs. Call it in the event loop; the first `submit` does."""
@@ -168,20 +175,28 @@ class Worker:
         """What to do next, waiting for it if need be; None: end. Holds the lock."""
         while not self._stopping:
             now_s = time.monotonic()
-            self._deliver_late(self._batcher.expire(now_s))
-            decided: Batch | Wait = Wait()
-            if self.pulse.state == "well":
-                decided = self._batcher.next(now_s)
-            elif self.pulse.state == "lost":
-                self._fail_all("the device doesn't work")
-            if isinstance(decided, Batch):
-                return partial(self._run_batch, decided, [self._jobs[row.request] for row in decided.rows])
-            canary_s = self.pulse.canary_at(self._idle_since_s)
-            if canary_s <= now_s and decided.until_s == inf:  # nobody waits for the device
-                return self._run_canary
-            until_s = min(canary_s, decided.until_s)
-            self._changed.wait(None if until_s == inf else max(0.0, until_s - now_s))
+            decided = self._decide(now_s)
+            self._hand_over()
+            if not isinstance(decided, float):
+                return decided
+            self._changed.wait(None if decided == inf else max(0.0, decided - now_s))
+        self._hand_over()
         return None
+
+    def _decide(self, now_s: float) -> Callable[[], None] | float:
+        """What to do now, or until when to wait."""
+        self._end_late(self._batcher.expire(now_s))
+        decided: Batch | Wait = Wait()
+        if self.pulse.state == "well":
+            decided = self._batcher.next(now_s)
+        elif self.pulse.state == "lost":
+            self._fail_all("the device doesn't work")
+        if isinstance(decided, Batch):
+            return partial(self._run_batch, decided, [self._jobs[row.request] for row in decided.rows])
+        canary_s = self.pulse.canary_at(self._idle_since_s)
+        if canary_s <= now_s and decided.until_s == inf:  # nobody waits for the device
+            return self._run_canary
+        return min(canary_s, decided.until_s)
 
     def _run_batch(self, batch: Batch, jobs: Sequence[Job]) -> None:
         taken_s = time.monotonic()
@@ -208,11 +223,9 @@ class Worker:
                 self._end(jobs, error)
             else:
                 self._collect(done, jobs, results)
-        if error is None:
-            self._on_batch(done)
 
     def _collect(self, done: Done, jobs: Sequence[Job], results: Sequence[Any]) -> None:
-        whole: list[tuple[Job, Outcome | Exception]] = []
+        self._done.append(done)
         for job in dict.fromkeys(jobs):
             job.started_s = min(job.started_s, done.started_s)
             job.compute_s += done.compute_s
@@ -223,19 +236,18 @@ class Worker:
             if not job.left and job.number in self._jobs:
                 del self._jobs[job.number]
                 outcome = Outcome(tuple(job.results), job.started_s, job.compute_s, tuple(job.batches))
-                whole.append((job, outcome))
-        self._deliver(whole)
+                self._ended.append((job, outcome))
 
     def _end(self, jobs: Sequence[Job], error: Exception) -> None:
         ended = [job for job in dict.fromkeys(jobs) if job.number in self._jobs]
         for job in ended:
             del self._jobs[job.number]
             self._batcher.withdraw(job.number)
-        self._deliver([(job, error) for job in ended])
+        self._ended += [(job, error) for job in ended]
 
-    def _deliver_late(self, numbers: Sequence[int]) -> None:
+    def _end_late(self, numbers: Sequence[int]) -> None:
         late = [self._jobs.pop(number) for number in numbers if number in self._jobs]
-        self._deliver([(job, RequestError(504, "the deadline passed before its turn came")) for job in late])
+        self._ended += [(job, RequestError(504, "the deadline passed before its turn came")) for job in late]
 
     def _fail_all(self, why: str) -> None:
         self._end(list(self._jobs.values()), RequestError(503, why, retry_after_s=5))
@@ -254,22 +266,32 @@ class Worker:
         if error or before != self.pulse.state:
             log.warning("canary: %s; the device is %s", error or "passed", self.pulse.state)
 
-    def _deliver(self, outcomes: Sequence[tuple[Job, Outcome | Exception]]) -> None:
-        if outcomes and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_settle, self._loop, outcomes)
+    def _hand_over(self) -> None:
+        ended, done, self._ended, self._done = self._ended, self._done, [], []
+        if (ended or done) and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._settle, self._loop, ended, done)
 
+    # ---- the event loop's thread again ----------------------------------------------------------------
 
-def _settle(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[Job, Outcome | Exception]]) -> None:
-    """Runs in the event loop: a few at a time, so that others are heard between a batch's answers."""
-    if outcomes[_AT_ONCE:]:
-        loop.call_soon(_settle, loop, outcomes[_AT_ONCE:])
-    for job, outcome in outcomes[:_AT_ONCE]:
-        if job.future.done():
-            continue
-        if isinstance(outcome, Outcome):
-            job.future.set_result(outcome)
+    def _settle(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ended: Sequence[tuple[Job, Outcome | Exception]],
+        done: Sequence[Done],
+    ) -> None:
+        """A few at a time, so that others are heard between a batch's answers."""
+        for job, outcome in ended[:_AT_ONCE]:
+            if job.future.done():
+                continue
+            if isinstance(outcome, Outcome):
+                job.future.set_result(outcome)
+            else:
+                job.future.set_exception(outcome)
+        if ended[_AT_ONCE:]:
+            loop.call_soon(self._settle, loop, ended[_AT_ONCE:], done)
         else:
-            job.future.set_exception(outcome)
+            for each in done:
+                loop.call_soon(self._on_batch, each)  # after those who were answered just now
 
 
 def seconds_to_wait(drain_s: float | None) -> int:

@@ -1,9 +1,9 @@
 """Admits a bounded number of requests, and none while draining. Health checks don't pass through here."""
 
+import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import anyio
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from service.errors import RequestError
 
@@ -27,7 +27,8 @@ class Admission:
         self._room = room
         self.in_flight = 0
         self.draining = False
-        self._inside: set[anyio.CancelScope] = set()
+        self._inside: set[asyncio.Task[Any]] = set()
+        self._turned_away: set[asyncio.Task[Any]] = set()
 
     def refusal(self) -> RequestError | None:
         """Why a request that came now would get no slot (429: all are held, 503: draining), or None."""
@@ -40,22 +41,27 @@ class Admission:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold one of the slots; raises RequestError at once where `refusal` gives one.
+        """Hold one of the slots in a task; raises RequestError at once where `refusal` gives one.
 
         Raises RequestError (503) at the end of a drain that didn't wait for the block any longer.
         """
         if refusal := self.refusal():
             raise refusal
+        task = asyncio.current_task()
+        assert task
         self.in_flight += 1
+        self._inside.add(task)
         try:
-            with anyio.CancelScope() as inside:
-                self._inside.add(inside)
-                yield
+            yield
+        except asyncio.CancelledError:
+            if task not in self._turned_away or task.uncancel() > 0:  # somebody else cancelled it (as well)
+                raise
+            why = "shutting down; the answer took too long"
+            raise RequestError(503, why, retry_after_s=RETRY_AFTER_S) from None
         finally:
-            self._inside.discard(inside)
+            self._inside.discard(task)
+            self._turned_away.discard(task)
             self.in_flight -= 1
-        if inside.cancelled_caught:
-            raise RequestError(503, "shutting down; the answer took too long", retry_after_s=RETRY_AFTER_S)
 
     async def drain(self, timeout_s: float) -> bool:
         """Admit no more requests and wait for those inside; False when some were left after `timeout_s`.
@@ -63,10 +69,12 @@ class Admission:
         Those are turned away then: their `slot` raises RequestError (503).
         """
         self.draining = True
-        with anyio.move_on_after(timeout_s):
-            while self.in_flight:
-                await anyio.sleep(_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.in_flight:
+                    await asyncio.sleep(_POLL_S)
         in_time = not self.in_flight
-        for inside in self._inside:
-            inside.cancel()
+        self._turned_away |= self._inside
+        for task in self._inside:
+            task.cancel()
         return in_time

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from functools import partial
 
 import anyio.to_thread
 
@@ -11,6 +11,7 @@ from service.batching.worker import Outcome
 from service.errors import RequestError
 from service.model.classifier import Classifier, Encoded, ModelInfo, Text
 from service.protocols.asks import Answer, Ask
+from service.web.observed import WhenGone
 from service.web.service import Service
 
 _INLINE_CHARS = 4096  # tokenised at once in the event loop; more takes longer than a thread's start
@@ -25,12 +26,12 @@ async def answered(
     *,
     arrived: float,
     timeout_s: float | None,
-    gone: Callable[[], Coroutine[None, None, None]] | None = None,
+    when_gone: WhenGone | None = None,
 ) -> Answer:
     """Encode, queue, and wait for the results, the deadline, or the caller's leaving. Raises RequestError.
 
-    `arrived`: when (monotonic seconds) the request was whole. `gone` returns when the caller has left; a
-    protocol that cancels this instead needs none. Either way what hasn't begun isn't computed.
+    `arrived`: when (monotonic seconds) the request was whole. A protocol that cancels this when the caller
+    leaves needs no `when_gone`. Either way what hasn't begun isn't computed.
     """
     begun = time.monotonic()
     rows = await _encode(classifier, ask.texts) if ask.texts else ask.encoded
@@ -45,7 +46,7 @@ async def answered(
     )
     try:
         left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
-        outcome = await _first(job.future, gone, left_s)
+        outcome = await _first(job.future, when_gone, left_s)
     except BaseException:  # this caller's, not the worker's: nobody waits for it any more
         service.worker.withdraw(job)
         raise
@@ -71,27 +72,25 @@ async def _encode(classifier: Classifier, texts: tuple[Text, ...]) -> tuple[Enco
 
 async def _first(
     future: "asyncio.Future[Outcome]",
-    gone: Callable[[], Coroutine[None, None, None]] | None,
+    when_gone: WhenGone | None,
     left_s: float | None,
 ) -> Outcome:
-    """The outcome. Raises RequestError where the deadline comes first (504), or the caller goes away."""
-    leaving = asyncio.ensure_future(gone()) if gone else None
-    if leaving:
-        leaving.add_done_callback(lambda _: _end(future, RequestError(499, "the caller went away")))
-    late = RequestError(504, "the answer wasn't there before the deadline")
-    timer = None if left_s is None else future.get_loop().call_later(left_s, _end, future, late)
+    """The outcome. Raises RequestError where the deadline comes first (504), or the caller leaves (499)."""
+    if when_gone:
+        when_gone(partial(_end, future, 499, "the caller went away"))
+    if left_s is None:
+        return await future
+    late = "the answer wasn't there before the deadline"
+    timer = future.get_loop().call_later(left_s, _end, future, 504, late)
     try:
         return await future
     finally:
-        if leaving:
-            leaving.cancel()
-        if timer:
-            timer.cancel()
+        timer.cancel()
 
 
-def _end(future: "asyncio.Future[Outcome]", error: RequestError) -> None:
+def _end(future: "asyncio.Future[Outcome]", status: int, why: str) -> None:
     if not future.done():
-        future.set_exception(error)
+        future.set_exception(RequestError(status, why))
 
 
 def _log_answer(info: ModelInfo, answer: Answer) -> None:

@@ -5,11 +5,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route, Router
 
@@ -25,7 +24,7 @@ from service.settings import Limits
 from service.web import page, repository
 from service.web.answering import answered
 from service.web.metrics import CONTENT_TYPE
-from service.web.observed import App, Message, Receive, Send, observed
+from service.web.observed import WHEN_GONE, App, Message, Receive, Send, observed
 from service.web.service import Service
 from service.web.turnstile import error_document, retry_header, turnstile
 
@@ -156,7 +155,12 @@ async def _serve(service: Service, form: Form, request: Request) -> Response:
         ask = form.parse(document, service.limits, classifier.info, raw)
         timeout_s = timeout_of(form.parameters(document), request.headers.get("x-timeout-ms"))
         answer = await answered(
-            service, classifier, ask, arrived=arrived, timeout_s=timeout_s, gone=partial(_until_gone, request)
+            service,
+            classifier,
+            ask,
+            arrived=arrived,
+            timeout_s=timeout_s,
+            when_gone=request.scope["state"].get(WHEN_GONE),
         )
     return form.render(classifier.info, ask, answer)
 
@@ -168,28 +172,25 @@ def _model_of(document: Mapping[str, Any]) -> str:
     return name
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _read_body(request: Request, limits: Limits) -> bytes:
     """The whole body, unless it is too large (413) or too slow (408). Keeps no more than the limit."""
     too_large = RequestError(413, f"the body is larger than {limits.max_body_bytes} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise too_large
-    body = bytearray()
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            async for chunk in request.stream():
-                body += chunk
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise RequestError(400, "the caller went away")
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
                 if len(body) > limits.max_body_bytes:
                     raise too_large
     except TimeoutError as error:
         raise RequestError(408, f"the body didn't arrive within {limits.body_timeout_s} s") from error
-    except ClientDisconnect as error:
-        raise RequestError(400, "the caller went away") from error
     return bytes(body)
 
 

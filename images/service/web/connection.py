@@ -5,12 +5,14 @@ head may have (`h11_max_incomplete_event_size`). It has no limit for the time th
 a body that is no longer read, and for an answer that the peer doesn't read; and its `limit_concurrency`
 counts idle connections, so a client that opens enough of them locks out everyone, health checks included. It
 doesn't limit the chunks of a body either. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the
-event loop for 15 s. And it writes an answer's head and body one after the other: two packets, of which the
-client reads the second later.
+event loop for 15 s. It writes an answer's head and body one after the other: two packets, of which the
+client reads the second later. And whoever wants to know that a caller has left must have a task that waits
+for it, for each request; here a function is called.
 """
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -20,6 +22,7 @@ from uvicorn.server import ServerState
 
 from service.web.admission import RETRY_AFTER_S
 from service.web.door import Door
+from service.web.observed import WHEN_GONE
 
 # Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
 _FREE_CHUNKS = 1024
@@ -112,6 +115,7 @@ class Connection(H11Protocol):
         self._door = door
         self._timeout_s = timeout_s
         self._timer: asyncio.TimerHandle | None = None
+        self._tell_gone: Callable[[], None] | None = None
 
     @property
     def _at_work(self) -> bool:
@@ -130,16 +134,21 @@ class Connection(H11Protocol):
         self._disarm()
         self._door.leave(self)
         super().connection_lost(exc)
+        self._end_request()
 
     def handle_events(self) -> None:
         """The data may have completed a head, or a whole request."""
         super().handle_events()
         self._disarm_at_work()
-        if self._at_work and not self.cycle.more_body:
-            self._door.serve(self)
+        if self._at_work:
+            self.scope["state"][WHEN_GONE] = self._when_gone  # before its task begins
+            if not self.cycle.more_body:
+                self._door.serve(self)
 
     def on_response_complete(self) -> None:
         """The next head, and what is left of this body before it, have `timeout_s` again."""
+        self._tell_gone = None
+        self.scope["state"].pop(WHEN_GONE, None)  # it holds this object, which holds it
         self._door.wait(self)
         self._arm()
         super().on_response_complete()  # may find the next request in what has arrived already
@@ -160,6 +169,7 @@ class Connection(H11Protocol):
         if self._at_work:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            self._end_request()
 
     def _unsupported_upgrade_warning(self) -> None:
         """A request to speak another protocol is answered in HTTP, and needs no line in the log."""
@@ -170,6 +180,19 @@ class Connection(H11Protocol):
             self.transport.abort()
         else:
             self._turn_away(503, "all connections are in use")
+
+    def _when_gone(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when the caller of the request that is answered leaves, soon if it has left."""
+        if self.cycle.disconnected:
+            self.loop.call_soon(tell)
+        else:
+            self._tell_gone = tell
+            self.flow.resume_reading()  # the end of what is read says that it has left
+
+    def _end_request(self) -> None:
+        tell, self._tell_gone = self._tell_gone, None
+        if tell:
+            tell()
 
     def _arm(self) -> None:
         self._disarm()

@@ -13,6 +13,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+WhenGone = Callable[[Callable[[], None]], None]  # has a function called when a request's caller leaves
+
+WHEN_GONE = "weir.when_gone"  # a WhenGone, in the `state` of each request's scope
 
 _ROUTES = ("/predict", "/v1/embeddings", "/metrics", "/v2/health", "/v2/repository")
 

@@ -22,6 +22,7 @@ from service.models import Models, folder_of, names_in
 from service.settings import Limits
 from service.web.admission import Admission
 from service.web.app import create_app
+from service.web.observed import WHEN_GONE
 from service.web.service import Service
 from service.web.tracing import begin
 from starlette.testclient import TestClient
@@ -205,11 +206,38 @@ def test_draining_lets_the_inner_finish_and_nobody_in() -> None:
 def test_a_drain_that_takes_too_long_says_so() -> None:
     async def scenario() -> tuple[bool, bool]:
         admission = Admission(1)
-        with admission.slot():
+
+        async def slow() -> None:
+            with pytest.raises(RequestError, match="took too long") as caught, admission.slot():
+                await anyio.sleep(30)
+            assert caught.value.status == 503
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow)
+            await anyio.sleep(0)
             late = await admission.drain(0.03)
         return late, await admission.drain(0.03)
 
     assert anyio.run(scenario) == (False, True)
+
+
+def test_a_request_that_its_own_caller_cancels_as_well_is_cancelled() -> None:
+    async def scenario() -> None:
+        admission = Admission(1)
+
+        async def slow() -> None:
+            with admission.slot():
+                await asyncio.sleep(30)
+
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0)
+        task.cancel()
+        await admission.drain(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert admission.in_flight == 0
+
+    asyncio.run(scenario())
 
 
 def test_a_draining_service_is_not_ready(service: Service, client: TestClient) -> None:
@@ -281,17 +309,13 @@ def test_what_a_vanished_caller_asked_is_never_computed(fake: Fake, service: Ser
     async def scenario() -> list[int]:
         fake.gate.clear()
         statuses: list[int] = []
-        left = asyncio.Event()
+        tells: list[Callable[[], None]] = []
 
-        async def ask(text: str, gone: asyncio.Event) -> None:
+        async def ask(text: str, leaves: Callable[[Callable[[], None]], None]) -> None:
             body = json.dumps({"texts": [text]}).encode()
-            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
             async def receive() -> Any:
-                for message in messages:
-                    return message
-                await gone.wait()
-                return {"type": "http.disconnect"}
+                return {"type": "http.request", "body": body, "more_body": False}
 
             async def send(message: Any) -> None:
                 if message["type"] == "http.response.start":
@@ -299,17 +323,16 @@ def test_what_a_vanished_caller_asked_is_never_computed(fake: Fake, service: Ser
 
             scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict"}
             scope |= {"query_string": b"", "headers": [], "root_path": "", "http_version": "1.1"}
-            await create_app(service)(
-                scope | {"scheme": "http", "server": None, "client": None}, receive, send
-            )
+            more = {"scheme": "http", "server": None, "client": None, "state": {WHEN_GONE: leaves}}
+            await create_app(service)(scope | more, receive, send)
 
-        first = asyncio.create_task(ask("aaaa", asyncio.Event()))
+        first = asyncio.create_task(ask("aaaa", lambda _tell: None))
         while not fake.begun:
             await asyncio.sleep(0.005)
-        second = asyncio.create_task(ask("b", left))
+        second = asyncio.create_task(ask("b", tells.append))
         while service.worker.waiting()[0] < 1:
             await asyncio.sleep(0.005)
-        left.set()
+        tells[0]()
         await second
         assert service.worker.waiting() == (0, 0)
         fake.gate.set()
@@ -318,6 +341,24 @@ def test_what_a_vanished_caller_asked_is_never_computed(fake: Fake, service: Ser
 
     assert asyncio.run(scenario()) == [499, 200]
     assert fake.begun == [4]
+
+
+def test_batches_are_counted_in_the_event_loop_once_their_requests_are_answered(
+    fake: Fake, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting holds the interpreter, which whoever waits for an answer needs."""
+    seen: list[object] = []
+    monkeypatch.setattr(service.metrics, "batch", lambda _done: seen.append(threading.get_ident()))
+
+    async def scenario() -> None:
+        job = service.worker.submit(fake.classify, [Encoded((1,))], lengths=[1], group=0)
+        await job.future
+        seen.append("answered")
+        await asyncio.sleep(0)
+        service.worker.stop()
+
+    asyncio.run(scenario())
+    assert seen == ["answered", threading.get_ident()]
 
 
 def test_requests_that_wait_together_are_computed_together(

@@ -22,10 +22,11 @@ DOORS = {
     "google": {"messages"},
     "uvicorn": {"acceptor", "connection", "server"},
     "h11": {"connection"},
-    "anyio": {"admission", "answering", "endpoint", "server"},
+    "anyio": {"answering", "endpoint", "server"},
     "threading": {"own_thread", "worker"},
     "asyncio": {
         "acceptor",
+        "admission",
         "answering",
         "app",
         "cli",
