@@ -243,7 +243,7 @@ def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]
     if not parts:
         return []
     return [
-        f"The times of passes above are by the wall clock. Device time alone, behind a queued wait: "
+        f"The times of passes above are by the wall clock. Device time alone, without launching: "
         f"{'; '.join(parts)}."
     ]
 

@@ -38,11 +38,11 @@ from probes.report.quantities import size
 from probes.shared.units import duration
 
 SPILLED: dict[Scenario, str] = {
-    "streamed": "streaming the rest through two VRAM buffers",
+    "streamed": "streaming those through two VRAM buffers",
     "packed": "packing weights without loss, in VRAM as far as they fit",
     "placed": "placing each layer by plan",
-    "zero_copy_weights": "reading the rest in place with the inputs copied to VRAM",
-    "zero_copy_all": "reading the rest and the inputs in place",
+    "zero_copy_weights": "reading those in place with the inputs copied to VRAM",
+    "zero_copy_all": "reading those and the inputs in place",
 }
 
 
@@ -165,8 +165,8 @@ def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
     return (
         f"With {share:.0%} of the weights in system RAM, {SPILLED[best.scenario]} "
         f"{'is fastest' if clear else 'is no slower than any other way'}: "
-        f"{_took(best)} a pass by the wall clock against {_took(second)} for {SPILLED[second.scenario]}, and "
-        f"{_took(ways['resident'])} with everything in VRAM, {slower:.2g} times less "
+        f"{_took(best)} a pass by the wall clock, against {_took(second)} for {SPILLED[second.scenario]}, "
+        f"and {_took(ways['resident'])} with everything in VRAM, {slower:.2g} times less "
         f"({model}, {dtype}, batch {rows}{_device_time(best, ways['resident'])})."
     )
 
@@ -176,7 +176,7 @@ def _device_time(best: Pass, resident: Pass) -> str:
     times_s = [seconds for seconds in map(device_time_s, (best, resident)) if seconds is not None]
     if len(times_s) < 2:
         return ""
-    return f"; device time alone, behind a queued wait: {duration(times_s[0])} against {duration(times_s[1])}"
+    return f"; device time alone, without launching: {duration(times_s[0])} against {duration(times_s[1])}"
 
 
 def _took(passes: Pass) -> str:

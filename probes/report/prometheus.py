@@ -67,7 +67,7 @@ HELP = {
     "weir_memory_gauge_bytes": "A memory gauge of the driver or the kernel at a moment of the spill probe.",
     "weir_scenario_pass_seconds": "Wall-clock time of a forward pass: the median of the processes' medians.",
     "weir_scenario_pass_error_seconds": "Standard error of that time, between processes and within them.",
-    "weir_scenario_pass_device_seconds": "The same pass by the device's clock alone, behind a queued wait.",
+    "weir_scenario_pass_device_seconds": "The same pass by the device's clock alone, without launching.",
     "weir_scenario_pass_samples": "Samples behind the wall-clock time of a pass.",
     "weir_scenario_pass_processes": "Processes that measured a pass.",
     "weir_scenario_spilled_bytes": "Weights left in system RAM.",

@@ -12,6 +12,7 @@ from probes.records.schema import (
     Gap,
     Measurement,
     Noise,
+    NumaPlaces,
     Pass,
     ProbeRun,
     Reading,
@@ -33,6 +34,7 @@ OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others
 TITLES = {
     Expectation: "What should happen, predicted before trying",
     Gap: "Not measured",
+    NumaPlaces: "NUMA nodes of the GPU, the processors and the buffers",
     Reading: "Memory gauges",
     Request: "Requests for memory",
     Stop: "Why the probe asked for no more",
@@ -272,9 +274,9 @@ _BLOCK = (
     Column("GTT grew by", lambda p: size(p.block.gtt_growth_bytes)),
 )
 _PASS_NOTE = (
-    "One forward pass by the wall clock. Device time alone is behind a queued wait, so that handing the pass "
-    "over isn't part of it. `differs` is the largest difference of outputs from the all-resident ones, over "
-    "the largest output. The split is of one more pass, measured for this alone."
+    "One forward pass by the wall clock. Device time alone is taken behind a queued wait, so that launching "
+    "the pass isn't part of it. `differs` is the largest difference of outputs from the all-resident ones, "
+    "over the largest output. The split is of one more pass, measured for this alone."
 )
 _PASS = (
     Column("model", lambda p: p.model, words=True),

@@ -53,6 +53,14 @@ def test_page_is_whole_and_quiet(shown: tuple[str, Page]) -> None:
     assert widths[0] <= widths[1], "the page scrolls sideways"  # type: ignore[index]
 
 
+def test_no_word_of_ours_is_shown_as_an_escape(shown: tuple[str, Page]) -> None:
+    """The caption of the bandwidths read `α\\xa0+\\xa0S`: its spaces were taken for a stranger's."""
+    _, page = shown
+    captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(e => e.textContent).join(' ')")
+    assert "\\x" not in str(captions)
+    assert "\\u" not in str(captions)
+
+
 def test_words_of_plots_fit_within_them(shown: tuple[str, Page]) -> None:
     _, page = shown
     outside = page.evaluate(

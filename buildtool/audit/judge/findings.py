@@ -33,6 +33,7 @@ from buildtool.audit.judge.mismatches import (
     cuda_in_cpu_image,
     foreign_code_in_libraries,
     foreign_files,
+    no_code_for_target,
     torch_without_gpu_kernels,
 )
 from probes.shared.units import counted, decimal_bytes
@@ -223,6 +224,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     cuda_in_cpu_image,
     _secrets,
     torch_without_gpu_kernels,
+    no_code_for_target,
     foreign_files,
     foreign_code_in_libraries,
     _overwritten,

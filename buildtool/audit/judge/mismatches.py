@@ -13,6 +13,8 @@ from buildtool.audit.count.claims import (
 from buildtool.audit.count.counts import Facts, Tally
 from buildtool.audit.count.spot import shown
 from buildtool.audit.judge.finding import SHOWN_PATHS, Finding, Severity, merged_places
+from buildtool.gpucode.formats.scan import UNKNOWN
+from buildtool.gpucode.target import TargetId, known_targets
 from probes.shared.quoting import command, terminal
 from probes.shared.units import decimal_bytes
 
@@ -70,10 +72,41 @@ def foreign_code_in_libraries(facts: Facts) -> Finding | None:
     return _foreign(facts, facts.gpu_in_libraries, FOREIGN_CODE, "inside libraries,")
 
 
+def no_code_for_target(facts: Facts) -> Finding | None:
+    """A card that the image is for, and for which it has no GPU code: its libraries can't use that card."""
+    names, kept = _code_names(facts), _kept(facts)
+    makers = {code.is_cuda for code in known_targets(names)}
+    wanted = [target for target in parse_targets(facts.wanted_targets) if target.is_cuda in makers]
+    missing = [target for target in wanted if target not in kept]
+    if not missing or UNKNOWN in names:
+        return None
+    lacking = ", ".join(map(str, missing))
+    return Finding(
+        "no-code-for-target",
+        Severity.ERROR,
+        f"no GPU code for {lacking}, only for {', '.join(sorted(names))}: nothing here computes on that card",
+        0,
+        (),
+        f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
+        "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
+    )
+
+
+def _code_names(facts: Facts) -> set[str]:
+    """What the image's GPU code is for, by the names in its files."""
+    return {name for key in (*facts.gpu_files, *facts.gpu_in_libraries) for name in key.split("+")}
+
+
+def _kept(facts: Facts) -> tuple[TargetId, ...]:
+    """The wanted targets that the image has code for: prune refuses to keep others."""
+    had = known_targets(_code_names(facts))
+    return tuple(one for one in parse_targets(facts.wanted_targets) if any(code.serves(one) for code in had))
+
+
 def _prune(facts: Facts) -> str:
     """What to type to remove foreign code of both forms: one command removes both."""
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
-    targets = ",".join(map(str, parse_targets(facts.wanted_targets)))
+    targets = ",".join(map(str, _kept(facts)))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
     prune = "weir", "prune", "--targets", targets
     return (
@@ -84,12 +117,12 @@ def _prune(facts: Facts) -> str:
 
 
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
-    """A finding of the code that no wanted target can run; None where no target is wanted."""
+    """A finding of the code that no wanted target can run; None where nothing would be kept."""
     wanted = parse_targets(facts.wanted_targets)
     names = ", ".join(map(str, wanted))
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
     n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
-    if not n_bytes:
+    if not n_bytes or not _kept(facts):
         return None
     return Finding(
         name,

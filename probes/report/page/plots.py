@@ -16,7 +16,7 @@ from probes.report.quantities import size
 
 BANDWIDTH = "bandwidth", "Bandwidth over size"
 RESIDENCY = "residency", "Where device memory really is"
-SCENARIOS = "scenarios", "A model larger than VRAM, run in four ways"
+SCENARIOS = "scenarios", "A model larger than VRAM, run in several ways"
 BREAK_EVEN = "break-even", "How often must data be read for a copy to pay?"
 
 
@@ -37,7 +37,7 @@ def _bandwidth_words(chart: tuple[BandwidthPanel, ...]) -> tuple[str, str]:
     rates = "; ".join(f"{t.path} {t.points[-1][1]} GB/s at {size(t.points[-1][0])}" for t in traces)
     return (
         "Shapes: measured, median ± standard error. Pale bars: p5 to p95 of the samples. "
-        "Lines: the model t(S) = α\u00a0+\u00a0S\u2060/\u2060β, fitted piece by piece to the medians."
+        "Lines: the model t(S) = α + S/β, fitted piece by piece to the medians."
         + (f" No line, because no fit is good enough: {', '.join(refused)}." if refused else ""),
         f"Measured bandwidth by path and size. At the largest sizes: {rates}.",
     )

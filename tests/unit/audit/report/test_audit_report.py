@@ -242,8 +242,20 @@ def test_gpu_code_is_counted_by_target_and_foreign_targets_are_named() -> None:
     assert report.gpu_code == {"gfx1100": 2 * MB, "gfx90a": 3 * MB}
     finding = found(report, "foreign-gfx")
     assert finding.unpacked_bytes == 3 * MB
-    assert "weir prune --targets gfx906,gfx1100 -- weir/tiny:1\n" in finding.remedy
+    assert "weir prune --targets gfx1100 -- weir/tiny:1\n" in finding.remedy  # prune refuses absent targets
     assert "takes 3.00 MB out of files and libraries, leaves 3.00 MB" in finding.remedy
+
+
+def test_a_card_without_code_is_an_error_and_no_prune_is_advised_that_would_be_refused() -> None:
+    """`--targets gfx803` advised a prune that removes all code; `weir prune` refuses to do that."""
+    report = audited(KERNELS, targets=("gfx803",))
+    assert "foreign-gfx" not in ids(report)
+    finding = found(report, "no-code-for-target")
+    assert finding.severity is Severity.ERROR
+    assert "no GPU code for gfx803, only for gfx1100, gfx90a" in finding.title
+    assert finding.remedy.startswith("weir doctor --card gfx803\n")
+    assert "no-code-for-target" not in ids(audited(KERNELS, targets=("gfx1100", "sm_90")))
+    assert "no-code-for-target" not in ids(audited(BASE, targets=("gfx803",)))
 
 
 def test_targets_of_the_command_line_come_before_the_label() -> None:

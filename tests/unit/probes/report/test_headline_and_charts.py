@@ -56,7 +56,7 @@ def test_answer_follows_from_the_figures() -> None:
     assert inputs.startswith("Copy large inputs into VRAM before use, even those that are read only once")
     assert "it spills silently: of 4 GiB granted as device memory, 1.50 GiB reads at" in full
     assert "31% of the weights" in fastest
-    assert "streaming the rest through two VRAM buffers is fastest: 6." in fastest
+    assert "streaming those through two VRAM buffers is fastest: 6." in fastest
 
 
 def test_a_copy_slower_than_reading_in_place_is_not_advised() -> None:

@@ -155,9 +155,9 @@ def ways(model: str, rows: int, **took_s: float) -> list[Pass]:
 @pytest.mark.parametrize(
     ("best", "told"),
     [
-        ("streamed", "streaming the rest through two VRAM buffers is fastest"),
-        ("zero_copy_weights", "reading the rest in place with the inputs copied to VRAM is fastest"),
-        ("zero_copy_all", "reading the rest and the inputs in place is fastest"),
+        ("streamed", "streaming those through two VRAM buffers is fastest"),
+        ("zero_copy_weights", "reading those in place with the inputs copied to VRAM is fastest"),
+        ("zero_copy_all", "reading those and the inputs in place is fastest"),
     ],
 )
 def test_the_fastest_way_is_named_with_the_second_beside_it(best: str, told: str) -> None:
