@@ -16,7 +16,7 @@ from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.files import write_text
 from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
-from probes.shared.files import read_text
+from probes.shared.files import read_regular
 from probes.shared.invocation import tool_version
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import command
@@ -127,7 +127,7 @@ def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
     """Show what changes in this directory, then write it."""
     from buildtool.doctor import fix
 
-    if not Path("compose.yaml").is_file():
+    if not Path(fix.BASE).is_file():
         raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
     before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
     changed = fix.changes(host, advice, before)
@@ -139,7 +139,7 @@ def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
 
 def _text_of(path: Path) -> str | None:
     try:
-        return read_text(path, most_bytes=_MOST_BYTES)
+        return read_regular(Path(os.path.realpath(path)), most_bytes=_MOST_BYTES).decode()
     except FileNotFoundError:
         return None
     except OSError as error:

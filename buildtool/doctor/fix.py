@@ -14,9 +14,12 @@ from buildtool.doctor.remarks import numbers_of
 from buildtool.doctor.routes import best_of
 from probes.shared.unknown import Unknown
 
-ENV, OVERLAY = ".env", "compose.here.yaml"
+ENV, BASE, OVERLAY = ".env", "compose.yaml", "compose.here.yaml"
 OVERRIDE_COMPOSE = (2, 24, 4)  # the first compose that knows `!override`
 AMD_KIND, NVIDIA_KIND = "amd.com/gpu", "nvidia.com/gpu"
+_VALUE = re.compile(
+    r"""\s*(?:export\s+)?(COMPOSE_FILE|COMPOSE_PATH_SEPARATOR)\s*=\s*(["']?)(.*?)\2\s*(?:\s#.*)?"""
+)
 _SETTING = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=")
 _HEAD = "# Written by `weir doctor --fix` for this host; `docker compose config` shows what comes of it.\n"
 
@@ -46,7 +49,7 @@ def changes(host: Host, advice: Advice, before: dict[str, str | None]) -> list[C
     overlay = overlay_text(host)
     values = settings(host, advice)
     if overlay:
-        values["COMPOSE_FILE"] = f"compose.yaml:{OVERLAY}"
+        values["COMPOSE_FILE"] = compose_files(before.get(ENV) or "")
     found = [Change(OVERLAY, before.get(OVERLAY), overlay)] if overlay else []
     if values:
         found.append(Change(ENV, before.get(ENV), env_text(before.get(ENV) or "", values)))
@@ -61,6 +64,17 @@ def settings(host: Host, advice: Advice) -> dict[str, str]:
     found = {"RENDER_NODE": render.path, "RENDER_GID": str(render.group), "VIDEO_GID": str(kfd.group)}
     best = best_of([route for card in advice.cards for route in card.routes if route.usable])
     return found | ({"HSA_OVERRIDE_GFX_VERSION": best.override} if best and best.override else {})
+
+
+def compose_files(existing: str) -> str:
+    """The setting COMPOSE_FILE of an `.env` file with our two files beside those that it names already."""
+    found = {named[1]: named for named in map(_VALUE.fullmatch, existing.split("\n")) if named}
+    between = found["COMPOSE_PATH_SEPARATOR"][3] if "COMPOSE_PATH_SEPARATOR" in found else ":"
+    quote, text = found["COMPOSE_FILE"].group(2, 3) if "COMPOSE_FILE" in found else ("", "")
+    files = [file for file in text.split(between) if file]
+    known = {file.removeprefix("./") for file in files}
+    first, last = ([file] if file not in known else [] for file in (BASE, OVERLAY))
+    return f"{quote}{between.join([*first, *files, *last])}{quote}"
 
 
 def env_text(existing: str, values: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """`--fix` writes numeric groups, nodes and CDI devices for this host, and shows them first."""
 
 import datetime
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from host_trees import ENGINE, Card, Case, host_of
 
 from buildtool.commands.doctor import _text_of
 from buildtool.doctor.advise import advise
-from buildtool.doctor.fix import ENV, OVERLAY, Change, changes, env_text, shown
+from buildtool.doctor.fix import ENV, OVERLAY, Change, changes, compose_files, env_text, shown
 from buildtool.doctor.hostfacts import Host, Node
 from buildtool.doctor.shipped_data import compatibility
 from buildtool.errors import DataError
@@ -90,17 +91,39 @@ def test_other_settings_of_a_file_stay_and_ours_are_replaced_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "compose.yaml:compose.here.yaml"),
+        ("COMPOSE_FILE=compose.yaml:mine.yaml\r\n", "compose.yaml:mine.yaml:compose.here.yaml"),
+        (
+            "export COMPOSE_FILE='./compose.yaml:my #.yaml' # mine",
+            "'./compose.yaml:my #.yaml:compose.here.yaml'",
+        ),
+        ("COMPOSE_FILE=mine.yaml", "compose.yaml:mine.yaml:compose.here.yaml"),
+        ("COMPOSE_FILE=compose.yaml:compose.here.yaml:x", "compose.yaml:compose.here.yaml:x"),
+        ("COMPOSE_PATH_SEPARATOR=;\nCOMPOSE_FILE=compose.yaml;x", "compose.yaml;x;compose.here.yaml"),
+    ],
+)
+def test_overlays_of_the_user_stay_in_use(before: str, after: str) -> None:
+    assert compose_files(before) == after
+
+
 def test_a_value_with_an_unusual_line_separator_stays_one_value() -> None:
     text = "GREETING=a\u2028b\x0cc\x85d\nWINDOWS=1\r\n"
     assert env_text(text, {"RENDER_GID": "105"}) == f"{text}RENDER_GID=105\n"
 
 
-@pytest.mark.parametrize("content", [b"A=\xff\n", b"A=1\n" * 600_000, None], ids=["bytes", "huge", "folder"])
+@pytest.mark.parametrize(
+    "content", [b"A=\xff\n", b"A=1\n" * 600_000, None, b"pipe"], ids=["bytes", "huge", "folder", "pipe"]
+)
 def test_settings_that_cannot_be_read_are_named_in_words(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / ".env"
     assert _text_of(file) is None
     if content is None:
         file.mkdir()
+    elif content == b"pipe":
+        os.mkfifo(file)
     else:
         file.write_bytes(content)
     with pytest.raises(DataError, match=r"\.env: ") as refused:
