@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ _PIECE: Final = 1 << 23  # bytes that one thread digests at once
 _MOST_HEADER: Final = 1 << 16
 _SETTLED_NS: Final = 100_000_000  # a file changed more recently may change again within one tick of its times
 _MOST_BYTES: Final = 64 << 30
+_KEY: Final = re.compile("[0-9a-f]{64}")
 _ENTRY, _ORIGIN = ".packed", ".origin"
 
 
@@ -101,9 +103,10 @@ class Cache:
     def _noted(self, origin: str) -> str | None:
         try:
             with _opened(self.folder / (origin + _ORIGIN)) as file:
-                return file.read(64).decode("ascii")
-        except (OSError, UnicodeDecodeError):
+                key = file.read(65).decode("ascii", "replace")
+        except OSError:
             return None
+        return key if _KEY.fullmatch(key) else None
 
     def _note(self, origin: str, key: str) -> None:
         with suppress(OSError):

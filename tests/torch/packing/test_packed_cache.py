@@ -140,6 +140,16 @@ def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     assert reader.packs == 2
 
 
+@pytest.mark.parametrize("noted", [b"\0" * 64, b"../../" + b"a" * 58, b"", b"\xff" * 64, b"a" * 70])
+def test_a_damaged_note_of_an_origin_only_costs_reading_again(tmp_path, origin, noted):
+    reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
+    kept.packed(reader, origin=origin, packer=reader.pack)
+    (note,) = kept.folder.glob("*.origin")
+    note.write_bytes(noted)
+    assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
+    assert (reader.reads, reader.packs) == (2, 1)
+
+
 def test_what_was_unused_the_longest_makes_room(tmp_path):
     tensors = [gaussian(64, 1024, seed=seed) for seed in range(4)]
     kept = Cache(tmp_path)
