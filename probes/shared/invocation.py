@@ -6,7 +6,6 @@ are, `python -m probes`.
 
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from probes.shared.quoting import command
@@ -33,6 +32,9 @@ def probe_line(*words: str | Path) -> str:
 @cache
 def tool_version() -> str:
     """The version of the installed package; `source` where it isn't installed, as in our images."""
+    # here, because Ctrl-C while a program is imported is a traceback, and this takes half of that time
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("gpu-weir")
     except PackageNotFoundError:

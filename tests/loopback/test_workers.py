@@ -24,3 +24,17 @@ def test_a_worker_imports_nothing_from_the_current_directory(name: str, tmp_path
         check=True,
     )
     assert "the worker exited" not in found.stdout
+
+
+@pytest.mark.parametrize("program", ["buildtool.cli", "probes.__main__"])
+def test_little_is_imported_before_an_interrupt_is_a_message(program: str) -> None:
+    count = "import sys; before = set(sys.modules); import {}; print(*set(sys.modules) - before)"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", count.format(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert not {"importlib.metadata", "zipfile"} & set(found.stdout.split())
