@@ -54,7 +54,7 @@ def bake_plan(
         command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
         command += ["--progress=plain", f"--metadata-file={metadata}"]
         command += ["--no-cache"] if no_cache else []
-        hear = relay(say, _worth_saying, verbose=verbose)
+        hear = relay(say, lambda line: line if WORTH_SAYING.match(line) else None, verbose=verbose)
         _run_bake(command, render_plan(plan), engine=engine, say=say, hear=hear)
         data = json.loads(metadata.read_text(encoding="utf-8"))
     digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
@@ -65,10 +65,6 @@ def bake_plan(
                 "build into the engine itself: see `docker context ls` and `docker buildx ls`",
             )
     return digests
-
-
-def _worth_saying(line: str) -> str | None:
-    return line if WORTH_SAYING.match(line) else None
 
 
 def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say, hear: Say) -> None:

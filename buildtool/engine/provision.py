@@ -226,8 +226,7 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
 
 def _agreed() -> bool:
     """Prompt on a terminal; elsewhere proceed."""
-    asked = sys.stdin is not None and sys.stdin.isatty()  # None: started with no standard input at all
-    if not asked:
+    if sys.stdin is None or not sys.stdin.isatty():  # None: started with no standard input at all
         return True
     try:
         return input("go ahead? [Y/n] ").strip().lower() in ("", "y", "yes")

@@ -154,13 +154,10 @@ class PruneCache:
         if not result.changed:
             out.unlink()
         self._say(_summary(original, result))
-        self._forget()
-        return data
-
-    def _forget(self) -> None:
-        """Keep the newest and those in use; what a context links keeps its bytes until the next build."""
+        # the newest stay, and those in use; what a context links keeps its bytes until the next build
         for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
             _evict(old)
+        return data
 
 
 def _used_at(path: Path) -> float:

@@ -101,7 +101,8 @@ def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator
     DataError for a file that isn't a manifest or a journal, ConfigError while another prune is running,
     EnvironmentMissing: all before anything is touched.
     """
-    _refuse_link(manifest, root)
+    if manifest.parent == root and manifest.is_symlink():  # the tree's maker chose where it leads
+        raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
     manifest = Path(os.path.realpath(manifest))
     _runs(manifest)
     _take_over(_journal_of(manifest), manifest)
@@ -174,12 +175,6 @@ def _add_run(manifest: Path, run: dict[str, Any]) -> None:
 
 def _as_text(document: dict[str, Any]) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, sort_keys=True) + "\n"
-
-
-def _refuse_link(manifest: Path, root: Path) -> None:
-    """Refuses a link in the tree: its maker chose where it leads, and the list would replace a file there."""
-    if manifest.parent == root and manifest.is_symlink():
-        raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
 
 
 def _runs(path: Path) -> list[object]:

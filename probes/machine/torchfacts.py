@@ -48,10 +48,7 @@ def _obstacle(api: Api) -> str:
     try:
         torch.cuda.init()
         total = torch.ones(8, device="cuda").sum().item()
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # torch raises both for missing parts of a driver or build
+    except (RuntimeError, AssertionError) as error:  # both, for missing parts of a driver or build
         return f"torch can't use a GPU: {first_line(error)}"
     return "" if total == 8 else f"the GPU added eight ones to {total}"
 
@@ -159,9 +156,8 @@ def _product(dtype: torch.dtype) -> tuple[bool, str]:
     left, right = (torch.randn(SIDE, SIDE, dtype=torch.float32) for _ in range(2))
     found = (left.to(DEVICE, dtype) @ right.to(DEVICE, dtype)).to("cpu", torch.float32)
     error = float((found - left @ right).abs().max())
-    return error <= TOLERANCE[
-        dtype
-    ], f"largest error {error:.2g} against the CPU, {TOLERANCE[dtype]:g} accepted"
+    most = TOLERANCE[dtype]
+    return error <= most, f"largest error {error:.2g} against the CPU, {most:g} accepted"
 
 
 def _convolution() -> tuple[bool, str]:

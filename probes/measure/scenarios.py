@@ -189,9 +189,8 @@ def _time(
         queued=True,
         leads="wall",
     )
-    after = _compare(
-        stack, chosen, scenario, rows=rows
-    )  # behind many passes in a row, where a race would show
+    # behind many passes in a row, where a race would show
+    after = _compare(stack, chosen, scenario, rows=rows)
     return Pass(
         scenario=scenario,
         rows=rows,

@@ -5,7 +5,7 @@ Never uses managed memory: oversubscribing it can hang a GPU that others share.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from probes.errors import ContentMismatch, OutOfMemory, Unsupported
 from probes.measure import pressure
@@ -77,14 +77,10 @@ def pattern_of(index: int) -> Pattern:
 
 @dataclass
 class _Held:
-    """A block in hand, before it is re-read."""
+    """A block in hand; it has no reads yet."""
 
     memory: Memory
-    index: int
-    asked: Asked
-    control: bool
-    vram_drop_bytes: int | Unknown
-    gtt_growth_bytes: int | Unknown
+    block: Block
 
 
 @dataclass
@@ -99,7 +95,7 @@ class _Run:
 
     @property
     def held_bytes(self) -> int:
-        return sum(held.memory.n_bytes for held in self.held if held.asked == "vram")
+        return sum(held.block.n_bytes for held in self.held if held.block.asked == "vram")
 
 
 def run(
@@ -157,7 +153,7 @@ def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
         with bench.memory("vram", asked):
             return request
     except OutOfMemory as refusal:
-        return Request("oversize", asked, 0, free, None, granted=False, message=refusal.message)
+        return replace(request, granted=False, message=refusal.message)
 
 
 def _host_controls(state: _Run) -> Iterator[Record]:
@@ -191,7 +187,9 @@ def _fill_up(state: _Run) -> Iterator[Record]:
 
 def _request(state: _Run) -> Request:
     free, held = state.bench.vram_free_bytes(), state.held_bytes
-    control = sum(h.asked == "vram" for h in state.held) < CONTROLS  # the first are in an empty card
+    control = (
+        sum(held.block.asked == "vram" for held in state.held) < CONTROLS
+    )  # the first are in an empty card
     message, granted = "", True
     try:
         _add(state, "vram", control=control)
@@ -210,12 +208,13 @@ def _add(state: _Run, asked: Asked, *, control: bool) -> None:
     drop = free - bench.vram_free_bytes()
     gtt_now = state.gauges.gtt_used_bytes()
     growth = gtt if isinstance(gtt, Unknown) else gtt_now if isinstance(gtt_now, Unknown) else gtt_now - gtt
-    state.held.append(_Held(memory, index, asked, control, drop, growth))
+    block = Block(index, asked, control, n_bytes, read_s=(), vram_drop_bytes=drop, gtt_growth_bytes=growth)
+    state.held.append(_Held(memory, block))
 
 
 def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
     """Time reads of the block, the first one apart, and compare its content with what was written."""
-    n_bytes = held.memory.n_bytes
+    index, n_bytes = held.block.index, held.block.n_bytes
     span = held.memory.span(0, n_bytes)
     read = bench.operation("read", result, span)
 
@@ -225,19 +224,10 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
 
     first = timed()
     times = tuple(timed() for _ in range(READS))
-    written = pattern_of(held.index).total(0, n_bytes // WORD_BYTES)
+    written = pattern_of(index).total(0, n_bytes // WORD_BYTES)
     if bench.words(result) != (written,) or bench.total(span) != written:
         raise ContentMismatch(
-            f"block {held.index} of {binary_bytes(n_bytes)} does not hold what was written into it",
+            f"block {index} of {binary_bytes(n_bytes)} does not hold what was written into it",
             "the memory or the driver is faulty; see the kernel's log (dmesg)",
         )
-    return Block(
-        index=held.index,
-        asked=held.asked,
-        control=held.control,
-        n_bytes=n_bytes,
-        read_s=times,
-        vram_drop_bytes=held.vram_drop_bytes,
-        gtt_growth_bytes=held.gtt_growth_bytes,
-        first_read_s=first,
-    )
+    return replace(held.block, read_s=times, first_read_s=first)

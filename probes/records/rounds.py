@@ -6,7 +6,7 @@ two: memory is elsewhere, clocks and libraries have settled differently.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from probes.records.schema import (
     Failed,
@@ -19,6 +19,7 @@ from probes.records.schema import (
     Reads,
     Record,
     Split,
+    Timed,
     Unknown,
 )
 
@@ -65,21 +66,12 @@ def _one_each(records: Iterable[Record]) -> list[Record]:
 
 def _one_record(group: Sequence[Record]) -> Record:
     first = group[0]
-    match first:
-        case Measurement():
-            return _one_row(first, [r for r in group if isinstance(r, Measurement)])
-        case Reads():
-            return _one_row(first, [r for r in group if isinstance(r, Reads)])
-        case Pass():
-            passes = [r for r in group if isinstance(r, Pass)]
-            splits = [one.split for one in passes if isinstance(one.split, Split)]
-            return replace(
-                _one_row(first, passes),
-                difference=max(one.difference for one in passes),
-                split=splits[0] if splits else first.split,
-            )
-        case _:
-            return first
+    if isinstance(first, Pass):
+        passes = [one for one in group if isinstance(one, Pass)]
+        splits = [one.split for one in passes if isinstance(one.split, Split)]
+        difference = max(one.difference for one in passes)
+        first = replace(first, difference=difference, split=splits[0] if splits else first.split)
+    return _one_row(first, cast(Sequence[Any], group)) if isinstance(first, Timed) else first
 
 
 def _one_row(first: Row, group: Sequence[Row]) -> Row:

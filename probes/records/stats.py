@@ -10,6 +10,7 @@ are. The larger of the two is reported, as the half-width of an interval that co
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,7 +65,7 @@ def lag1(samples: Sequence[float]) -> float | None:
     """Autocorrelation of successive samples; None for fewer than 3 or for equal ones."""
     if len(samples) < 3:
         return None
-    mean = math.fsum(samples) / len(samples)
+    mean = statistics.fmean(samples)
     away = [sample - mean for sample in samples]
     spread = math.fsum(a * a for a in away)
     if spread == 0:
@@ -84,10 +85,7 @@ def error_of_median(samples: Sequence[float]) -> float | None:
 
 def deviation(values: Sequence[float]) -> float | None:
     """The standard deviation of values, by n - 1; None for one."""
-    if len(values) < 2:
-        return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def median_errs(processes: int, few: Mapping[int, float]) -> float:

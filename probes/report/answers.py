@@ -191,9 +191,8 @@ def _spill(records: Sequence[Record]) -> list[str]:
     return said
 
 
-COMPARED = frozenset(
-    {"resident", "streamed", "zero_copy_weights", "zero_copy_all"}
-)  # older reports have no others
+# older reports have no others
+COMPARED = frozenset({"resident", "streamed", "zero_copy_weights", "zero_copy_all"})
 Way = tuple[str, str, int]  # model, element type, batch size
 NAMES: dict[Scenario, str] = {
     "resident": "all in VRAM",
@@ -282,8 +281,8 @@ def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     best = others[0]
     share = best.spilled_bytes / best.weight_bytes
     figures = (
-        f"{_ms(resident)} against {_ms(best)} {NAMES[best.scenario]} with {share:.0%} of the weights left "
-        f"in system RAM, {took_s(best) / took_s(resident):.2f} x"
+        f"{timing(resident)} against {timing(best)} {NAMES[best.scenario]} with {share:.0%} of the weights "
+        f"left in system RAM, {took_s(best) / took_s(resident):.2f} x"
     )
     return _verdict([is_faster(resident, other) for other in others]), figures
 
@@ -291,22 +290,23 @@ def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
 def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict and its figures."""
     copied, left = times["zero_copy_weights"], times["zero_copy_all"]
-    return _verdict([is_faster(left, copied)]), f"{_ms(left)} left there, {_ms(copied)} copied"
+    return _verdict([is_faster(left, copied)]), f"{timing(left)} left there, {timing(copied)} copied"
 
 
 def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
     streamed = times["streamed"]
     rival = min(took_s(times["zero_copy_weights"]), took_s(times["zero_copy_all"]))
     took = took_s(streamed)
-    text = f"{_ms(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
+    text = f"{timing(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
     if link:
         limit = streamed.spilled_bytes / link / 1e9
         text += f" (the link alone needs {duration(limit)}, {limit / took:.0%} of that)"
     return text
 
 
-def _ms(passes: Pass) -> str:
-    summary = summarize(passes.times_s)
+def timing(row: Timed) -> str:
+    """The figure of a row and its standard error, in ASCII."""
+    summary = summarize(row.times_s)
     error = f" +- {duration(summary.error)}" if summary.error is not None else ""
     return f"{duration(summary.median)}{error}"
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from operator import attrgetter
 
 from probes.records.schema import Measurement, Unknown
 from probes.records.stats import summarize
@@ -99,8 +100,9 @@ def fit(points: Sequence[Point]) -> Fit | Unknown:
     if len({p.n_bytes for p in ordered}) < FEWEST_POINTS:
         return Unknown(f"a fit needs {FEWEST_POINTS} sizes, there are {len({p.n_bytes for p in ordered})}")
     best: Fit | None = None
+    poor = attrgetter("residual")
     for pieces in range(1, MOST_PIECES + 1):
-        found = min((_fitted(ordered, ends) for ends in _cuts(len(ordered), pieces)), key=_poor, default=None)
+        found = min((_fitted(ordered, ends) for ends in _cuts(len(ordered), pieces)), key=poor, default=None)
         if found and (best is None or found.residual < best.residual):
             best = found
         if best and best.residual <= GOOD_RESIDUAL:
@@ -109,10 +111,6 @@ def fit(points: Sequence[Point]) -> Fit | Unknown:
     if best.residual > WORST_RESIDUAL:
         return Unknown(f"the times don't follow straight pieces: they miss by up to {best.residual:.0%}")
     return best
-
-
-def _poor(found: Fit) -> float:
-    return found.residual
 
 
 def _cuts(count: int, pieces: int) -> Iterator[tuple[int, ...]]:

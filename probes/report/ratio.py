@@ -17,6 +17,7 @@ from probes.report.quantities import with_error
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
 CLEAR = 2.25  # standard errors
 NOTABLE = 0.025  # below it a difference may be the machine's own from one hour to the next
+TYPICAL = 0.83  # of a standard deviation: what `scatter` finds in three and three normal values
 PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of this many further processes
 FEWEST_PROCESSES = 2  # of each report
 # A half-width of SPREAD s covers two times in three, see records.stats; of normal values with a well known
@@ -74,11 +75,6 @@ def scatter(a: Times, b: Times) -> Scatter:
     if freedom < 1 or not away:
         return Scatter(0.0, 0)
     return Scatter((median(away) / TYPICAL) ** 2, freedom)
-
-
-TYPICAL = (
-    0.83  # of a standard deviation: what `scatter` finds in three and three normal values, by simulation
-)
 
 
 def typical(rows: Sequence[Scatter]) -> float:

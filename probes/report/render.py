@@ -29,7 +29,7 @@ from probes.records.schema import (
     Waived,
 )
 from probes.report import residency
-from probes.report.answers import all_records, answers, pick
+from probes.report.answers import all_records, answers, pick, timing
 from probes.report.headline import headline
 from probes.report.quantities import size
 from probes.report.tables import Table, row_doubts, run_tables
@@ -174,10 +174,6 @@ def noise_lines(rows: Sequence[Timed]) -> list[str]:
     return [*lines, *(f"not watched: {reason}" for reason in missing)]
 
 
-def _figure(summary: stats.Summary) -> str:
-    return duration(summary.median) + (f" +- {duration(summary.error)}" if summary.error is not None else "")
-
-
 def _spill_text(records: Sequence[Record], *, markdown: bool) -> str:
     blocks = pick(records, Block)
     if not blocks:
@@ -234,11 +230,10 @@ def record_line(record: Record) -> str:
         case Measurement():
             summary = stats.summarize(record.times_s)
             rate = f"{gb_per_s(record.moved_bytes, summary.median):9.3g} GB/s"
-            text = f"{_row_name(record)} {rate}  {_figure(summary)}  n={summary.n}"
+            text = f"{_row_name(record)} {rate}  {timing(record)}  n={summary.n}"
         case Reads():
-            summary = stats.summarize(record.times_s)
             size = f"{binary_bytes(record.payload_bytes):>10}"
-            text = f"{record.way:<16} {size} k={record.reads} {_figure(summary)}"
+            text = f"{record.way:<16} {size} k={record.reads} {timing(record)}"
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():
@@ -249,11 +244,9 @@ def record_line(record: Record) -> str:
             answer = "granted" if record.granted else f"refused: {record.message}"
             text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
         case Pass():
-            summary = stats.summarize(record.times_s)
             name = f"{record.model} {record.dtype}"
-            text = (
-                f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {_figure(summary)}  n={summary.n}"
-            )
+            took = f"{timing(record)}  n={stats.summarize(record.times_s).n}"
+            text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {took}"
         case NumaPlaces():
             text = numa_line(record)
         case Request() | Block() | Reading():

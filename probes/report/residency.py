@@ -154,10 +154,7 @@ def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
     asked = [request for request in requests if request.purpose == "oversize"]
     if not asked:
         return Unknown("the driver was not asked for more than the free VRAM")
-    answer = (
-        "granted: it would spill" if asked[0].granted else "refused with out of memory: it does not spill"
-    )
-    return (
-        f"one request for {binary_bytes(asked[0].asked_bytes)} with {binary_bytes(asked[0].vram_free_bytes)} "
-        f"free was {answer}"
-    )
+    size, free = binary_bytes(asked[0].asked_bytes), binary_bytes(asked[0].vram_free_bytes)
+    refused = "refused with out of memory: it does not spill"
+    answer = "granted: it would spill" if asked[0].granted else refused
+    return f"one request for {size} with {free} free was {answer}"

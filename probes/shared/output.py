@@ -118,14 +118,9 @@ def redraw(line: str) -> None:
     sys.stderr.flush()
 
 
-def can_redraw() -> bool:
-    """Whether standard error is a terminal that knows more than printing."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def can_redraw_output() -> bool:
-    """The same of standard output."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def can_redraw(stream: TextIO | None = None) -> bool:
+    """Whether a stream (standard error by default) is a terminal that knows more than printing."""
+    return (stream or sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _columns() -> int:

@@ -1,7 +1,7 @@
 """The largest files and directories of an image."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -21,9 +21,14 @@ class FileRow:
 
 def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> tuple[FileRow, ...]:
     """Visible files; `name_of` gives the owner of a row."""
+    best: list[tuple[int, int]] = []
+    for index, start in zip(merged.layers, merged.starts, strict=True):
+        rows = (
+            (size, start + at) for at, size in enumerate(index.sizes) if size and merged.shown[start + at]
+        )
+        best = nlargest(count, [*best, *nlargest(count, rows)])
     return tuple(
-        FileRow(terminal(merged.path(row)), merged.size(row), merged.layer_of(row), name_of(row))
-        for row in _largest(merged, count)
+        FileRow(terminal(merged.path(row)), size, merged.layer_of(row), name_of(row)) for size, row in best
     )
 
 
@@ -55,13 +60,3 @@ def sums_by_level(own: Mapping[bytes, int]) -> Iterator[Mapping[bytes, int]]:
         for directory, n_bytes in level.items():
             levels[depth - 1][directory.rpartition(b"/")[0]] += n_bytes
         yield level
-
-
-def _largest(merged: Merged, count: int) -> Sequence[int]:
-    best: list[tuple[int, int]] = []
-    for index, start in zip(merged.layers, merged.starts, strict=True):
-        rows = (
-            (size, start + at) for at, size in enumerate(index.sizes) if size and merged.shown[start + at]
-        )
-        best = nlargest(count, [*best, *nlargest(count, rows)])
-    return [row for _, row in best]

@@ -19,10 +19,8 @@ from buildtool.gpucode.source import Source
 _ELF = b"\x7fELF"
 _PAGE = 4096
 _HEAD_BYTES = 16 * _PAGE
-_BUNDLE_MAGIC = (
-    b"__CLANG_OFFLOAD_BUNDLE__"  # clang puts it at the start of a page, with its table in that page
-)
-_OTHER_MAGICS = (b"CCOB", b"\x10\xff\x10\xad")  # at the start of a page too, but must be read whole
+# clang puts it at the start of a page, with its table in that page; the others too, but must be read whole
+_BUNDLE_MAGIC, _OTHER_MAGICS = b"__CLANG_OFFLOAD_BUNDLE__", (b"CCOB", b"\x10\xff\x10\xad")
 _FIRST_BYTES = b"_C\x10"  # of one of these magics
 _NVIDIA_MAGIC = b"\x50\xed\x55\xba"  # nvcc writes it after `.align 8`
 _EDGE_BYTES = 32  # more than any magic

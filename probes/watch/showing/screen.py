@@ -1,11 +1,12 @@
 """Samples as they come: a table that is redrawn by rich where that is installed, plain lines elsewhere."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
-from probes.shared.output import can_redraw_output, tell
+from probes.shared.output import can_redraw, tell
 from probes.shared.quoting import terminal
 from probes.shared.unknown import Unknown
 from probes.watch.showing.words import figure, sample_line, subject_lines
@@ -106,7 +107,7 @@ def _slow(reasons: tuple[str, ...] | Unknown) -> str:
 
 def view_for(subject: Subject, *, plain: bool) -> View:
     """What suits standard output: plain lines for files, pipes, NO_COLOR, dumb terminals and without rich."""
-    if plain or os.environ.get("NO_COLOR") or not can_redraw_output():
+    if plain or os.environ.get("NO_COLOR") or not can_redraw(sys.stdout):
         return PlainLines(subject)
     try:
         return LiveTable(subject)
