@@ -22,6 +22,7 @@ from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode, to_json
 from probes.shared.entry import delivered
 from probes.shared.invocation import probe_command, probe_line, tool_version
+from probes.shared.options import flag, option
 from probes.shared.output import Parser, complain, hand_over, tell
 from probes.shared.quoting import command
 from probes.verbs import add_verbs, shown
@@ -112,30 +113,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_verb(verbs, "list", "list the probes and what each measures").set_defaults(do=_list)
     here = add_verb(verbs, "machine", "show this machine: cards, memory, drivers, torch")
-    here.add_argument("--json", action="store_true", help="print JSON instead of text; sizes are in bytes")
+    flag(here, "--json", "print JSON instead of text; sizes are in bytes")
     here.set_defaults(do=_machine)
     doctor = add_verb(
         verbs, "doctor", "show which devices are visible here, and check that torch works on the card"
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
+    flag(doctor, "--json", "print JSON instead of text")
     doctor.set_defaults(do=_doctor)
     run = add_verb(verbs, "run", "measure: run all probes, or those named", exits=EXITS)
     run.add_argument(
         "names", nargs="*", metavar="NAME", help="probe to run (default: all; `list` shows them)"
     )
-    run.add_argument(
-        "--quick", action="store_true", help="take fewer samples and sizes, which takes about a minute"
-    )
-    run.add_argument(
-        "--out",
-        type=Path,
-        default=REPORTS,
-        metavar="DIR",
-        help="folder for the report (default: %(default)s)",
-    )
-    run.add_argument(
-        "--vram", type=size, metavar="SIZE", help="pretend the card has only this much VRAM, e.g. 4GiB"
-    )
+    flag(run, "--quick", "take fewer samples and sizes, which takes about a minute")
+    option(run, "--out", "DIR", "folder for the report", Path, default=REPORTS)
+    option(run, "--vram", "SIZE", "pretend the card has only this much VRAM, e.g. 4GiB", size)
     run.add_argument(
         "--model",
         action="append",
@@ -155,17 +146,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gpu: use only processors and host memory of the GPU's NUMA node (default: %(default)s)",
     )
     run.add_argument("--require", choices=("gpu",), help="exit with 1 if there is no usable GPU")
-    run.add_argument("--resume", type=Path, metavar="FILE", help="resume a run that was cut short")
-    run.add_argument(
+    option(run, "--resume", "FILE", "resume a run that was cut short", Path)
+    option(
+        run,
         "--seed",
-        type=seed,
-        metavar="N",
-        help="seed for buffer contents and the order of cases, below 2^63 (default: random, and recorded)",
+        "N",
+        "seed for buffer contents and the order of cases, below 2^63 (default: random, and recorded)",
+        seed,
     )
     run.set_defaults(do=_run)
     show = add_verb(verbs, "show", "print a saved report as tables")
     show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
-    show.add_argument("--markdown", action="store_true", help="print Markdown, to paste into an issue")
+    flag(show, "--markdown", "print Markdown, to paste into an issue")
     show.set_defaults(do=_show)
     add_verbs(verbs)
     placing.add_verbs(verbs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.arguments import PROFILES, Verbs, add_compute, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over, tell
 
 if TYPE_CHECKING:
@@ -38,27 +39,22 @@ def add_verbs(verbs: Verbs) -> None:
     plan.add_argument(
         "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
     )
-    plan.add_argument(
-        "--host",
-        type=size,
-        metavar="SIZE",
-        help="host memory for weights (default: all that the machine has)",
-    )
-    plan.add_argument(
+    option(plan, "--host", "SIZE", "host memory for weights (default: all that the machine has)", size)
+    option(
+        plan,
         "--machine",
+        "NAME|REPORT",
+        f"profile ({PROFILES}), or the file of a probe report",
         default="h200",
-        metavar="NAME|REPORT",
-        help=f"profile ({PROFILES}), or the file of a probe report (default: %(default)s)",
     )
-    plan.add_argument(
-        "--batch", type=_count, default=1, metavar="N", help="sequences at once (default: %(default)s)"
-    )
-    plan.add_argument(
+    option(plan, "--batch", "N", "sequences at once", _count, default=1)
+    option(
+        plan,
         "--tokens",
-        type=_count,
+        "N",
+        "tokens of each sequence in a pass; with --context, of the prompt",
+        _count,
         default=1,
-        metavar="N",
-        help="tokens of each sequence in a pass; with --context, of the prompt (default: %(default)s)",
     )
     plan.add_argument(
         "--context",
@@ -74,21 +70,18 @@ def add_verbs(verbs: Verbs) -> None:
         help="exact: outputs have the bits of a model that fits; fast: the CPU and kernels for packed "
         "weights compute as well, and round sums in another order (default: %(default)s)",
     )
-    plan.add_argument(
+    option(
+        plan,
         "--cards",
-        type=_count,
+        "N",
+        "number of equal cards, each with --vram and a part of the layers",
+        _count,
         default=1,
-        metavar="N",
-        help="number of equal cards, each with --vram and a part of the layers (default: %(default)s)",
     )
     add_compute(plan)
-    plan.add_argument(
-        "--captured", action="store_true", help="plan for passes that are replayed as CUDA graphs"
-    )
-    plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON; - prints it")
-    plan.add_argument(
-        "--picture", type=Path, metavar="FILE.svg", help="draw where each layer is kept, and a pass over time"
-    )
+    flag(plan, "--captured", "plan for passes that are replayed as CUDA graphs")
+    option(plan, "--json", "FILE", "write the plan as JSON; - prints it", Path)
+    option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", Path)
     plan.set_defaults(do=_plan)
 
 

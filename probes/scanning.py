@@ -9,6 +9,7 @@ from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
 from probes.shared.invocation import probe_line
+from probes.shared.options import option
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
@@ -39,68 +40,47 @@ def add_verbs(verbs: Verbs) -> None:
         exits=EXITS,
     )
     _add_model_arguments(scan)
-    scan.add_argument("--batches", type=_batches, metavar="N,N", help="batch sizes (default: powers of two)")
-    scan.add_argument(
-        "--max-batch",
-        type=_count,
-        default=MOST_BATCH,
-        metavar="N",
-        help="largest power of two to try (default: %(default)s)",
-    )
-    scan.add_argument(
-        "--trials",
-        type=_count,
-        default=100,
-        metavar="N",
-        help="trials of each batch size (default: %(default)s)",
-    )
-    scan.add_argument(
+    option(scan, "--batches", "N,N", "batch sizes (default: powers of two)", _batches)
+    option(scan, "--max-batch", "N", "largest power of two to try", _count, default=MOST_BATCH)
+    option(scan, "--trials", "N", "trials of each batch size", _count, default=100)
+    option(
+        scan,
         "--aim",
-        type=_aim,
+        "SHARE",
+        "run more trials, up to 4 to 20 times as many, until the error of the throughput is below this; "
+        "0 runs no more",
+        _aim,
         default=0.02,
-        metavar="SHARE",
-        help="run more trials, up to 4 to 20 times as many, until the error of the throughput is below this; "
-        "0 runs no more (default: %(default)s)",
     )
-    scan.add_argument(
+    option(
+        scan,
         "--longest",
-        type=_seconds,
+        "SECONDS",
+        "stop before a batch size whose trials would take longer than this",
+        _seconds,
         default=60.0,
-        metavar="SECONDS",
-        help="stop before a batch size whose trials would take longer than this (default: %(default)s)",
     )
-    for option, choices, what in (
+    for name, choices, what in (
         ("--device", DEVICES, "device to measure (default: the CPU, and the GPU if torch can use one)"),
         ("--backend", BACKENDS, "runtime to measure (default: both)"),
         ("--precision", MODES, "number format (default: all on a GPU, fp32 and bf16 on a CPU)"),
         ("--inputs", INPUTS, "where a GPU's inputs are (default: copied, which is part of the time)"),
     ):
-        scan.add_argument(
-            option, action="append", choices=choices, default=[], help=f"{what}; may be repeated"
-        )
-    scan.add_argument(
-        "--threads", type=_count, metavar="N", help="CPU threads (default: what the runtime chooses)"
-    )
-    scan.add_argument(
-        "--seed",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="seed for weights and inputs (default: %(default)s)",
-    )
-    scan.add_argument(
-        "--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the report (default: %(default)s)"
-    )
+        scan.add_argument(name, action="append", choices=choices, default=[], help=f"{what}; may be repeated")
+    option(scan, "--threads", "N", "CPU threads (default: what the runtime chooses)", _count)
+    option(scan, "--seed", "N", "seed for weights and inputs", _count, default=1)
+    option(scan, "--out", "DIR", "folder for the report", Path, default=FOLDER)
     add_served_arguments(scan)
     scan.set_defaults(do=_throughput)
 
 
 def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
-    scan.add_argument(
+    option(
+        scan,
         "--model",
+        "MODEL",
+        f"{', '.join(MODELS)}, with random weights, or a TorchScript file",
         default="particlenet",
-        metavar="MODEL",
-        help=f"{', '.join(MODELS)}, with random weights, or a TorchScript file (default: %(default)s)",
     )
     scan.add_argument(
         "--shape",

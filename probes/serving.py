@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from probes.arguments import number, whole
 from probes.errors import Exit
 from probes.shared import files
+from probes.shared.options import flag, option
 from probes.shared.output import complain, tell
 
 if TYPE_CHECKING:
@@ -29,21 +30,21 @@ _share = number(lambda x: 0 < x < 1, "a number above 0 and below 1: write 0.1 fo
 def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     """What the served half is asked for."""
     served = scan.add_argument_group("a server under load (Open Inference Protocol over HTTP)")
-    served.add_argument(
+    option(
+        served,
         "--url",
-        metavar="URL",
-        help="the server, such as http://127.0.0.1:8000, or a model's http://host:8000/v2/models/NAME/infer",
+        "URL",
+        "the server, such as http://127.0.0.1:8000, or a model's http://host:8000/v2/models/NAME/infer",
     )
-    served.add_argument("--served-model", metavar="NAME", help="model to ask, if the server has several")
-    served.add_argument(
-        "--rows", type=_several, default=1, metavar="N", help="inputs in each request (default: %(default)s)"
-    )
-    served.add_argument(
+    option(served, "--served-model", "NAME", "model to ask, if the server has several")
+    option(served, "--rows", "N", "inputs in each request", _several, default=1)
+    option(
+        served,
         "--dim",
-        type=_count,
+        "N",
+        "size of the other dimensions that the model leaves open, such as tokens",
+        _count,
         default=16,
-        metavar="N",
-        help="size of the other dimensions that the model leaves open, such as tokens (default: %(default)s)",
     )
     served.add_argument(
         "--tensor",
@@ -56,50 +57,39 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     served.add_argument(
         "--send", action="append", default=[], metavar="NAME", help="send only this input; may be repeated"
     )
-    served.add_argument("--payload", type=Path, metavar="FILE", help="JSON body to send unchanged")
-    served.add_argument("--json", action="store_true", help="send JSON instead of binary tensors")
-    served.add_argument(
-        "--slo-ms", type=_positive, metavar="MS", help="latency target: goodput counts the answers within it"
-    )
+    option(served, "--payload", "FILE", "JSON body to send unchanged", Path)
+    flag(served, "--json", "send JSON instead of binary tensors")
+    option(served, "--slo-ms", "MS", "latency target: goodput counts the answers within it", _positive)
     served.add_argument(
         "--rate", type=_positive, action="append", default=[], metavar="N",
         help="requests a second in the open loop; may be repeated (default: shares of the best throughput)",
     )  # fmt: skip
-    served.add_argument(
-        "--most-callers",
-        type=_callers,
-        default=256,
-        metavar="N",
-        help="most callers at once in the closed loop (default: %(default)s)",
+    option(served, "--most-callers", "N", "most callers at once in the closed loop", _callers, default=256)
+    option(
+        served,
+        "--connections",
+        "N",
+        "most connections in the open loop; a request that waits for one counts that time as latency",
+        _callers,
+        default=MOST_CALLERS,
     )
-    served.add_argument(
-        "--connections", type=_callers, default=MOST_CALLERS, metavar="N",
-        help="most connections in the open loop; a request that waits for one counts that time as latency "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    served.add_argument(
-        "--new-connections", action="store_true", help="open a new connection for each request"
-    )
-    served.add_argument(
+    flag(served, "--new-connections", "open a new connection for each request")
+    option(
+        served,
         "--tolerance",
-        type=_share,
+        "SHARE",
+        "how closely three windows must agree before a level counts as settled",
+        _share,
         default=0.1,
-        metavar="SHARE",
-        help="how closely three windows must agree before a level counts as settled (default: %(default)s)",
     )
-    served.add_argument(
-        "--timeout-s",
-        type=_positive,
-        default=30.0,
-        metavar="S",
-        help="seconds to wait for an answer (default: %(default)s)",
-    )
-    served.add_argument("--quick-load", action="store_true", help="measure in fewer and shorter windows")
-    served.add_argument(
+    option(served, "--timeout-s", "S", "seconds to wait for an answer", _positive, default=30.0)
+    flag(served, "--quick-load", "measure in fewer and shorter windows")
+    option(
+        served,
         "--into",
-        type=Path,
-        metavar="FILE",
-        help="report of a scan without --url, to which the server's figures are added",
+        "FILE",
+        "report of a scan without --url, to which the server's figures are added",
+        Path,
     )
 
 

@@ -11,6 +11,7 @@ from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.reportfiles import reserving
 from probes.shared.codec import to_json
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over, say, tell
 
 if TYPE_CHECKING:
@@ -45,17 +46,19 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="MODEL",
         help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
     )
-    fit.add_argument(
+    option(
+        fit,
         "--budget",
-        type=size,
-        metavar="SIZE",
-        help="memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
+        "SIZE",
+        "memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
+        size,
     )
-    fit.add_argument(
+    option(
+        fit,
         "--machine",
+        "NAME|REPORT",
+        f"profile ({PROFILES}), or the file of a probe report",
         default="h200",
-        metavar="NAME|REPORT",
-        help=f"profile ({PROFILES}), or the file of a probe report (default: %(default)s)",
     )
     _add_what_is_run(fit)
     fit.add_argument(
@@ -76,15 +79,9 @@ def add_verbs(verbs: Verbs) -> None:
         help="how --measure cpu limits memory: a cgroup, or the process's own limit (default: %(default)s, a "
         "cgroup if one can be made)",
     )
-    fit.add_argument(
-        "--limit",
-        type=_count,
-        default=120,
-        metavar="SECONDS",
-        help="time for all trials of --measure together (default: %(default)s)",
-    )
-    fit.add_argument("--json", type=Path, metavar="FILE", help="write the answer as JSON; - prints it")
-    fit.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw what takes the bytes")
+    option(fit, "--limit", "SECONDS", "time for all trials of --measure together", _count, default=120)
+    option(fit, "--json", "FILE", "write the answer as JSON; - prints it", Path)
+    option(fit, "--picture", "FILE.svg", "draw what takes the bytes", Path)
     fit.set_defaults(do=_fit)
 
 
@@ -93,16 +90,8 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--task", choices=TASKS, default="inference", help="what has to fit (default: %(default)s)"
     )
-    fit.add_argument(
-        "--batch", type=_count, default=1, metavar="N", help="sequences at once (default: %(default)s)"
-    )
-    fit.add_argument(
-        "--tokens",
-        type=_count,
-        default=1024,
-        metavar="N",
-        help="tokens of each sequence (default: %(default)s)",
-    )
+    option(fit, "--batch", "N", "sequences at once", _count, default=1)
+    option(fit, "--tokens", "N", "tokens of each sequence", _count, default=1024)
     fit.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -115,22 +104,12 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
         default="adamw",
         help="optimizer of a training step (default: %(default)s)",
     )
-    fit.add_argument("--checkpointing", action="store_true", help="use gradient checkpointing")
+    flag(fit, "--checkpointing", "use gradient checkpointing")
     fit.add_argument(
         "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
     )
-    fit.add_argument(
-        "--targets",
-        metavar="NAME,NAME",
-        help="linear layers that get adapters (default: those of attention)",
-    )
-    fit.add_argument(
-        "--accumulate",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="batches whose gradients are added up for one step (default: %(default)s)",
-    )
+    option(fit, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
+    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step", _count, default=1)
 
 
 def _fit(args: argparse.Namespace) -> Exit:

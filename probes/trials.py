@@ -12,6 +12,7 @@ from probes.placement.split import DTYPES, MODELS
 from probes.placement.values import Plan, Workload
 from probes.run.torchimport import require_torch
 from probes.shared.invocation import probe_line
+from probes.shared.options import option
 from probes.shared.output import tell
 from probes.shared.units import binary_bytes, duration
 from probes.shared.unknown import Unknown
@@ -40,32 +41,31 @@ def add_verbs(verbs: Verbs) -> None:
         f"or a name, which gets random weights: {', '.join(MODELS)}",
     )
     budget = place.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--vram", type=size, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB")
-    budget.add_argument(
+    option(budget, "--vram", "SIZE", "VRAM that torch may take, e.g. 4GiB", size)
+    option(
+        budget,
         "--plan",
-        type=Path,
-        metavar="FILE",
-        help="follow this plan of the checkpoint, made by `plan FOLDER --vram SIZE --json FILE`",
+        "FILE",
+        "follow this plan of the checkpoint, made by `plan FOLDER --vram SIZE --json FILE`",
+        Path,
     )
-    place.add_argument(
+    option(
+        place,
         "--host",
-        type=size,
-        metavar="SIZE",
-        help="host memory that a checkpoint may take; on a machine with a GPU, the rest is read from disk in "
+        "SIZE",
+        "host memory that a checkpoint may take; on a machine with a GPU, the rest is read from disk in "
         "each pass (default: what is available, less a reserve)",
+        size,
     )
-    place.add_argument(
+    option(
+        place,
         "--machine",
-        metavar="NAME|REPORT",
-        help="speeds to plan with: a probe report of this machine, or a profile "
+        "NAME|REPORT",
+        "speeds to plan with: a probe report of this machine, or a profile "
         f"({PROFILES}; default: the profile of the most similar card)",
     )
-    place.add_argument(
-        "--batch", type=_count, metavar="N", help="sequences at once (default: 1, or the plan's)"
-    )
-    place.add_argument(
-        "--tokens", type=_count, metavar="N", help="tokens of each sequence (default: 128, or the plan's)"
-    )
+    option(place, "--batch", "N", "sequences at once (default: 1, or the plan's)", _count)
+    option(place, "--tokens", "N", "tokens of each sequence (default: 128, or the plan's)", _count)
     place.add_argument(
         "--dtype",
         choices=DTYPES,
@@ -85,13 +85,7 @@ def add_verbs(verbs: Verbs) -> None:
         default=[],
         help="also run it with accelerate's device_map, or with everything in VRAM; may be repeated",
     )
-    place.add_argument(
-        "--seed",
-        type=seed,
-        default=0,
-        metavar="N",
-        help="seed for random weights and inputs (default: %(default)s)",
-    )
+    option(place, "--seed", "N", "seed for random weights and inputs", seed, default=0)
     place.set_defaults(do=_place)
 
 
@@ -112,9 +106,9 @@ def _given(args: argparse.Namespace, checkpoint: CheckpointFolder | None) -> Pla
             "--plan is for a checkpoint: of a known name, the layers alone are built, with random weights",
             f"give the folder that has config.json and *.safetensors, or --vram instead: {args.model}",
         )
-    for option in ("host", "machine", "objective"):
-        if getattr(args, option) is not None:
-            raise UsageError(f"--plan has a file that says --{option} already", f"leave --{option} out")
+    for name in ("host", "machine", "objective"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--plan has a file that says --{name} already", f"leave --{name} out")
     if args.compute != "auto":
         raise UsageError("--plan has a file that says --compute already", "leave --compute out")
     found = read_plan(args.plan)

@@ -16,6 +16,7 @@ from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
 from probes.shared import files
 from probes.shared.invocation import probe_command
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import markdown_block
 from probes.watch.savedwatch import is_watch_file, named_watch
@@ -36,14 +37,12 @@ def add_verbs(verbs: Verbs) -> None:
         verbs, "html", "write a report as one HTML page with plots and tables, which opens offline"
     )
     page.add_argument("report", type=Path, metavar="FILE", help=ANY_REPORT)
-    page.add_argument(
-        "--out", type=Path, metavar="FILE.html", help="page to write (default: next to FILE, as .html)"
-    )
+    option(page, "--out", "FILE.html", "page to write (default: next to FILE, as .html)", Path)
     page.set_defaults(do=_html)
     two = add_verb(verbs, "compare", "compare two reports of run, or two of throughput; prints Markdown")
     two.add_argument("a", type=Path, metavar="A", help="the earlier report")
     two.add_argument("b", type=Path, metavar="B", help="the later report")
-    two.add_argument("--force", action="store_true", help="compare even if machines or settings differ")
+    flag(two, "--force", "compare even if machines or settings differ")
     two.set_defaults(do=_compare)
     metrics = add_verb(verbs, "prometheus", "print a report's figures in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE", help="JSON report of run or throughput")

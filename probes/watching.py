@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from probes.arguments import Verbs, add_verb, number
 from probes.errors import Exit, ReportError, UsageError
 from probes.records.reportfiles import reserving
+from probes.shared.options import flag, option
 from probes.shared.output import complain, tell
 from probes.shared.unknown import Unknown
 
@@ -31,38 +32,24 @@ def add_verbs(verbs: Verbs) -> None:
         exits="With a COMMAND, the exit code is the command's. Files are written only if you name them; "
         "`show` and `html` read the report and the JSON lines.",
     )
-    watch.add_argument(
-        "--interval",
-        type=_seconds,
-        default=0.25,
-        metavar="S",
-        help="seconds between two samples (default: %(default)s)",
-    )
+    option(watch, "--interval", "S", "seconds between two samples", _seconds, default=0.25)
     watch.add_argument(
         "--for", type=_seconds, dest="longest", metavar="S", help="end after this many seconds"
     )
-    watch.add_argument("--report", type=Path, metavar="FILE", help="write a summary of the run, as JSON")
-    watch.add_argument(
-        "--jsonl", type=Path, metavar="FILE", help="write every sample as it is taken, as JSON lines"
+    option(watch, "--report", "FILE", "write a summary of the run, as JSON", Path)
+    option(watch, "--jsonl", "FILE", "write every sample as it is taken, as JSON lines", Path)
+    option(watch, "--csv", "FILE", "write every sample as a row of CSV", Path)
+    option(watch, "--listen", "HOST:PORT", "serve the latest sample to Prometheus at /metrics", _address)
+    flag(watch, "--plain", "print lines instead of a table")
+    flag(
+        watch, "--torch-allocator", "also report what torch's allocator holds; COMMAND must begin with python"
     )
-    watch.add_argument("--csv", type=Path, metavar="FILE", help="write every sample as a row of CSV")
-    watch.add_argument(
-        "--listen",
-        type=_address,
-        metavar="HOST:PORT",
-        help="serve the latest sample to Prometheus at /metrics",
-    )
-    watch.add_argument("--plain", action="store_true", help="print lines instead of a table")
-    watch.add_argument(
-        "--torch-allocator",
-        action="store_true",
-        help="also report what torch's allocator holds; COMMAND must begin with python",
-    )
-    watch.add_argument(
+    option(
+        watch,
         "--ceilings",
-        type=Path,
-        metavar="FILE",
-        help="throughput report of this machine, to show memory and link rates as shares of its ceilings",
+        "FILE",
+        "throughput report of this machine, to show memory and link rates as shares of its ceilings",
+        Path,
     )
     watch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
     watch.set_defaults(do=_watch)

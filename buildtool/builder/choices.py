@@ -16,6 +16,7 @@ from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.progress import Say
 from buildtool.shipped import IMAGES, lock_file, state_directory
+from probes.shared.options import option
 
 _VARIANT = "{variant}"
 _BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs
@@ -36,10 +37,11 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="catalog of images (default: the images/variants.yaml that comes with weir)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--targets",
-        metavar="GFX[,GFX...]",
-        help="cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
+        "GFX[,GFX...]",
+        "cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
         "catalog's list)",
     )
 

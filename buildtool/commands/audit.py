@@ -20,6 +20,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import path_or_name, refuse_overwriting
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over
 
 _FORMS = {
@@ -48,23 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="what to print (default: %(default)s)",
     )
-    parser.add_argument(
-        "--baseline", metavar="REPORT.json", type=Path, help="exit with 1 if worse than this saved report"
-    )
-    parser.add_argument(
-        "--tolerance",
-        metavar="SHARE|SIZE",
-        default="1%",
-        help="growth since the baseline to accept, e.g. '2%%' or '5 MB' (default: 1%%)",
-    )
-    parser.add_argument(
-        "--budget-unpacked",
-        metavar="SIZE",
-        help="exit with 1 if the files take more than this, e.g. '1.0 GB'",
-    )
-    parser.add_argument(
-        "--budget-stored", metavar="SIZE", help="exit with 1 if the compressed layers take more than this"
-    )
+    option(parser, "--baseline", "REPORT.json", "exit with 1 if worse than this saved report", Path)
+    tolerated = "growth since the baseline to accept, e.g. '2%%' or '5 MB'"
+    option(parser, "--tolerance", "SHARE|SIZE", tolerated, default="1%")
+    option(parser, "--budget-unpacked", "SIZE", "exit with 1 if the files take more than this, e.g. '1.0 GB'")
+    option(parser, "--budget-stored", "SIZE", "exit with 1 if the compressed layers take more than this")
     parser.add_argument(
         "--targets",
         metavar="GFX[,GFX...]",
@@ -72,26 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="GPUs that the image is for, e.g. gfx906 or sm_89; may be repeated (default: the image's label)",
     )
-    parser.add_argument("--top", metavar="N", type=int, default=10, help="rows of each list (default: 10)")
-    parser.add_argument(
-        "--no-pull",
-        action="store_true",
-        help="fail if the engine doesn't have the image, instead of pulling it",
-    )
-    parser.add_argument("--image", metavar="REF", help="which image of an archive that holds several")
-    parser.add_argument(
-        "--platform", metavar="OS/ARCH", help="which platform of an image for several (default: this host's)"
-    )
-    parser.add_argument(
+    option(parser, "--top", "N", "rows of each list", int, default=10)
+    flag(parser, "--no-pull", "fail if the engine doesn't have the image, instead of pulling it")
+    option(parser, "--image", "REF", "which image of an archive that holds several")
+    option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
+    option(
+        parser,
         "--max-unpacked",
-        metavar="SIZE",
-        help="read up to this much of an archive, however small it is (default: 100 times its size or 1 GiB, "
+        "SIZE",
+        "read up to this much of an archive, however small it is (default: 100 times its size or 1 GiB, "
         "at most 256 GiB)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--memory",
-        metavar="SIZE",
-        help="memory for the list of files (default: 200 MiB, enough for about 600,000 files)",
+        "SIZE",
+        "memory for the list of files (default: 200 MiB, enough for about 600,000 files)",
     )
 
 

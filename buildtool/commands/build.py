@@ -15,6 +15,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
 from buildtool.model import BuiltImage
 from buildtool.progress import Progress, Say
+from probes.shared.options import flag, option
 from probes.shared.output import tell
 
 REPORTS = Path("reports/images")
@@ -23,18 +24,10 @@ REPORTS = Path("reports/images")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_choices(parser)
-    parser.add_argument(
-        "--update-lock", action="store_true", help="look for newer inputs and pin them in the lock file"
-    )
-    parser.add_argument("--no-cache", action="store_true", help="build every layer from nothing")
-    parser.add_argument("--no-audit", action="store_true", help="don't audit the images")
-    parser.add_argument(
-        "--reports",
-        type=Path,
-        default=REPORTS,
-        metavar="DIR",
-        help="folder for the audits (default: %(default)s)",
-    )
+    flag(parser, "--update-lock", "look for newer inputs and pin them in the lock file")
+    flag(parser, "--no-cache", "build every layer from nothing")
+    flag(parser, "--no-audit", "don't audit the images")
+    option(parser, "--reports", "DIR", "folder for the audits", Path, default=REPORTS)
     parser.add_argument(
         "--tag",
         metavar="NAME:TAG",
@@ -42,18 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="another name for the finished image; {variant} in it means the variant's name; may be repeated",
     )
-    parser.add_argument(
-        "--push", action="store_true", help="push the names of --tag, if no image is over its budget"
-    )
-    parser.add_argument(
-        "--platform", metavar="OS/ARCH", help="refuse to build unless this is the host's platform"
-    )
-    parser.add_argument(
+    flag(parser, "--push", "push the names of --tag, if no image is over its budget")
+    option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
+    flag(
+        parser,
         "--verbose",
-        action="store_true",
-        help="print every line of BuildKit, pip, mmdebstrap and apt, not only the important ones",
+        "print every line of BuildKit, pip, mmdebstrap and apt, not only the important ones",
     )
-    parser.add_argument("--yes", action="store_true", help="install a missing engine without asking")
+    flag(parser, "--yes", "install a missing engine without asking")
 
 
 def run(args: argparse.Namespace) -> int:

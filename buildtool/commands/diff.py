@@ -10,6 +10,7 @@ from buildtool.audit.subject import report_of, require_source
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.places import path_or_name, refuse_overwriting
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over
 
 
@@ -23,19 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="image, archive, layout directory or saved report to compare with A",
     )
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the difference as Markdown")
+    option(parser, "--markdown", "FILE", "write the difference as Markdown", Path)
     parser.add_argument(
         "--format",
         choices=("table", "markdown"),
         default="table",
         help="what to print (default: %(default)s)",
     )
-    parser.add_argument(
-        "--no-pull",
-        action="store_true",
-        help="fail if the engine doesn't have an image, instead of pulling it",
-    )
-    parser.add_argument("--top", metavar="N", type=int, default=15, help="rows of each list (default: 15)")
+    flag(parser, "--no-pull", "fail if the engine doesn't have an image, instead of pulling it")
+    option(parser, "--top", "N", "rows of each list", int, default=15)
 
 
 def run(args: argparse.Namespace) -> int:

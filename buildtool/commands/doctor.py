@@ -18,6 +18,7 @@ from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
 from probes.shared.files import read_regular
 from probes.shared.invocation import tool_version
+from probes.shared.options import flag, option
 from probes.shared.output import hand_over, tell
 from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
@@ -28,36 +29,35 @@ ABSENT = Unknown("the card isn't in this machine")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print facts and advice, or with --lint the faults, as JSON; sizes in bytes",
-    )
-    parser.add_argument(
+    flag(parser, "--json", "print facts and advice, or with --lint the faults, as JSON; sizes in bytes")
+    option(
+        parser,
         "--card",
-        metavar="NAME|TARGET|PCI-ID",
-        help="answer for this card instead of those that are here: 'WX 4100', gfx803, 1002:67e3",
+        "NAME|TARGET|PCI-ID",
+        "answer for this card instead of those that are here: 'WX 4100', gfx803, 1002:67e3",
     )
     parser.add_argument(
         "--on", choices=("linux", "wsl", "windows"), help="with --card: where (default: as this host is)"
     )
     acts = parser.add_mutually_exclusive_group()
-    acts.add_argument(
+    flag(
+        acts,
         "--fix",
-        action="store_true",
-        help="write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
+        "write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
         "showing what changes; changes nothing else",
     )
-    acts.add_argument(
+    option(
+        acts,
         "--variants",
-        metavar="FILE",
-        type=Path,
-        help="write a catalog with one variant for this host's card: weir build --catalog FILE builds it",
+        "FILE",
+        "write a catalog with one variant for this host's card: weir build --catalog FILE builds it",
+        Path,
     )
-    acts.add_argument(
+    option(
+        acts,
         "--prove",
-        metavar="IMAGE",
-        help="try what the image's torch promises on this host's card: copies, products, a convolution",
+        "IMAGE",
+        "try what the image's torch promises on this host's card: copies, products, a convolution",
     )
     acts.add_argument(
         "--lint",
@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name the faults of Dockerfiles, compose files, scripts, devcontainers, Slurm and Apptainer "
         "files, requirements, instead of looking at this host; exit 1 if there is one that isn't a note",
     )
-    parser.add_argument("--dry-run", action="store_true", help="with --fix: show it only")
-    parser.add_argument("--sarif", metavar="FILE", type=Path, help="with --lint: write the faults as SARIF")
+    flag(parser, "--dry-run", "with --fix: show it only")
+    option(parser, "--sarif", "FILE", "with --lint: write the faults as SARIF", Path)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,12 +5,13 @@ import argparse
 from buildtool.engine import buildx, provision
 from buildtool.errors import Exit
 from buildtool.progress import Progress
+from probes.shared.options import flag
 from probes.shared.output import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("--yes", action="store_true", help="install without asking")
+    flag(parser, "--yes", "install without asking")
 
 
 def run(args: argparse.Namespace) -> int:

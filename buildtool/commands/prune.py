@@ -21,6 +21,7 @@ from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import FILE_NAME, journal
 from buildtool.prune.rewrite import prune_file
 from buildtool.prune.trees import prune_tree
+from probes.shared.options import flag, option
 from probes.shared.output import say, tell
 from probes.shared.quoting import command, terminal
 from probes.shared.units import counted, decimal_bytes
@@ -37,19 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TREE|FILE|IMAGE",
         help="directory, library or bundle, or an image's name",
     )
-    parser.add_argument(
-        "--targets", metavar="GFX[,GFX...]", help="cards to keep code for, e.g. gfx906,gfx1100"
-    )
-    parser.add_argument(
+    option(parser, "--targets", "GFX[,GFX...]", "cards to keep code for, e.g. gfx906,gfx1100")
+    option(
+        parser,
         "--hsa-override",
-        metavar="X.Y.Z",
-        help="keep the code that this HSA_OVERRIDE_GFX_VERSION needs, e.g. 10.3.0",
+        "X.Y.Z",
+        "keep the code that this HSA_OVERRIDE_GFX_VERSION needs, e.g. 10.3.0",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="PATH",
-        help="for a file: write the result here, and leave the original unchanged",
+    option(
+        parser, "--out", "PATH", "for a file: write the result here, and leave the original unchanged", Path
     )
     parser.add_argument(
         "--compress",
@@ -65,20 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help="compress in another version of CCOB: 1, 2 or 3",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--manifest",
-        type=Path,
-        metavar="FILE",
-        help=f"for a tree: list here what was removed (default: TREE/{FILE_NAME})",
+        "FILE",
+        f"for a tree: list here what was removed (default: TREE/{FILE_NAME})",
+        Path,
     )
-    parser.add_argument(
+    option(
+        parser,
         "--tag",
-        metavar="REF",
-        help="for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
+        "REF",
+        "for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show what would be removed and change nothing"
-    )
+    flag(parser, "--dry-run", "show what would be removed and change nothing")
 
 
 def run(args: argparse.Namespace) -> int:
