@@ -22,8 +22,7 @@ from probes.run.remaining import BEGINNING, Planned, progress, sentence
 from probes.shared.codec import encode, to_json
 from probes.shared.entry import delivered
 from probes.shared.invocation import probe_command, probe_line, tool_version
-from probes.shared.options import flag, option
-from probes.shared.output import Parser, complain, hand_over, tell
+from probes.shared.output import Parser, complain, flag, hand_over, option, tell
 from probes.shared.quoting import command
 from probes.verbs import add_verbs, shown
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.arguments import PROFILES, Verbs, add_compute, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over, tell
+from probes.shared.output import flag, hand_over, option, tell
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription

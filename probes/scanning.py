@@ -9,8 +9,7 @@ from probes.errors import Exit, UsageError
 from probes.records.schema import Machine
 from probes.serving import add_served_arguments, served
 from probes.shared.invocation import probe_line
-from probes.shared.options import option
-from probes.shared.output import complain, tell
+from probes.shared.output import complain, option, tell
 from probes.shared.unknown import Unknown
 from probes.throughput.ceilings.ceiling import Ceilings
 from probes.throughput.direct.combinations import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers

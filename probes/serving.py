@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from probes.arguments import number, whole
 from probes.errors import Exit
 from probes.shared import files
-from probes.shared.options import flag, option
-from probes.shared.output import complain, tell
+from probes.shared.output import complain, flag, option, tell
 
 if TYPE_CHECKING:
     from probes.throughput.document import ThroughputReport

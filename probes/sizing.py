@@ -11,8 +11,7 @@ from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.reportfiles import reserving
 from probes.shared.codec import to_json
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over, say, tell
+from probes.shared.output import flag, hand_over, option, say, tell
 
 if TYPE_CHECKING:
     from probes.fit.measured.runs import Ask

@@ -12,8 +12,7 @@ from probes.placement.split import DTYPES, MODELS
 from probes.placement.values import Plan, Workload
 from probes.run.torchimport import require_torch
 from probes.shared.invocation import probe_line
-from probes.shared.options import option
-from probes.shared.output import tell
+from probes.shared.output import option, tell
 from probes.shared.units import binary_bytes, duration
 from probes.shared.unknown import Unknown
 

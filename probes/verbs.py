@@ -16,8 +16,7 @@ from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport
 from probes.shared import files
 from probes.shared.invocation import probe_command
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over, tell
+from probes.shared.output import flag, hand_over, option, tell
 from probes.shared.quoting import markdown_block
 from probes.watch.savedwatch import is_watch_file, named_watch
 

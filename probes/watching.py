@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from probes.arguments import Verbs, add_verb, number
 from probes.errors import Exit, ReportError, UsageError
 from probes.records.reportfiles import reserving
-from probes.shared.options import flag, option
-from probes.shared.output import complain, tell
+from probes.shared.output import complain, flag, option, tell
 from probes.shared.unknown import Unknown
 
 if TYPE_CHECKING:

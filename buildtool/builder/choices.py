@@ -16,7 +16,7 @@ from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.progress import Say
 from buildtool.shipped import IMAGES, lock_file, state_directory
-from probes.shared.options import option
+from probes.shared.output import option
 
 _VARIANT = "{variant}"
 _BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs

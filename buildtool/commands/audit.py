@@ -20,8 +20,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import path_or_name, refuse_overwriting
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over
+from probes.shared.output import flag, hand_over, option
 
 _FORMS = {
     "json": "JSON",

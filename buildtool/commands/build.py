@@ -15,8 +15,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
 from buildtool.model import BuiltImage
 from buildtool.progress import Progress, Say
-from probes.shared.options import flag, option
-from probes.shared.output import tell
+from probes.shared.output import flag, option, tell
 
 REPORTS = Path("reports/images")
 

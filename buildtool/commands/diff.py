@@ -10,8 +10,7 @@ from buildtool.audit.subject import report_of, require_source
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.places import path_or_name, refuse_overwriting
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over
+from probes.shared.output import flag, hand_over, option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

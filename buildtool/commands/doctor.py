@@ -18,8 +18,7 @@ from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
 from probes.shared.files import read_regular
 from probes.shared.invocation import tool_version
-from probes.shared.options import flag, option
-from probes.shared.output import hand_over, tell
+from probes.shared.output import flag, hand_over, option, tell
 from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
 

@@ -5,8 +5,7 @@ import argparse
 from buildtool.engine import buildx, provision
 from buildtool.errors import Exit
 from buildtool.progress import Progress
-from probes.shared.options import flag
-from probes.shared.output import tell
+from probes.shared.output import flag, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,7 @@ from buildtool.prune.changes import TreeResult
 from buildtool.prune.manifest import FILE_NAME, journal
 from buildtool.prune.rewrite import prune_file
 from buildtool.prune.trees import prune_tree
-from probes.shared.options import flag, option
-from probes.shared.output import say, tell
+from probes.shared.output import flag, option, say, tell
 from probes.shared.quoting import command, terminal
 from probes.shared.units import counted, decimal_bytes
 

@@ -120,8 +120,12 @@ class Spare:
 def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
     """A fresh worker. It imports torch at once, which takes seconds, and touches no GPU before its job."""
     reading, writing = os.pipe()
+    pipe = subprocess.PIPE
     try:
-        return Spare(_start(command(writing), writing), reading)
+        process = subprocess.Popen(
+            command(writing), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, pass_fds=(writing,)
+        )
+        return Spare(process, reading)
     except BaseException:
         os.close(reading)
         raise
@@ -138,20 +142,7 @@ def crew(count: int) -> Iterator[list[Spare]]:
     finally:
         for spare in spares:
             _end(spare.process, at_once=True, grace_s=GRACE_S)
-            for stream in (spare.process.stdin, spare.process.stdout):
-                if stream:
-                    stream.close()
             os.close(spare.pipe)
-
-
-def _start(args: Sequence[str], inherited: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        args,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(inherited,),
-    )
 
 
 def _watch(
@@ -175,12 +166,6 @@ def _watch(
     except BaseException:
         _end(process, at_once=True, grace_s=grace_s)
         raise
-    finally:
-        if process.stdout:  # not `with process`, which would wait for a wedged one forever
-            process.stdout.close()
-        if process.stdin:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
     if not gone:
         return _failed(f"wedged: SIGKILL did not end process {process.pid}", wedged=True)
     if not in_time:
@@ -257,16 +242,22 @@ def _listen(process: "subprocess.Popen[bytes]", pipe: int, *, ear: _Ear[T], unti
 
 
 def _end(process: "subprocess.Popen[bytes]", *, at_once: bool, grace_s: float) -> bool:
-    """Wait for the process, with ever stronger signals; False when it is still there after SIGKILL."""
+    """Wait for the process, with ever stronger signals; False when it is still there after SIGKILL.
+
+    Its streams are closed; `with process` would wait for a wedged one forever.
+    """
     steps = (process.terminate, process.kill)
-    for step in steps if at_once else (lambda: None, *steps):
-        step()
-        try:
-            process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            continue
-        return True
-    return False
+    try:
+        for step in steps if at_once else (lambda: None, *steps):
+            step()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+                return True
+        return False
+    finally:
+        for stream in filter(None, (process.stdin, process.stdout)):
+            with suppress(BrokenPipeError):
+                stream.close()
 
 
 def _judge(ear: _Ear[T], code: int) -> Outcome:

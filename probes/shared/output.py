@@ -13,6 +13,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from probes.shared.quoting import terminal
@@ -88,6 +89,25 @@ class Parser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
 
+def flag(to: argparse._ActionsContainer, name: str, what: str) -> None:
+    """Add an option without a value: true where it is given."""
+    to.add_argument(name, action="store_true", help=what)
+
+
+def option(
+    to: argparse._ActionsContainer,
+    name: str,
+    metavar: str,
+    what: str,
+    read: Callable[[str], object] = str,
+    *,
+    default: object = None,
+) -> None:
+    """Add an option with a value. Its help ends with the default; where that is None, `what` says it."""
+    end = "" if default is None else " (default: %(default)s)"
+    to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
+
+
 def tell(text: str) -> None:
     """Lines for people, on standard output."""
     print(terminal(text, keep=_LAYOUT), flush=True)
@@ -118,9 +138,9 @@ def redraw(line: str) -> None:
     sys.stderr.flush()
 
 
-def can_redraw(stream: TextIO | None = None) -> bool:
-    """Whether a stream (standard error by default) is a terminal that knows more than printing."""
-    return (stream or sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
+def can_redraw(*, output: bool = False) -> bool:
+    """Whether standard error, or standard output, is a terminal that knows more than printing."""
+    return (sys.stdout if output else sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _columns() -> int:

@@ -1,7 +1,6 @@
 """Samples as they come: a table that is redrawn by rich where that is installed, plain lines elsewhere."""
 
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,7 +106,7 @@ def _slow(reasons: tuple[str, ...] | Unknown) -> str:
 
 def view_for(subject: Subject, *, plain: bool) -> View:
     """What suits standard output: plain lines for files, pipes, NO_COLOR, dumb terminals and without rich."""
-    if plain or os.environ.get("NO_COLOR") or not can_redraw(sys.stdout):
+    if plain or os.environ.get("NO_COLOR") or not can_redraw(output=True):
         return PlainLines(subject)
     try:
         return LiveTable(subject)
