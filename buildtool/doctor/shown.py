@@ -20,7 +20,8 @@ def answer_text(host: Host, advice: Advice, rows: Sequence[Row]) -> str:
         lines += [*card_lines(card, display), ""]
     lines += [f"{remark.about}: {remark.text}{_typed(remark.command)}" for remark in advice.remarks]
     lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows]
-    return "\n".join([*lines, "", "next, type:", f"  {advice.next_step}"])
+    above = "\n".join(lines).rstrip("\n")
+    return f"{above}\n\nnext, type:\n  {advice.next_step}"
 
 
 def _typed(text: str) -> str:
@@ -90,11 +91,13 @@ def _link(display: Display) -> str:
 
 
 def _route_lines(route: Route) -> Iterator[str]:
-    old = " (older than a year)" if route.stale else ""
+    old = " (its source is older than a year)" if route.stale else ""
+    first, _, last = route.python.partition("-")
+    python = first if first == last else route.python
     yield f"  {route.rank}: {VERDICTS[route.runs]}. {route.says}{old}"
     if route.runs == "no":
         return
-    yield f"    torch {route.torch}; {route.runtime}; Python {route.python}"
+    yield f"    torch {route.torch}; {route.runtime}; Python {python}"
     yield f"    get it: {route.get}"
     if route.variant_line:
         yield f"    variants.yaml: {route.variant_line}"

@@ -7,6 +7,7 @@ but those in NOT_RUN, page by page. `tests/unit/docs` gives every one to the par
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ LOADED = (
 BEFORE = "`make test` has just run it"
 INSIDE = "runs these tests"
 REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
+INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 NOT_RUN = {
     "make images": BEFORE,
@@ -37,6 +39,7 @@ NOT_RUN = {
     "make mutants": "takes minutes, and is judged by a person",
     "make probe": MINUTES,
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
+    "python3 -m venv .venv && .venv/bin/pip install -e .": INSTALLED,
     "weir build --update-lock": "fetches every input again",
     "weir prune weir/rocm:latest --targets gfx906": MINUTES,
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
@@ -150,10 +153,22 @@ def check(command: Command) -> None:
         parse(mains[f"python -m {words[2]}"], words[3:])
     elif words[0] == "make":
         check_make(words[1:], command.settings)
+    elif words[:3] == ["python3", "-m", "venv"] and "pip install" in command.text:
+        check_install(command.text)
     elif words[:2] == ["docker", "compose"]:
         check_compose(words[2:], command.settings)
     elif command.text in NOT_RUN:
         raise Unaccounted(f"{command.page}: `{command.text}` is neither run nor parsed: tests/shown/shown.py")
+
+
+def check_install(text: str) -> None:
+    """Does a new environment get this checkout, with extras that it has? Raises Refused."""
+    found = re.fullmatch(r"python3 -m venv (\S+) && (\S+)/bin/pip install -e '?\.(?:\[([a-z,-]+)\])?'?", text)
+    if not found or found[1] != found[2]:
+        raise Refused(f"`{text}` doesn't install this checkout into the environment that it makes")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    if not set((found[3] or "").split(",")) - {""} <= set(extras):
+        raise Refused(f"the package has no such extras: {found[3]}")
 
 
 def check_make(words: Sequence[str], settings: Sequence[str]) -> None:
