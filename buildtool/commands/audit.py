@@ -10,7 +10,7 @@ from buildtool.audit.read.image import parse_platform
 from buildtool.audit.report.baseline import Comparison, compare, parse_tolerance
 from buildtool.audit.report.html import render_html
 from buildtool.audit.report.junit import render_junit
-from buildtool.audit.report.render import render_markdown, render_table
+from buildtool.audit.report.render import render_markdown, render_table, verdict_lines
 from buildtool.audit.report.sarif import render_sarif
 from buildtool.audit.report.saved import read_report
 from buildtool.audit.report.schema import AuditReport, to_json
@@ -20,7 +20,7 @@ from buildtool.errors import ConfigError, Exit
 from buildtool.files import write_text
 from buildtool.model import Budget, parse_size
 from buildtool.places import path_or_name, refuse_overwriting
-from probes.shared.output import flag, hand_over, option
+from probes.shared.output import complain, flag, hand_over, option
 
 _FORMS = {
     "json": "JSON",
@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, form):
             write_text(getattr(args, form), _rendered(report, comparison, form, top=20))
     hand_over(_rendered(report, comparison, args.format, args.top))
+    for line in verdict_lines(report, comparison, baseline=str(args.baseline)):
+        complain(line)
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 

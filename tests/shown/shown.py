@@ -41,6 +41,7 @@ NOT_RUN = {
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "python3 -m venv .venv && .venv/bin/pip install -e .": INSTALLED,
     "weir build --update-lock": "fetches every input again",
+    "weir build rocm --targets gfx803": MINUTES,
     "weir prune weir/rocm:latest --targets gfx906": MINUTES,
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,

@@ -221,6 +221,20 @@ def _budget(report: AuditReport) -> str:
     return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
 
 
+def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
+    """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
+    limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
+    causes = [f"{name} {_judgement(one)}" for name, one in limits if one.verdict is Verdict.FAIL]
+    failed = [f"over budget ({'; '.join(causes)})"] if causes else []
+    if comparison is not None and comparison.regressions:
+        failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
+    lines = [f"failed: {report.image.ref}: {', '.join(failed)}"] if failed else []
+    if report.budget.stored.verdict is Verdict.UNKNOWN:
+        why = report.totals.stored_reason
+        lines.append(f"not checked: the budget of stored bytes, which are unknown: {why}")
+    return lines
+
+
 def _size_of(finding: Finding) -> str:
     """A finding's bytes in brackets, and the image's size without them; empty where it isn't about size."""
     if not finding.unpacked_bytes:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cmarkgfm
@@ -17,7 +18,13 @@ from buildtool.audit.count.databases import DebPackage, deb_packages
 from buildtool.audit.count.kinds import Classifier, Kind
 from buildtool.audit.judge.budget import Verdict, judge
 from buildtool.audit.judge.finding import Finding, Severity
-from buildtool.audit.report.render import MARKDOWN_BYTES, render_markdown, render_table, summary_row
+from buildtool.audit.report.render import (
+    MARKDOWN_BYTES,
+    render_markdown,
+    render_table,
+    summary_row,
+    verdict_lines,
+)
 from buildtool.audit.report.schema import AuditReport
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError
@@ -487,7 +494,16 @@ def test_the_command_prints_data_on_stdout_and_fails_over_budget(
     assert json.loads(printed.out) == json.loads(out.read_text())
     assert printed.err == ""
     assert command.run(arguments(*words, "--budget-unpacked", "1 MB")) == 1
+    assert "over budget (unpacked 6.00 MB > 1.00 MB)" in capsys.readouterr().err
     assert command.run(arguments(*words, "--budget-stored", "1 B")) == 1
+
+
+def test_a_limit_on_unknown_bytes_passes_no_gate_in_silence() -> None:
+    """Engines without the containerd store don't say what layers take compressed."""
+    totals = replace(audited(BASE).totals, stored_bytes=None, stored_reason="not kept")
+    unknown = judge(Budget(None, 1), unpacked_bytes=1, stored_bytes=None)
+    report = replace(audited(BASE), totals=totals, budget=unknown)
+    assert [line.partition(":")[0] for line in verdict_lines(report, None, baseline="")] == ["not checked"]
 
 
 def test_the_command_renders_table_and_markdown(image_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
