@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -310,9 +311,9 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(invocation, "version", missing)
+    monkeypatch.setattr(metadata, "version", missing)
     assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "source"
-    monkeypatch.setattr(invocation, "version", lambda name: f"{name} 7")
+    monkeypatch.setattr(metadata, "version", lambda name: f"{name} 7")
     invocation.tool_version.cache_clear()
     assert audit_image(IMAGE.ref, engine=FakeEngine(IMAGE)).tool_version == "gpu-weir 7"
 
