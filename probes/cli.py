@@ -178,7 +178,7 @@ def _machine(args: argparse.Namespace) -> Exit:
         hand_over(to_json(found))
     else:
         tell("\n".join(machine_lines(found)))
-        tell(f"asking for more VRAM than there is, {render.expectation_line(expect(found))}")
+        tell(f"a request for more VRAM than there is, {render.expectation_line(expect(found))}")
         if next_step(found):
             tell(next_step(found))
     return Exit.OK

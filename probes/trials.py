@@ -13,7 +13,7 @@ from probes.placement.values import Plan, Workload
 from probes.run.torchimport import require_torch
 from probes.shared.invocation import probe_line
 from probes.shared.output import option, tell
-from probes.shared.units import binary_bytes, duration
+from probes.shared.units import binary_bytes, duration, typed_bytes
 from probes.shared.unknown import Unknown
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _place(args: argparse.Namespace) -> Exit:
     batch, tokens = args.batch or work.batch, args.tokens or work.tokens
     dtype = args.dtype or (checkpoint.dtype if checkpoint else "bfloat16")
     vram = given.vram_budget if given else args.vram
-    instead = probe_line("plan", args.model, "--vram", str(vram))
+    instead = probe_line("plan", args.model, "--vram", typed_bytes(vram))
     require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
     from probes.placement.trial import peers
 

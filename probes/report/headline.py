@@ -137,9 +137,11 @@ def next_step(machine: Machine) -> str:
     service = services.get(maker_of(machine))
     if service:
         return f"to measure the card that is here, run `docker compose run --rm {service}`"
+    has_torch = isinstance(machine.torch, TorchFacts)
+    here = "" if has_torch else "`docker compose run --rm probe` runs in an image that has torch; "
     return (
-        "no card is visible from here; if the machine has one, `docker compose run --rm probe-rocm` (AMD), "
-        "`probe-cuda` (NVIDIA) or `probe-wsl` (Windows) hands it in"
+        f"{here}no card is visible from here; if the machine has one, `docker compose run --rm probe-rocm` "
+        "(AMD), `probe-cuda` (NVIDIA) or `probe-wsl` (Windows) gives a container access to it"
     )
 
 

@@ -26,6 +26,14 @@ def binary_bytes(n_bytes: float) -> str:
     return _scaled(n_bytes, 1024, _BINARY)
 
 
+def typed_bytes(n_bytes: int) -> str:
+    """Bytes as the value of an option, for a command to paste: `4GiB`, `11654MiB` or a plain number."""
+    for shift, name in ((30, "GiB"), (20, "MiB")):
+        if n_bytes and n_bytes % (1 << shift) == 0:
+            return f"{n_bytes >> shift}{name}"
+    return str(n_bytes)
+
+
 def gb_per_s(n_bytes: int, seconds: float) -> float:
     """Bandwidth in GB/s, 1 GB = 10^9 bytes. Raises ZeroDivisionError for no time at all."""
     return n_bytes / seconds / 1e9

@@ -59,12 +59,12 @@ def verdict(report: FitReport) -> str:
 
 
 def _answer(report: FitReport) -> str:
-    asked = report.question
+    asked, card = report.question, terminal(report.constants.rpartition(": ")[2])
     return (
         f"{terminal(verdict(report))}\n"
         f"Largest batch of {asked.tokens} tokens: {size(report.predicted_largest_batch)}; "
         f"longest sequence at batch {asked.batch}: {size(report.predicted_largest_tokens)}; both predicted.\n"
-        f"predicted by {report.predicted_by}; {terminal(report.constants)}"
+        f"predicted by {report.predicted_by}; the card's figures: {card}"
     )
 
 

@@ -62,10 +62,14 @@ def _training(asked: Question) -> Iterator[tuple[str, Question, str]]:
         yield (
             "optimizer momentum",
             replace(asked, optimizer="momentum"),
-            "one state instead of two; tune again",
+            "one state instead of two; the learning rate must be tuned again",
         )
     if asked.optimizer != "sgd":
-        yield "optimizer sgd", replace(asked, optimizer="sgd"), "no state; tune again"
+        yield (
+            "optimizer sgd",
+            replace(asked, optimizer="sgd"),
+            "no state; the learning rate must be tuned again",
+        )
     if asked.accumulate > 1:
         yield (
             "no accumulation",

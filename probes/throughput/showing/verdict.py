@@ -9,6 +9,7 @@ from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
 from probes.throughput.showing.directtables import rate
 
 WIDE = 0.1  # error of a ceiling
+MOST = 1.1  # of the arithmetic's ceiling: more is impossible, so that ceiling was measured on a busy machine
 FULL = 0.8  # of a ceiling: a device that reaches it has hardly anything left
 NAMES: dict[Resource, str] = {"compute": "compute", "memory": "memory bandwidth", "link": "the link"}
 LIMITS: dict[Resource, str] = {
@@ -66,6 +67,11 @@ def _widest(way: Way, ceilings: Ceilings | Unknown) -> float:
 
 
 def _judged(series: Series, best: BatchRow, shares: Saturation) -> str:
+    if not isinstance(shares.compute, Unknown) and shares.compute > MOST:
+        return (
+            f"Unknown: compute is at {shares.compute:.0%} of its ceiling, which is impossible: another "
+            "program ran while that was measured, so end it and repeat the scan"
+        )
     found = of_series(series)
     if isinstance(found, Unknown):
         return f"Unknown: {found.reason}. At batch {best.batch} {_reached(shares)}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probes.shared.units import counted
+from probes.shared.units import counted, parse_bytes, typed_bytes
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,8 @@ from probes.shared.units import counted
 )
 def test_a_noun_agrees_with_its_number(number: int, noun: str, shown: str) -> None:
     assert counted(number, noun) == shown
+
+
+@pytest.mark.parametrize("text", ["4GiB", "11654MiB", "1000", "0"])
+def test_bytes_in_a_command_are_written_as_an_option_reads_them(text: str) -> None:
+    assert typed_bytes(parse_bytes(text)) == text

@@ -61,7 +61,8 @@ def test_a_device_that_waits_for_the_host_is_not_called_saturated() -> None:
 
 
 def test_throughput_that_still_grows_is_not_called_saturated_and_says_how_to_go_on() -> None:
-    growing = make.series(*(make.row(batch, 0.01) for batch in BATCHES))
+    few = make.row(1, 0.01).work  # operations: their number doesn't grow with the batch
+    growing = make.series(*(replace(make.row(batch, 0.01), work=few) for batch in BATCHES))
     assert "saturated? Not yet: at batch 32, the largest measured, throughput still grows by 100%" in said(
         growing
     )
@@ -89,6 +90,13 @@ def test_ceilings_that_another_program_has_spoilt_are_not_passed_off_as_sure() -
     found = said(flat(0.9), ceilings=Ceilings((replace(cpu, memory=spoilt),)))
     assert "The ceilings err by up to 4" in found
     assert "err by" not in said(flat(0.9))
+
+
+def test_more_than_all_of_the_arithmetic_is_a_spoilt_ceiling_and_not_saturation() -> None:
+    """On a busy machine a scan said that compute was at 375% of its ceiling, and left it at that."""
+    found = said(flat(3.75))
+    assert "saturated? Unknown: compute is at 375% of its ceiling, which is impossible" in found
+    assert "Yes" in said(flat(1.02))
 
 
 def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_right() -> None:
