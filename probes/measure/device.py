@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
 import torch
 
-from probes.errors import OutOfMemory, ProbeError
+from probes.errors import OutOfMemory, ProbeError, Unsupported
 from probes.machine import numa
 from probes.machine.torchfacts import first_line
 from probes.measure import sampling
@@ -19,10 +20,13 @@ from probes.measure.buffers import TorchMemory, TorchSpan
 from probes.measure.pattern import Pattern, signed
 from probes.measure.workbench import READS_AFTER, WRITTEN, Action, Clocked, Kind, Operation, Span
 from probes.placement import architectures
+from probes.placement.packing.kernels.launching import usable
+from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.hostview import zero_copy
 from probes.placement.split import Shape, StackPlan
 from probes.placement.trial.stack import LayerStack
-from probes.records.schema import Unknown
+from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH
+from probes.records.schema import SmallWork, Unknown
 from probes.records.stats import median
 from probes.shared.units import binary_bytes
 
@@ -181,6 +185,11 @@ class TorchWorkbench:
         found = [median([self.wall_s([one]) for _ in range(BEATS)]) for one in (kernel, copy)]
         return found[0], found[1]
 
+    def small(self, name: SmallWork) -> Operation:
+        """Small work on the GPU, ready to be repeated. Raises Unsupported for unpacking without Triton."""
+        made: Operation = torch.inference_mode()(_SMALL[name](torch.device("cuda", 0)))
+        return made
+
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""
         total = torch.cuda.get_device_properties(0).total_memory
@@ -222,6 +231,29 @@ def refusals(wanted: str) -> Iterator[None]:
 def _torch(span: Span) -> TorchSpan:
     assert isinstance(span, TorchSpan)  # a workbench is only ever handed its own spans
     return span
+
+
+def _small_layers(device: torch.device) -> Operation:
+    layers = architectures.plain_layers(SMALL_LAYERS, 256, heads=4, dtype=torch.float16, device=str(device))
+    return partial(layers, torch.randn(1, 16, 256, device=device, dtype=torch.float16))
+
+
+def _small_product(device: torch.device) -> Operation:
+    weight, row = (torch.randn(n, SMALL_WIDTH, device=device, dtype=torch.float16) for n in (SMALL_WIDTH, 1))
+    return partial(torch.nn.functional.linear, row, weight)
+
+
+def _small_unpack(device: torch.device) -> Operation:
+    if not usable(device):
+        raise Unsupported("no kernel unpacks on this GPU")
+    weight = torch.randn(SMALL_WIDTH, SMALL_WIDTH, device=device).to(torch.bfloat16)
+    packed = pack(weight)
+    if packed is None:
+        raise Unsupported("the matrix isn't worth packing")
+    return partial(unpack, packed, torch.empty_like(weight))
+
+
+_SMALL: Final = {"layers": _small_layers, "product": _small_product, "unpack": _small_unpack}
 
 
 def _timed_sleep(ticks: int) -> float:

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from probes.measure.pattern import Pattern
 from probes.placement.split import Shape, StackPlan
-from probes.records.schema import Scenario, Split, Unknown
+from probes.records.schema import Scenario, SmallWork, Split, Unknown
 
 Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
 Action = Literal["copy", "copy_then_read", "kernel_copy", "read", "write"]
@@ -134,6 +134,9 @@ class Workbench(Protocol):
 
         None without a GPU.
         """
+
+    def small(self, name: SmallWork) -> Operation:
+        """Small work on the device, ready to be repeated. Raises Unsupported."""
 
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""

@@ -102,6 +102,12 @@ def _build(model: str, *, layers: int, width: int) -> Built:
     return _published(model)
 
 
+def plain_layers(count: int, width: int, heads: int, *, dtype: torch.dtype, device: str) -> nn.Module:
+    """Plain transformer layers one after another, for inference, with random weights."""
+    layers = nn.Sequential(*(Block(width, heads) for _ in range(count)))
+    return layers.to(device, dtype).eval().requires_grad_(False)
+
+
 def _sequence(stack: nn.Sequential, width: int) -> Built:
     return Built(stack, tuple(stack), width, 0, stack)
 

@@ -42,6 +42,7 @@ def _one_run(runs: Sequence[ProbeRun]) -> ProbeRun:
         seconds=sum(run.seconds for run in runs),
         records=tuple(_one_each(record for run in runs for record in run.records)),
         processes=sum(run.processes for run in runs),
+        small=tuple(one for run in runs for one in run.small),
     )
 
 

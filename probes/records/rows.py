@@ -1,7 +1,7 @@
 """The records that probes make: what was measured, asked for, seen, and why something was not."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from probes.shared.codec import DERIVED
 from probes.shared.unknown import Unknown
@@ -13,6 +13,7 @@ Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
 Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed", "placed"]
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
+SmallWork = Literal["layers", "product", "unpack"]
 Samples = tuple[float, ...]
 
 
@@ -264,6 +265,24 @@ class NumaPlaces:
     pinned_buffer: int | Unknown  # where a page of pinned memory is
     pageable_buffer: int | Unknown
     held: bool  # to the GPU's node, by --numa gpu
+
+
+SMALL_LAYERS: Final = 8
+SMALL_WIDTH: Final = 768
+
+
+@dataclass(frozen=True)
+class Small:
+    """How long one process took for small work, whose bytes hardly count: what plans know of launches.
+
+    `layers`: SMALL_LAYERS plain layers of a transformer, 256 wide, 16 rows.
+    `product`: a row times a matrix of SMALL_WIDTH^2. `unpack`: such a matrix, packed.
+    """
+
+    tag: ClassVar[str] = "small"
+    name: SmallWork
+    device_s: Samples | Unknown  # behind a queued wait, so without what handing it over costs
+    wall_s: Samples  # synchronised on both sides
 
 
 Timed = Measurement | Reads | Pass  # rows with samples, which every round measures again

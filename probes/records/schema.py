@@ -30,6 +30,8 @@ from probes.records.rows import (
     Record,
     Request,
     Scenario,
+    Small,
+    SmallWork,
     Split,
     Stop,
     Timed,
@@ -46,9 +48,9 @@ __all__ = [
     "MOST_BYTES", "READABLE", "SCHEMA_VERSION", "WRITABLE", "Api", "Asked", "Block", "Card", "Case",
     "Clock", "Done", "Expectation", "Failed", "Gap", "Gpu", "KfdNode", "Label", "Link", "Machine",
     "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces", "NvidiaCard", "Outcome", "Pass",
-    "ProbeReport", "ProbeRun", "Reading", "Reads", "Record", "Request", "Scenario", "Settings", "Split",
-    "Stop", "Timed", "TorchFacts", "Unknown", "Waived", "Way", "case_name", "from_json", "named_report",
-    "read_report", "write_report",
+    "ProbeReport", "ProbeRun", "Reading", "Reads", "Record", "Request", "Scenario", "Settings", "Small",
+    "SmallWork", "Split", "Stop", "Timed", "TorchFacts", "Unknown", "Waived", "Way", "case_name",
+    "from_json", "named_report", "read_report", "write_report",
 ]
 # fmt: on
 
@@ -110,6 +112,7 @@ class ProbeRun:
     seconds: float
     records: tuple[Record, ...]
     round: int = 0  # every round measures the cases again in a fresh process
+    small: tuple[Small, ...] = ()  # what plans know of launches
     processes: int = field(default=1, metadata=DERIVED)  # that were put together
 
 
@@ -153,7 +156,7 @@ def named_report(path: Path, *, name: Path | None = None) -> tuple[ProbeReport, 
     with reading(name or path, f"make one: {probe_command()} run", "is not a probe report"):
         text = files.read_text(path, most_bytes=MOST_BYTES)
         report = from_json(text)
-        require_possible(report.started, (run.records for run in report.runs))
+        require_possible(report.started, ((*run.records, *run.small) for run in report.runs))
     return report, text
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from probes.records.rows import Samples
 from probes.records.schema import (
     Block,
     Expectation,
@@ -24,7 +25,7 @@ from probes.records.schema import (
     Timed,
     Unknown,
 )
-from probes.records.stats import Doubt, doubts, summarize
+from probes.records.stats import Doubt, doubts, median, summarize
 from probes.report import crossover, residency
 from probes.report.answers import pick
 from probes.report.pieces import Fit, fit, points_of
@@ -69,7 +70,8 @@ def tables(run: ProbeRun, every: Sequence[Record]) -> tuple[Table, ...]:
     blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, residency.place(pick(records, Block)))
     kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
     fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
-    return (*run_tables(records, every), *(table for table in (blocks, *fields) if table.rows))
+    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
+    return (*run_tables(records, every), *(table for table in (small, blocks, *fields) if table.rows))
 
 
 def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Table, ...]:
@@ -255,6 +257,18 @@ _READS = (
     Column("doubts", doubts_of, words=True),
     *_timed(lambda r: r.times_s),
     Column("wall clock", _wall),
+)
+
+
+def _middle(samples: Samples | Unknown) -> str:
+    return text(samples) if isinstance(samples, Unknown) else span(median(samples), bare=True)
+
+
+_SMALL_NOTE = "Bytes hardly count in these: plans from this report take the cost of launches from them."
+_SMALL = (
+    Column("what", lambda s: s.name, words=True),
+    Column("device clock", lambda s: _middle(s.device_s)),
+    Column("wall clock", lambda s: _middle(s.wall_s)),
 )
 _BLOCK_NOTE = (
     "Each block was read again after all were allocated; what a driver had paged out comes back in the first "

@@ -8,10 +8,10 @@ from probes.errors import UsageError
 from probes.machine import snapshot as here
 from probes.machine import sysfs
 from probes.machine.expectation import expect
-from probes.measure import breakeven, scenarios, spill, transfer
+from probes.measure import breakeven, scenarios, small, spill, transfer
 from probes.measure.workbench import Workbench
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
-from probes.records.schema import Gpu, Machine, Reading, Record, Settings, TorchFacts, Unknown
+from probes.records.schema import Gpu, Machine, Reading, Record, Settings, Small, TorchFacts, Unknown
 from probes.run.remaining import BEGINNING, Planned
 
 QUICK_LIMIT_S = 120.0  # of a process of any probe, on a slow machine
@@ -63,7 +63,12 @@ class Probe:
     limit_s: float
     quick_rounds: int
     full_rounds: int
-    run: Callable[[Workbench, Context], Iterator[Record]]
+    run: Callable[[Workbench, Context], Iterator[Record | Small]]
+
+
+def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
+    yield from small.run(bench)
+    yield from transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
 
 
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
@@ -96,7 +101,7 @@ PROBES = (
         limit_s=900,
         quick_rounds=QUICK_ROUNDS,
         full_rounds=FULL_ROUNDS,
-        run=lambda bench, on: transfer.run(bench, on.settings, on.available_bytes(), done=on.done),
+        run=_transfer,
     ),
     Probe(
         "breakeven",

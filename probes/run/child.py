@@ -32,6 +32,7 @@ from probes.records.schema import (
     Reads,
     Record,
     Settings,
+    Small,
     TorchFacts,
 )
 from probes.run.catalog import PROBES, Context
@@ -45,7 +46,7 @@ CHECK = "check"  # nor this: tries claims about the card
 UNASKED = Settings(quick=True, seed=0, vram_cap_bytes=None)
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-Aside = TorchFacts | Check  # no records of a report
+Aside = TorchFacts | Check | Small  # no records of a report
 Told = Record | Aside
 Message = Told | Done | Failed
 
@@ -88,7 +89,7 @@ def _torchfacts() -> ModuleType:
     return torchfacts
 
 
-def _probe(job: Job, machine: Machine) -> Iterator[Record]:
+def _probe(job: Job, machine: Machine) -> Iterator[Record | Small]:
     from probes.measure import device
 
     context = Context(job.settings, machine, Path("/"), frozenset(job.done))
@@ -103,7 +104,7 @@ def _probe(job: Job, machine: Machine) -> Iterator[Record]:
     yield from watched(probe.run(bench, context), Bystanders(bench, context.root, pci_id))
 
 
-def watched(records: Iterator[Record], watch: Bystanders) -> Iterator[Record]:
+def watched(records: Iterator[Record | Small], watch: Bystanders) -> Iterator[Record | Small]:
     """The records, each timing with what else went on while it was taken."""
     before = watch.look()
     for record in records:

@@ -20,6 +20,7 @@ from probes.records.schema import (
     ProbeRun,
     Record,
     Settings,
+    Small,
     Unknown,
     Waived,
     read_report,
@@ -236,7 +237,8 @@ def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record]
         spare=going.crew.pop() if going.crew else None,
     )
     records = tuple(record for record in ended.records if not isinstance(record, Aside))
-    return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records), turn)
+    small = tuple(record for record in ended.records if isinstance(record, Small))
+    return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records), turn, small)
 
 
 def exit_code(report: ProbeReport, *, require_gpu: bool) -> Exit:

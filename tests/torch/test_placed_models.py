@@ -447,13 +447,31 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
 
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
     plan = plan_of(model, tiers, Rings(2, scratches=scratches), objective="fast")
-    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear))
+    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear, multiplies=bool))
     for _ in range(2):
         assert torch.allclose(model(x), want)
         assert torch.equal(model(many), want_many)
     assert used == [2] * 8
     handle.remove()
     assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
+def test_weights_too_narrow_for_a_packed_product_are_unpacked_once_a_call_not_for_each_product(model, x):
+    """With rows of 64 numbers no packed product can be computed: each one would fetch its weight anew."""
+    want, unpacked = model(x), []
+
+    def unpacking(packed, out):
+        unpacked.append(packed.shape)
+        return unpack(packed, out)
+
+    names = [block.name for block in find_blocks(model)]
+    plan = plan_of(model, dict.fromkeys(names, "packed"), Rings(1, scratches=1), objective="fast")
+    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacking))
+    assert all(one.products is None for one in handle._engine.moving)
+    assert torch.equal(model(x), want)
+    assert unpacked
+    handle.remove()
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ def run(seed, passes=3):
         own, want = [model(*one) for one in inputs], [converted(*one) for one in inputs]
     objective = r.choice(["exact", "exact", "fast"])
     plan = plan_of(model, tiers, rings, objective=objective, becomes=becomes, kept=kept if becomes else ())
-    work = Arithmetic(linear=exact_linear, reads=lanes.reads)
+    work = Arithmetic(linear=exact_linear, multiplies=bool, reads=lanes.reads)
     with torch.no_grad():
         handle = settle(model, plan, ModuleSource(), lanes, capture=r.random() < 0.3, work=work)
     lanes.engine = handle._engine

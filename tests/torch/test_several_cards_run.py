@@ -113,7 +113,9 @@ def run(seed):
         lanes[handle._over.now or 0].reads(name, tensors)
 
     with torch.no_grad():
-        handle = placed(model, plan, lanes, work=Arithmetic(linear=exact_linear, reads=reads))
+        handle = placed(
+            model, plan, lanes, work=Arithmetic(linear=exact_linear, multiplies=bool, reads=reads)
+        )
         for _ in range(3):
             for given, expected in zip(inputs, want, strict=True):
                 got = model(located(given[0], 0), *given[1:])

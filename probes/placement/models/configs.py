@@ -170,10 +170,11 @@ class Layers:
 
     prefix: str  # of a layer's name: model.layers
     tensors: Callable[[str], Tensors]  # of the layer with this name
-    operations: int  # that torch launches in one, by the time that Python takes: docs/results/h200-full.json
+    operations: int  # that torch launches in one, by the time that Python takes
     live: int  # numbers alive for each input row at its peak
     kernels: int = 0  # as a block's; 0: guessed from the operations
     touched: int = 0
+    around: int = 0  # operations of a pass outside all blocks
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ def described(
             )
         )
     blocks += _grouped(parts.after, ())
+    blocks[0] = replace(blocks[0], around=layers.around)
     return ModelDescription(name, tuple(blocks), source, parts.tied, notes)
 
 

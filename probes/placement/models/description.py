@@ -119,6 +119,7 @@ class BlockDescription:
     looked_up: bool = False  # is a lookup table as well as a product: tied embeddings
     attention: Attention | None = None
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
+    around: int = 0  # operations of a pass outside all blocks, which are counted with this one
     kernels: int = 0  # of the device in one call, besides products; 0: unknown, guessed from the operations
     touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
@@ -142,7 +143,7 @@ class BlockDescription:
         """Equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return shapes, facts, self.kernels, self.touched_numbers
+        return shapes, facts, self.kernels, self.touched_numbers, self.around
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The same block with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
@@ -171,6 +172,7 @@ class BlockDescription:
         return tuple(
             replace(
                 part,
+                around=self.around if part is main else 0,
                 operations=share(self.operations, part),
                 kernels=share(self.kernels, part),
                 touched_numbers=share(self.touched_numbers, part),

@@ -12,13 +12,24 @@ from probes.errors import CheckpointUnreadable
 from probes.placement.models.configs import Fields, Layers, Maker, Parts, Sizes, Tensors
 from probes.placement.models.description import TensorDescription
 
-# Operations that torch launches in a layer, counted by the time that Python takes for them.
-LLAMA_OPERATIONS: Final = 40
-GPT_OPERATIONS: Final = 22
-BERT_OPERATIONS: Final = 21
-MIXTURE_OPERATIONS: Final = 48  # more, to send each row to its experts and back
+# Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
+# takes for them: docs/decisions/0058-time-of-eager-passes.md.
+LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
+HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
+NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
+MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
+GPT_OPERATIONS, GPT_AROUND = 21, 28
+BERT_OPERATIONS, BERT_AROUND = 20, 10
+OPT_OPERATIONS, OPT_AROUND = 19, 26
+NEOX_OPERATIONS, NEOX_AROUND = 27, 28
+PHI_OPERATIONS, PHI_AROUND = 31, 34
 # 41 on the device in a layer besides products; two of them sum a row's squares and take as long as 7 others.
 LLAMA_KERNELS: Final = 46
+GPT_KERNELS: Final = 18
+OPT_KERNELS: Final = 16
+NEOX_KERNELS: Final = 26
+PHI_KERNELS: Final = 24
+MIXTURE_KERNELS: Final = 81
 # While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
 BERT_KERNELS: Final = 25
 # Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
@@ -87,7 +98,7 @@ def _llama(
         for name in norms:
             yield from make.norm(f"{at}.{name}", size.width)
 
-    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0)
+    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0, around=LLAMA_AROUND)
     layers = _llama_costs(
         layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
     )
@@ -105,11 +116,11 @@ def _llama_costs(
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
     # norms in single operations in float32, positions in ten, the gate's product, two sums
     touched = (18 * norms + 6) * size.width + 12 * (size.queries + size.keys)
-    more = 8 * (norms - 2) + 16 * head_norms
-    operations, kernels = layers.operations + more, LLAMA_KERNELS + more
+    operations = layers.operations + NORM_OPERATIONS * (norms - 2) + HEAD_NORM_OPERATIONS * head_norms
+    kernels = (MIXTURE_KERNELS if mixture else LLAMA_KERNELS) + 8 * (norms - 2) + 16 * head_norms
     if mixture:
         inner = fields.number("moe_intermediate_size", default=size.inner)
-        operations, kernels = operations + MIXTURE_OPERATIONS, 0
+        operations += MIXTURE_OPERATIONS
         chosen = fields.number("num_experts_per_tok", default=2)
         touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
     else:
@@ -238,7 +249,14 @@ def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
     return Parts(
         tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width)),
-        Layers(f"{top}layers", layer, LLAMA_OPERATIONS - 10, 3 * size.width + 2 * size.inner),
+        Layers(
+            f"{top}layers",
+            layer,
+            PHI_OPERATIONS,
+            3 * size.width + 2 * size.inner,
+            kernels=PHI_KERNELS,
+            around=PHI_AROUND,
+        ),
         (*after, *head),
         shared,
     )
@@ -269,7 +287,9 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
             layer,
             GPT_OPERATIONS,
             2 * width + max(3 * width, 3 * size.inner),
+            kernels=GPT_KERNELS,
             touched=GPT_TOUCHED * width,
+            around=GPT_AROUND,
         ),
         (*make.norm(f"{top}ln_f", width, bias=True), *head),
         shared,
@@ -292,7 +312,14 @@ def _gpt_neox(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     head, shared = _head(fields, size, make, table=f"{top}embed_in", tied=False) if whole else ((), ())
     return Parts(
         tuple(make.table(f"{top}embed_in", size.vocabulary, width)),
-        Layers(f"{top}layers", layer, LLAMA_OPERATIONS - 10, 3 * width + 2 * size.inner),
+        Layers(
+            f"{top}layers",
+            layer,
+            NEOX_OPERATIONS,
+            3 * width + 2 * size.inner,
+            kernels=NEOX_KERNELS,
+            around=NEOX_AROUND,
+        ),
         (*after, *head),
         shared,
     )
@@ -326,7 +353,14 @@ def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     head, shared = _head(fields, table, make, table=f"{top}embed_tokens", tied=True) if whole else ((), ())
     return Parts(
         tuple(before),
-        Layers(f"{top}layers", layer, GPT_OPERATIONS, 3 * width + 2 * size.inner),
+        Layers(
+            f"{top}layers",
+            layer,
+            OPT_OPERATIONS,
+            3 * width + 2 * size.inner,
+            kernels=OPT_KERNELS,
+            around=OPT_AROUND,
+        ),
         (*closing, *head),
         shared,
     )
@@ -363,6 +397,7 @@ def _bert(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
             3 * width + 2 * size.inner,
             kernels=BERT_KERNELS,
             touched=BERT_TOUCHED * width,
+            around=BERT_AROUND,
         ),
         () if whole else tuple(make.linear("pooler.dense", width, width, bias=True)),
     )

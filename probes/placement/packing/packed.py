@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -30,7 +31,7 @@ class Packed:
         """How the weights are arranged."""
         return grid(self.shape)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where all parts are."""
         return next(iter(self.parts.values())).device

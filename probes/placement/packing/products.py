@@ -31,9 +31,9 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         return None
     y = x.new_empty((*x.shape[:-1], n))
     launching.multiply(
-        x.reshape(-1, k),
+        x.contiguous(),
         packed.parts,
-        y.view(-1, n),
+        y,
         base=packed.base,
         bias=None if bias is None else bias.contiguous(),
         rows=tile.rows,

@@ -35,7 +35,7 @@ class Constants:
     kernel_s: float  # of the device, for each kernel besides products, beyond its bytes
     product_s: float  # likewise for each product
     product_step_s: float  # of a product of few rows, for each number of an input row: one multiplier's turn
-    moving_s: float  # of the host, for each block that moves
+    unpack_item_s: float  # of the device, for each tensor that is unpacked from 4-bit codes, beyond its bytes
     context_bytes: int  # of VRAM, by the driver
     workspace_bytes: int  # of VRAM, by the libraries that multiply
     bfloat16: bool  # has units for it

@@ -13,6 +13,7 @@ from typing import Final
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
 from probes.placement.packing.estimate import DENSE_FROM, estimate
 from probes.placement.packing.forms import aligned
+from probes.placement.packing.grid import is_matrix
 from probes.placement.packing.tiles import MOST_ROWS, fused, is_table, piece_bytes, piece_rows
 from probes.placement.planner.constants import Constants
 from probes.placement.values import Objective, Tier
@@ -35,11 +36,17 @@ EXPERT_TILE: Final = 64  # rows: half a tile, which is empty for each expert on 
 ONCE_ROWS: Final = 32
 TILE_ROWS: Final = 128
 WIDE_TILE_ROWS: Final = 32  # likewise in float32, where more than one row is read again
-# Of the GPU for each tensor that is unpacked: 4-bit codes beyond its bytes, 3-bit codes at least (H100)
-UNPACK_ITEM_S: Final = 1.2e-6
+# Of the GPU for each tensor that is unpacked from 3-bit codes, at least (H100)
 RANKED_LEAST_S: Final = 10e-6
-PACKED_LAUNCH_S: Final = 50e-6  # of Python for a product with a packed tensor: 40 layers, H200
-UNPACK_LAUNCH_S: Final = 40e-6  # of Python for a block that is unpacked, which is one launch
+# Python's time in eager passes, in operations (docs/decisions/0058-time-of-eager-passes.md): for a call of a
+# block whose weights come and go, for its copy, its unpacking, and a product with a packed tensor beyond one
+# with a plain tensor.
+CALL: Final = 0.4
+CALL_TENSOR: Final = 0.13  # more, for each of its tensors
+COPY: Final = 1.1
+UNPACK: Final = 0.8
+PACKED_PRODUCT: Final = 1.1
+GENERATING: Final = 35  # operations of `generate` around a token, more than around a pass
 # Of the GPU before an eager unpacking: 14 layers took 1.65 ms, captured 1.59, H100
 UNPACK_GAP_S: Final = 5e-6
 # Of the GPU for each tensor that it reads over the link, beyond its bytes: a kernel waits for an answer
@@ -166,13 +173,17 @@ class _Block:
         self._cache = cache_bytes(block, work)
         self._lookup_only = all(tensor.use == "lookup" for tensor in block.tensors)
         operations = (block.operations or GUESSED_OPERATIONS * len(block.tensors)) * block.calls
-        self._launch = 0.0 if work.captured else operations * machine.operation_s
-        if work.generating and not work.captured:
-            self._launch *= GENERATING
+        around = block.around + GENERATING * (work.generating and block.around > 0)
+        self._launch = self._python(operations + around)
+        self._call = CALL + CALL_TENSOR * len(block.tensors)
         products = sum(tensor.use == "product" for tensor in block.tensors)
         self._kernels = block.kernels * block.calls or max(operations - products * block.calls, 0)
         self._fixed = self._kernels * machine.kernel_s + self._attention()
         self._dtype = _main_dtype(block) if block.tensors else "float32"
+
+    def _python(self, operations: float) -> float:
+        """Python's time for so many operations, which a graph doesn't take."""
+        return 0.0 if self._work.captured else operations * self._machine.operation_s
 
     def options(self) -> Iterator[Option]:
         """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
@@ -228,14 +239,13 @@ class _Block:
     def _converted(self, tier: Tier) -> Option:
         """Kept with the bits that the model has: one operation a tensor converts them before each call."""
         machine, fetches = self._machine, self._block.fetches
-        captured = self._work.captured
-        items = UNPACK_ITEM_S * len(self._block.tensors) + (0.0 if captured else UNPACK_GAP_S)
-        operations = 0.0 if captured else machine.operation_s * len(self._block.tensors)
+        gap = 0.0 if self._work.captured else UNPACK_GAP_S
+        items = machine.unpack_item_s * len(self._block.tensors) + gap
         return Option(
             tier,
             compute_s=self._compute(machine.vram_rate),
             unpack_s=fetches * ((self._given + self._bytes) / machine.vram_rate + items),
-            launch_s=self._launch + fetches * operations,
+            launch_s=self._launch + fetches * self._python(self._call + UNPACK),
             scratch_bytes=self._bytes,
             kept=True,
         )
@@ -243,12 +253,13 @@ class _Block:
     def _moving(self, tier: Tier, *, kept: bool) -> Option:
         """Copied from pinned memory to a slot."""
         machine, fetches = self._machine, self._block.fetches
-        plain = Option(tier, compute_s=self._compute(machine.vram_rate), launch_s=self._launch)
+        called = self._launch + fetches * self._python(self._call)
+        plain = Option(tier, compute_s=self._compute(machine.vram_rate), launch_s=called)
         how, n_bytes = (self._converted(tier), self._given) if kept else (plain, self._bytes)
         return replace(
             how,
             copy_s=fetches * (machine.link_alpha_s + n_bytes / machine.link_rate),
-            launch_s=how.launch_s + (0.0 if self._work.captured else machine.moving_s * fetches),
+            launch_s=how.launch_s + fetches * self._python(COPY),
             vram_bytes=self._cache,
             pinned_bytes=n_bytes,
             wire_bytes=fetches * n_bytes,
@@ -259,9 +270,8 @@ class _Block:
         machine, fetches = self._machine, self._block.fetches
         packed = sum(packed_bytes(tensor, dense=dense) for tensor in self._block.tensors)
         fused = self._fused() and not dense
-        more = PACKED_LAUNCH_S * self._packed_tensors() if fused else UNPACK_LAUNCH_S * fetches
-        launch = self._launch + (0.0 if self._work.captured else more)
-        moving = launch + (0.0 if self._work.captured else machine.moving_s * fetches)
+        more = PACKED_PRODUCT * self._packed_tensors() if fused else UNPACK
+        launch = self._launch + fetches * self._python(self._call + more)
         scratch = self._bytes  # also of fused blocks, for passes of many rows
         if fused:
             compute, unpack = self._compute_fused(packed), 0.0
@@ -285,7 +295,7 @@ class _Block:
             compute_s=compute,
             unpack_s=unpack,
             copy_s=fetches * (machine.link_alpha_s + packed / machine.link_rate),
-            launch_s=moving,
+            launch_s=launch + fetches * self._python(COPY),
             vram_bytes=self._cache,
             pinned_bytes=packed,
             wire_bytes=fetches * packed,
@@ -305,7 +315,7 @@ class _Block:
         plain = Option(
             "packed",
             compute_s=self._compute(machine.vram_rate) + operations * machine.kernel_s,
-            launch_s=self._launch + (0.0 if self._work.captured else operations * machine.operation_s),
+            launch_s=self._launch + self._python(self._call + operations),
             vram_bytes=self._packed,
             table=True,
         )
@@ -319,7 +329,7 @@ class _Block:
 
         Exact ones are compared with those of the whole table, which is in host memory for that.
         """
-        machine, captured = self._machine, self._work.captured
+        machine = self._machine
         roomy = replace(
             plain,
             vram_bytes=plain.vram_bytes + aligned(piece_bytes(tensor.shape)),
@@ -327,14 +337,14 @@ class _Block:
         )
         if self._fused():
             saved = self._compute(machine.vram_rate) - self._compute_fused(self._packed)
-            launch = 0.0 if captured else PACKED_LAUNCH_S
-            return replace(roomy, compute_s=plain.compute_s - saved, launch_s=plain.launch_s + launch)
+            launch = plain.launch_s + self._python(PACKED_PRODUCT)
+            return replace(roomy, compute_s=plain.compute_s - saved, launch_s=launch)
         pieces = -(-tensor.shape[0] // piece_rows(tensor.shape))
         return replace(
             roomy,
             compute_s=plain.compute_s + (pieces - 1) * machine.product_s,
-            unpack_s=(self._packed + self._bytes) / machine.unpack_rate + pieces * UNPACK_ITEM_S,
-            launch_s=plain.launch_s + (0.0 if captured else 2 * pieces * machine.operation_s),
+            unpack_s=(self._packed + self._bytes) / machine.unpack_rate + pieces * machine.unpack_item_s,
+            launch_s=plain.launch_s + self._python(2 * pieces),
         )
 
     def _compute_fused(self, packed: int) -> float:
@@ -357,12 +367,12 @@ class _Block:
         packed = packed_bytes(tensor, dense=dense)
         moved = packed + tensor.n_bytes
         if packed >= tensor.given_bytes:
-            return UNPACK_ITEM_S + moved / machine.vram_rate
+            return machine.unpack_item_s + moved / machine.vram_rate
         if self._converts:
-            return UNPACK_ITEM_S + moved / machine.operations_rate
+            return machine.unpack_item_s + moved / machine.operations_rate
         if (dense and tensor.numbers >= DENSE_FROM) or tensor.dtype == "float16":
             return math.hypot(RANKED_LEAST_S, moved / machine.ranked_rate)
-        return UNPACK_ITEM_S + moved / machine.unpack_rate
+        return machine.unpack_item_s + moved / machine.unpack_rate
 
     def _on_cpu(self) -> Option:
         machine, work, block = self._machine, self._work, self._block
@@ -379,8 +389,10 @@ class _Block:
     def _fused(self) -> bool:
         """Whether products are computed straight from the packed weights."""
         dtypes = {tensor.dtype for tensor in self._block.tensors if tensor.use == "product"}
+        packed = (t for t in self._block.tensors if packed_bytes(t) < t.given_bytes)
         return (
-            self._work.objective == "fast"
+            all(is_matrix(tensor.shape) for tensor in packed)
+            and self._work.objective == "fast"
             and not self._converts
             and self._machine.fused_rate > 0
             and self._work.rows <= MOST_ROWS
@@ -388,9 +400,8 @@ class _Block:
         )
 
     def _packed_tensors(self) -> int:
-        """How many tensors are unpacked, or multiplied while packed, in a pass."""
-        mine = sum(packed_bytes(tensor) < tensor.given_bytes for tensor in self._block.tensors)
-        return mine * self._block.fetches
+        """How many tensors are multiplied while packed in a call."""
+        return sum(packed_bytes(tensor) < tensor.given_bytes for tensor in self._block.tensors)
 
     def _products(self) -> float:
         return sum(tensor.products for tensor in self._block.tensors)
@@ -473,8 +484,3 @@ class _Block:
         products = 2 * work.rows * attention.heads * attention.head_width * kept
         rate = machine.rate_of_products(dtype)
         return max(moved / machine.vram_rate, 2 * products / rate)
-
-
-GENERATING: Final = (
-    1.2  # Python's time of an operation in `generate`, over one in a plain pass: Qwen2.5-3B, H200
-)

@@ -98,7 +98,7 @@ class _Profile:
             kernel_s=self._value("kernel_us") * 1e-6,
             product_s=self._value("product_us") * 1e-6,
             product_step_s=self._value("product_step_ns") * 1e-9,
-            moving_s=self._value("moving_us") * 1e-6,
+            unpack_item_s=self._value("unpack_item_us") * 1e-6,
             context_bytes=int(self._value("amd_context_mib" if amd else "nvidia_context_mib") * MIB),
             workspace_bytes=int(
                 self._value("workspace_mib" if matrix_units else "small_workspace_mib") * MIB

@@ -1,6 +1,6 @@
 """A machine's constants from its own probe report. What that lacks comes from a profile, and is named."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -8,12 +8,24 @@ from typing import Final
 from probes.placement.planner.constants import REPORT_SPREAD, Constants
 from probes.placement.planner.profiles import matching, profile
 from probes.records.rounds import merged
-from probes.records.schema import Gpu, Measurement, Pass, ProbeReport, TorchFacts
+from probes.records.rows import SMALL_LAYERS
+from probes.records.schema import (
+    Gpu,
+    Measurement,
+    Pass,
+    ProbeReport,
+    Small,
+    SmallWork,
+    TorchFacts,
+    Unknown,
+)
 from probes.records.stats import summarize
 
-# Operations in a layer of the scenarios' models, as models/families.py counts them.
-OPERATIONS: Final = {"transformer": 11, "bert-base": 21, "gpt2-xl": 22, "qwen2.5-1.5b": 40, "qwen2.5-3b": 40}
-BOUND_BY_PYTHON: Final = 1.5  # times the device's time: a pass with such a wall time waits for Python
+# What small work took by the device's clock where the profiles' constants of small kernels are from: an H200,
+# whose small kernels take as long as an H100's (docs/decisions/0058-time-of-eager-passes.md).
+THERE: Final[Mapping[SmallWork, float]] = {"layers": 272e-6, "product": 4.7e-6, "unpack": 2.8e-6}
+PLAIN_OPERATIONS: Final = 11  # of a plain layer, in which models/families.py counts all others
+SHORT_COPY: Final = 64 << 10  # bytes, of which a copy's own time is known best
 LARGE: Final = 64 << 20  # bytes; of smaller copies the latency is a part of the time
 CPU_SHARE: Final = 0.5  # of the rate at which memory is read, that products on the CPU reach
 CORES: Final = 16  # of the machine whose CPU is measured in the profiles
@@ -25,6 +37,7 @@ def constants(report: ProbeReport, *, name: str) -> Constants:
     records = [record for run in report.runs for record in run.records]
     rows = [record for record in records if isinstance(record, Measurement)]
     passes = [record for record in records if isinstance(record, Pass)]
+    small = [one for run in report.runs for one in run.small]
     gpu = _gpu(report)
     nearest = matching(gpu.name, gpu.target) if gpu else "h200"
     base = profile(nearest)
@@ -41,7 +54,9 @@ def constants(report: ProbeReport, *, name: str) -> Constants:
     )
     if gpu is None:
         return replace(machine, vram_bytes=0, notes=("the report has no GPU: all blocks go to the CPU",))
-    return _measured(machine, gpu, nearest, rows, passes)
+    machine = _launched(machine, rows, small)
+    missing = [] if small else ["Python's time for an operation", "small kernels"]
+    return _measured(machine, gpu, rows, passes, profile=nearest, missing=missing)
 
 
 def _gpu(report: ProbeReport) -> Gpu | None:
@@ -50,7 +65,13 @@ def _gpu(report: ProbeReport) -> Gpu | None:
 
 
 def _measured(
-    machine: Constants, gpu: Gpu, nearest: str, rows: Sequence[Measurement], passes: Sequence[Pass]
+    machine: Constants,
+    gpu: Gpu,
+    rows: Sequence[Measurement],
+    passes: Sequence[Pass],
+    *,
+    profile: str,
+    missing: list[str],
 ) -> Constants:
     def rate(name: str, fallback: float) -> float:
         found = _rate(rows, name)
@@ -58,10 +79,9 @@ def _measured(
             missing.append(name)
         return found or fallback
 
-    missing: list[str] = []
     vram = rate("vram_read", machine.vram_rate)
     scale = vram / machine.vram_rate
-    flops, operation = _flops(passes), _operation(passes)
+    flops = _flops(passes)
     made = replace(
         machine,
         vram_bytes=gpu.vram_total_bytes,
@@ -73,13 +93,11 @@ def _measured(
         pageable_rate=rate("h2d_pageable", machine.pageable_rate),
         zero_copy_rate=rate("zero_copy_read", machine.zero_copy_rate),
         flops={key: flops.get(key, value) for key, value in machine.flops.items()},
-        operation_s=operation or machine.operation_s,
         unified=gpu.integrated is True,
     )
     missing += [] if flops else ["products at batch 256"]
-    missing += [] if operation else ["Python's time for an operation"]
-    always = ["context", "workspace", "unpacking", "small kernels", *missing]
-    left = f"from the profile {nearest}: {', '.join(always)}"
+    always = ["context", "workspace", "unpacking", *missing]
+    left = f"from the profile {profile}: {', '.join(always)}"
     return replace(made, notes=(*machine.notes, left))
 
 
@@ -105,15 +123,37 @@ def _flops(passes: Sequence[Pass]) -> Mapping[str, float]:
     return found
 
 
-def _operation(passes: Sequence[Pass]) -> float | None:
-    """Python's time for one operation, by the passes that wait for it."""
-    found = []
-    for one in passes:
-        device = one.devices_s
-        waits = one.host_bound or (
-            isinstance(device, tuple)
-            and summarize(one.times_s).median > BOUND_BY_PYTHON * summarize(device).median
-        )
-        if one.scenario == "resident" and one.model in OPERATIONS and waits:
-            found.append(summarize(one.times_s).median / (one.layers * OPERATIONS[one.model]))
-    return median(found) if found else None
+def _launched(machine: Constants, rows: Sequence[Measurement], small: Sequence[Small]) -> Constants:
+    """With what the report knows of launches. The device's constants grow as small work does."""
+    walls = _middles(small, lambda one: one.wall_s)
+    devices = _middles(small, lambda one: one.device_s)
+    times = {name: devices.get(name, there) / there for name, there in THERE.items()}
+    layers = SMALL_LAYERS * PLAIN_OPERATIONS
+    return replace(
+        machine,
+        operation_s=walls["layers"] / layers if "layers" in walls else machine.operation_s,
+        kernel_s=machine.kernel_s * times["layers"],
+        product_s=machine.product_s * times["product"],
+        unpack_item_s=machine.unpack_item_s * times["unpack"],
+        link_alpha_s=_alpha(rows) or machine.link_alpha_s,
+    )
+
+
+def _middles(
+    small: Sequence[Small], samples: Callable[[Small], Sequence[float] | Unknown]
+) -> Mapping[SmallWork, float]:
+    """The middle of the processes' middle samples, by the kind of work."""
+    found: dict[SmallWork, list[float]] = {}
+    for one in small:
+        times = samples(one)
+        if not isinstance(times, Unknown):
+            found.setdefault(one.name, []).append(median(times))
+    return {name: median(middles) for name, middles in found.items()}
+
+
+def _alpha(rows: Sequence[Measurement]) -> float | None:
+    """What a short copy takes beyond its bytes."""
+    rate = _rate(rows, "h2d_pinned")
+    short = [row for row in rows if row.name == "h2d_pinned" and row.payload_bytes == SHORT_COPY]
+    took = [summarize(row.times_s).median - row.moved_bytes / rate for row in short if rate]
+    return took[0] if took and took[0] > 0 else None

@@ -13,6 +13,7 @@ from probes.records.schema import Scenario, Split, Unknown
 
 GIB = 2**30
 LATENCY_S = 5e-6
+SMALL_S = {"layers": 1e-3, "product": 4e-6, "unpack": 3e-6}
 SPEED = {"vram": 3000e9, "pinned": 55e9, "zero_copy": 51e9, "pageable": 9e9, "spilled": 3e9}
 
 
@@ -82,6 +83,7 @@ class FakeBench:
     host_has_bytes: int = 64 * GIB
     has_zero_copy: bool = True
     corrupts: str = ""  # the action whose content arrives wrong
+    lacks_small: tuple[str, ...] = ()
     loses_after: int | None = None  # operations; the later ones do nothing
     cap_bytes: int | None = None
     used_vram: int = 0
@@ -223,6 +225,11 @@ class FakeBench:
         if model == "mlp":
             return linear_shape(width, dtype)
         return Shape(model, dtype, 1024, 2**25, 2**26, 12, 128)
+
+    def small(self, name: str) -> FakeOperation:
+        if name in self.lacks_small:
+            raise Unsupported(f"no {name}")
+        return FakeOperation(SMALL_S[name])
 
     def cap_vram(self, n_bytes: int) -> None:
         self.cap_bytes = n_bytes

@@ -141,12 +141,12 @@ def multiply(
     warps: int,
     stages: int,
 ) -> None:
-    """y = x W^T + bias: `x` (m, k) and `y` (m, n) are contiguous bfloat16.
+    """y = x W^T + bias: `x` (..., k) and `y` (..., n) are contiguous bfloat16.
 
     Each program multiplies `rows` of W, in pieces of 2 x `columns`. One input row has a kernel of its own.
     """
-    batch, k = x.shape
-    n = y.shape[1]
+    k, n = x.shape[-1], y.shape[-1]
+    batch = x.numel() // k
     tensors = [x, *(parts[name] for name in _OF_PRODUCTS), y if bias is None else bias, y]
     numbers: tuple[int | float, ...] = (n, 2.0 ** (base - _WEIGHT_EXPONENT), batch)
     if batch == 1:
@@ -167,7 +167,7 @@ def _product(x: torch.Tensor, batch: int, *, rows: int, columns: int) -> tuple[K
 
     from probes.placement.packing.kernels.multiplying import few_rows, one_row
 
-    sizes = {"K": x.shape[1], "BN": rows, "BK": columns}
+    sizes = {"K": x.shape[-1], "BN": rows, "BK": columns}
     if batch == 1:
         return one_row, {**sizes, "ESCAPES": 8}
     # the interpreter multiplies the words of bfloat16 as if they were integers

@@ -10,6 +10,7 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
+from probes.placement.packing.grid import is_matrix
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
@@ -22,12 +23,16 @@ from probes.placement.runtime.blocks.wires import Wire
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What is done with packed tensors. Tests exchange it, and watch what is about to be read."""
+    """What is done with packed tensors. Tests exchange it, and watch what is about to be read.
+
+    `multiplies`: whether `linear` can do anything with a packed tensor of this shape.
+    """
 
     reads: Callable[[str, Sequence[torch.Tensor]], None] | None = None
 
     unpack: Callable[[Packed, torch.Tensor], Any] = unpack
     linear: Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None] = linear
+    multiplies: Callable[[tuple[int, ...]], bool] = is_matrix
 
 
 @dataclass(eq=False)
@@ -205,7 +210,7 @@ def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: di
     one.unpacked = Exchange(places)
     for place in places:
         place.holder[place.key] = place.absent
-    if fast and _multiplies(one):
+    if fast and _multiplies(one, work):
         one.products = Exchange(_products(one, source, lanes, work))
 
 
@@ -228,9 +233,11 @@ def _each(steps: Sequence[Callable[[], Any]]) -> None:
         step()
 
 
-def _multiplies(one: Moving) -> bool:
-    """Whether every packed tensor is the weight of a linear layer, stored row by row, with 4-bit codes."""
+def _multiplies(one: Moving, work: Arithmetic) -> bool:
+    """Whether every packed tensor is the weight of a linear layer, stored by wide rows, with 4-bit codes."""
     packed = [item for item in one.stored.items if item.form]
+    if not all(work.multiplies(item.entry.shape) for item in packed):
+        return False
     if one.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
         return False
     return bool(packed) and all(

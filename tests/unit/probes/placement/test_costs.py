@@ -262,10 +262,11 @@ def test_what_is_used_while_others_are_called_is_resident_only() -> None:
 
 
 def test_eager_packed_blocks_cost_python_for_each_tensor() -> None:
-    """40 eager fused layers took 2.62 ms on an H200, 65 us each; captured ones cost Python nothing."""
+    """24 eager fused layers took 2.5 operations each on an H200's host; captured ones cost Python nothing."""
     work = Pass(1, 1, 1, "fast")
-    found = {option.tier: option for option in options(linear(), profile("h200"), work)}
-    assert found["packed"].launch_s * 1e6 == pytest.approx(65, rel=0.1)
+    machine = profile("h200")
+    found = {option.tier: option for option in options(linear(), machine, work)}
+    assert found["packed"].launch_s / machine.operation_s == pytest.approx(2.5, rel=0.1)
     captured = options(linear(), profile("h200"), Pass(1, 1, 1, "fast", captured=True))
     assert {option.launch_s for option in captured} == {0.0}
 

@@ -7,8 +7,8 @@ import pytest
 
 from probes.errors import UsageError
 from probes.placement.planner.profiles import matching, names, profile, sources, table
-from probes.placement.planner.reported import constants
-from probes.records.schema import TorchFacts, read_report
+from probes.placement.planner.reported import THERE, constants
+from probes.records.schema import Small, TorchFacts, Unknown, read_report
 
 ROOT = Path(__file__).parents[4]
 ASKED_FOR = {
@@ -95,9 +95,32 @@ def test_a_reports_own_figures_lead() -> None:
     assert made.zero_copy_rate / 1e9 == pytest.approx(51.4, abs=0.3)
     assert made.pageable_rate / 1e9 == pytest.approx(8.5, abs=0.3)
     assert made.flops["bfloat16"] / 1e12 == pytest.approx(640, rel=0.05)
-    assert made.operation_s * 1e6 == pytest.approx(14, abs=2)
     assert made.spread < profile("h200").spread
+    assert made.link_alpha_s * 1e6 == pytest.approx(3.1, abs=0.1)
     assert "context" in made.notes[-1]
+    assert "Python's time for an operation, small kernels" in made.notes[-1]
+
+
+def test_launches_cost_what_small_work_took_in_the_reports_processes() -> None:
+    report = read_report(ROOT / "docs" / "results" / "h200-full.json")
+    first, *others = report.runs
+    known = profile("h200")
+
+    def took(factor: float, layers_s: float) -> tuple[Small, ...]:
+        there = {name: (factor * seconds,) for name, seconds in THERE.items()}
+        return (
+            Small("layers", there["layers"], (layers_s, 9.0, layers_s)),
+            Small("product", there["product"], (1.0,)),
+            Small("unpack", Unknown("no clock"), (1.0,)),
+        )
+
+    runs = (replace(first, small=took(1.5, 88e-5)), replace(first, small=took(2.5, 88e-5)), *others)
+    made = constants(replace(report, runs=runs), name="small.json")
+    assert made.operation_s * 1e6 == pytest.approx(10)
+    assert made.kernel_s == pytest.approx(2 * known.kernel_s)
+    assert made.product_s == pytest.approx(2 * known.product_s)
+    assert made.unpack_item_s == known.unpack_item_s
+    assert "small kernels" not in made.notes[-1]
 
 
 def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
