@@ -7,12 +7,13 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from probes.errors import ContentMismatch, DeviceUnusable, Unsupported
 from probes.measure import sampling
 from probes.measure.pattern import WORD_BYTES, Pattern
 from probes.measure.workbench import WRITTEN, Action, Kind, Memory, Operation, Span, Workbench
-from probes.records.schema import Clock, Gap, Measurement, Record, Settings, case_name
+from probes.records.schema import Clock, Gap, Measurement, Record, Settings, Small, SmallWork, case_name
 from probes.shared.units import binary_bytes
 
 KIB, MIB = 2**10, 2**20
@@ -22,6 +23,7 @@ SMALLEST_ARENA = 16 * MIB
 # Rotation past caches needs many places for small sizes; beyond this, preparation costs more than it gains.
 MOST_SLOTS = 2048
 ROW_S = 0.05  # to prepare and to check a row
+SMALL_EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.08)
 SOURCE = Pattern(start=0x1234567)
 SCRUB = Pattern(start=0x0BADF00D, step=0)  # neither of the contents that an operation leaves
 
@@ -143,6 +145,18 @@ def _measure_path(
             else:
                 grid = Grid(arena, n_bytes, rotates=path.rotates)
                 yield _measure(bench, path, _Buffers(target, source, grid), settings=settings)
+
+
+def small(bench: Workbench) -> Iterator[Small]:
+    """Each kind of small work that a GPU does: what launches cost, for plans."""
+    for name in get_args(SmallWork) if bench.has_gpu else ():
+        try:
+            operation = bench.small(name)
+        except Unsupported:
+            continue
+        leads: Clock = "wall" if name == "layers" else "device"
+        found = sampling.sample(bench, [operation], effort=SMALL_EFFORT, queued=True, leads=leads)
+        yield Small(name, found.device_s, found.wall_s)
 
 
 def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:

@@ -8,7 +8,7 @@ from probes.errors import UsageError
 from probes.machine import snapshot as here
 from probes.machine import sysfs
 from probes.machine.expectation import expect
-from probes.measure import breakeven, scenarios, small, spill, transfer
+from probes.measure import breakeven, scenarios, spill, transfer
 from probes.measure.workbench import Workbench
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
 from probes.records.schema import Gpu, Machine, Reading, Record, Settings, Small, TorchFacts, Unknown
@@ -67,7 +67,7 @@ class Probe:
 
 
 def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
-    yield from small.run(bench)
+    yield from transfer.small(bench)
     yield from transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
 
 

@@ -22,6 +22,7 @@ from probes.records.schema import (
     Gap,
     ProbeReport,
     ProbeRun,
+    Small,
     Stop,
     TorchFacts,
     Unknown,
@@ -30,6 +31,7 @@ from probes.records.schema import (
     write_report,
 )
 from probes.report import render
+from probes.report.tables import tables
 from probes.run import catalog, session, supervisor
 from probes.run.child import DESCRIBE, Job
 from probes.run.lock import gpu_lock
@@ -226,6 +228,19 @@ def test_without_a_gpu_what_needs_one_is_waived_and_not_started(
     assert seen == [DESCRIBE, "transfer", "transfer"]
     outcomes = [run.outcome for run in merged(only_report(tmp_path)).runs]
     assert outcomes == [Done(), *[Waived("no GPU to measure: this torch is a CPU build")] * 3]
+
+
+def test_each_process_leaves_its_small_work_in_the_report_beside_its_records(
+    tmp_path: Path, workers: Callable[[Play], list[str]]
+) -> None:
+    small = Small("layers", (272e-6, 273e-6), (1.4e-3, 1.5e-3))
+    workers(with_torch(CPU_TORCH, ended(small)))
+    assert cli.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
+    (transfer, *_) = merged(only_report(tmp_path)).runs
+    assert transfer.small == (small, small)
+    assert transfer.records == ()
+    (table,) = tables(transfer, ())
+    assert table.rows == (("layers", "272 µs", "1.45 ms"),) * 2
 
 
 def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:

@@ -3,12 +3,12 @@
 import pytest
 from probe_fakes import SMALL_S, FakeBench
 
-from probes.measure import small
+from probes.measure import transfer
 from probes.records.stats import median
 
 
 def test_each_kind_of_small_work_is_timed_by_both_clocks() -> None:
-    found = {one.name: one for one in small.run(FakeBench())}
+    found = {one.name: one for one in transfer.small(FakeBench())}
     assert found.keys() == SMALL_S.keys()
     for name, one in found.items():
         assert isinstance(one.device_s, tuple)
@@ -17,8 +17,8 @@ def test_each_kind_of_small_work_is_timed_by_both_clocks() -> None:
 
 
 def test_a_gpu_without_kernels_that_unpack_has_the_rest_measured() -> None:
-    assert [one.name for one in small.run(FakeBench(lacks_small=("unpack",)))] == ["layers", "product"]
+    assert [one.name for one in transfer.small(FakeBench(lacks_small=("unpack",)))] == ["layers", "product"]
 
 
 def test_nothing_is_launched_without_a_gpu() -> None:
-    assert not list(small.run(FakeBench(has_gpu=False)))
+    assert not list(transfer.small(FakeBench(has_gpu=False)))
