@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from architecture import nodes, text_of
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,7 @@ def missing(path: Path) -> Iterator[str]:
                 yield f"line {use.lineno}: {modules[use.value.id]}.{use.attr}"
 
 
+@pytest.mark.thorough
 def test_files_that_are_not_collected_here_name_only_what_is_there() -> None:
     found = {str(path.relative_to(ROOT)): list(missing(path)) for path in FILES}
     assert {path: gone for path, gone in found.items() if gone} == {}

@@ -149,6 +149,7 @@ def test_what_cannot_be_read_as_text_is_named_in_words_and_not_as_a_python_error
         assert refused.value.hint
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "lines",
     [

@@ -86,6 +86,7 @@ def test_a_wheel_file_name_gives_distribution_and_version() -> None:
     assert Wheel("typing_extensions-4.1-py3-none-any.whl", "", 1).distribution == "typing-extensions"
 
 
+@pytest.mark.thorough
 def test_parallel_resolvers_lose_no_entry_and_share_no_temporary_name(tmp_path: Path) -> None:
     """Threads of one build, and two builds at a time: each has its own view of one file."""
     path = tmp_path / "lock.json"

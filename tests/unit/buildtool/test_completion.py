@@ -48,6 +48,7 @@ def test_a_shell_that_is_not_served_is_a_usage_error(capsys: pytest.CaptureFixtu
     assert "bash" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_nothing_of_ours_colours_its_output() -> None:
     """So NO_COLOR has nothing to turn off but Python's own help texts (3.14), which heed it, and one table.
 

@@ -120,6 +120,7 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_wheel_keeps_directories_large_files_and_what_it_has_of_the_cards(wheel: Path) -> None:
     out = wheel.with_name("out.whl")
     lines: list[str] = []

@@ -198,23 +198,24 @@ class _Relaxation:
         """
         lower, upper = self._ranges(bounds)
         free = [place for place in range(len(self.places)) if upper[place] > lower[place]]
-        rows, limits = [], []
-        for row, limit in zip(self._rows, self._limits, strict=True):
-            rows.append([*(row[place] for place in free), row[-1]])
-            limits.append(
-                limit - math.fsum(row[place] * lower[place] for place in range(len(lower)) if lower[place])
-            )
+        columns, shifted = [*free, -1], [(place, number) for place, number in enumerate(lower) if number]
+        rows = [[row[column] for column in columns] for row in self._rows]
+        limits = [
+            limit - math.fsum(row[place] * number for place, number in shifted)
+            for row, limit in zip(self._rows, self._limits, strict=True)
+        ]
         for nth, place in enumerate(free):
             if place in self._alone or upper[place] < self._groups[self.places[place][0]].count:
-                rows.append([1.0 if column == nth else 0.0 for column in range(len(free) + 1)])
+                rows.append([0.0] * len(columns))
+                rows[-1][nth] = 1.0
                 limits.append(float(upper[place] - lower[place]))
-        found = maximise([*(self._objective[place] for place in free), self._objective[-1]], rows, limits)
+        found = maximise([self._objective[column] for column in columns], rows, limits)
         if found is None:
             return None
         point = [float(number) for number in lower]
         for place, value in zip(free, found.point, strict=False):
             point[place] += value
-        fixed = math.fsum(self._objective[place] * number for place, number in enumerate(lower))
+        fixed = math.fsum(self._objective[place] * number for place, number in shifted)
         return (self._constant - found.value - fixed) * self._scale, tuple(point)
 
     def _ranges(self, bounds: Sequence[_Bound]) -> tuple[list[int], list[int]]:
@@ -226,9 +227,11 @@ class _Relaxation:
                 upper[bound.place] = min(upper[bound.place], bound.number)
             else:
                 lower[bound.place] = max(lower[bound.place], bound.number)
+        taken = [0] * len(self._groups)
+        for (g, _), number in zip(self.places, lower, strict=True):
+            taken[g] += number
         for place, (g, _) in enumerate(self.places):  # what others of the group must have isn't left for it
-            others = sum(n for at, n in enumerate(lower) if self.places[at][0] == g and at != place)
-            upper[place] = min(upper[place], self._groups[g].count - others)
+            upper[place] = min(upper[place], self._groups[g].count - taken[g] + lower[place])
         return lower, upper
 
     def whole(self, point: Sequence[float]) -> tuple[tuple[int, ...], ...]:

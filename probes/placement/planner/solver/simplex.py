@@ -34,9 +34,7 @@ class _Tableau:
         line = self.rows[row]
         factor = 1.0 / line[column]
         line = self.rows[row] = [value * factor for value in line]
-        held = [
-            (i, value) for i, value in enumerate(line) if value
-        ]  # one in six: most variables aren't in it
+        held = [(i, value) for i, value in enumerate(line) if value]  # one in six
         for other in (*self.rows[:row], *self.rows[row + 1 :], self.objective):
             if share := other[column]:
                 for i, value in held:
@@ -79,7 +77,7 @@ def maximise(
     width, height = len(objective), len(rows)
     tableau = _Tableau(
         [
-            [*map(float, row), *(1.0 if i == j else 0.0 for j in range(height)), float(limit)]
+            [*map(float, row), *([0.0] * i), 1.0, *([0.0] * (height - 1 - i)), float(limit)]
             for i, (row, limit) in enumerate(zip(rows, limits, strict=True))
         ],
         [],

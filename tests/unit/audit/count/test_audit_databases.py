@@ -322,6 +322,7 @@ def test_databases_below_names_that_are_not_utf_8_are_read() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_large_database_without_lines_is_read_whole() -> None:
     names = [f"lib/{n:060}" for n in range(1500)]  # more than is decompressed at a time
     meta = json.dumps({"name": "c", "version": "1", "files": names})

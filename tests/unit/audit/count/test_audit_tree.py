@@ -39,6 +39,7 @@ def counted(files: list[tuple[bytes, int, int, Kind, bool]]) -> Tree:
     return counter.tree(name_of)
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(FILES)
 def test_layers_groups_and_kinds_stay_exact(files: list[tuple[bytes, int, int, Kind, bool]]) -> None:
@@ -53,6 +54,7 @@ def test_layers_groups_and_kinds_stay_exact(files: list[tuple[bytes, int, int, K
     assert sum(row.visible_bytes for row in counted(files).rows) == sum(f[1] for f in files if f[4])
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(FILES)
 def test_the_sum_below_every_directory_that_is_named_is_exact(
@@ -222,6 +224,7 @@ def test_a_tree_that_can_not_grow_small_enough_ends_at_the_root(monkeypatch: pyt
     assert (found.least_bytes, rows_of(found)) == (2048, [("", False, 1024)])
 
 
+@pytest.mark.thorough
 def test_a_tree_of_more_than_8000_rows_or_two_million_characters_is_made_coarser() -> None:
     def finest(n_files: int, prefix: bytes = b"") -> int:
         counter = TreeCounter(n_files)

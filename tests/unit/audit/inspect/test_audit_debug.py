@@ -110,6 +110,7 @@ def test_words_that_look_like_names_do_not_mislead() -> None:
     assert probed(content) == STRIPPED - 50_000
 
 
+@pytest.mark.thorough
 def test_a_file_of_nothing_but_names_costs_no_more_memory() -> None:
     probe = DebugCounter(len(content := program(sizes={**BYTES, ".strtab": 9_000_000})))
     for piece in make.chunks(content.replace(b"\x07" * 9_000_000, b".shstrtab" * 1_000_000)):
@@ -153,6 +154,7 @@ def test_sections_on_one_another_count_once() -> None:
     assert probed(bytes(content)) == STRIPPED - 50_000
 
 
+@pytest.mark.thorough
 def test_no_damage_makes_it_fail_otherwise_or_count_more_than_there_is() -> None:
     chance = random.Random(11)
     content = program(sizes={**BYTES, ".text": 3000, ".debug_info": 9000, ".strtab": 2000, ".debug_str": 700})

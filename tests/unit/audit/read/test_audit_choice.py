@@ -111,6 +111,7 @@ def test_the_image_option_is_refused_beside_an_image_of_the_engine(
     assert "leave --image out" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_hint_stays_short_for_an_archive_of_many_images() -> None:
     rows = [{"Config": f"{n}.json", "RepoTags": [f"a/b:{n}"], "Layers": []} for n in range(5_000)]
     with pytest.raises(NoSuchImage) as refused:

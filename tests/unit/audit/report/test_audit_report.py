@@ -456,6 +456,7 @@ def test_names_from_an_image_can_not_break_a_table_or_a_terminal() -> None:
     assert terminal("\ud800\u202ea\n", keep="\n") == "\\ud800\\u202ea\n"
 
 
+@pytest.mark.thorough
 def test_markdown_is_cut_before_step_summaries_refuse_it() -> None:
     layers = tar(*(file(f"{n:04}{'d' * 90}/{'f' * 99}".replace("/", "/", 1)[:99], b"x") for n in range(300)))
     text = render_markdown(audited(layers), top=300)

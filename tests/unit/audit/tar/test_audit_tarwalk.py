@@ -338,6 +338,7 @@ NAMES = st.text(
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(NAMES, min_size=1, max_size=4), st.binary(max_size=1200)), max_size=6),

@@ -75,6 +75,7 @@ def test_code_larger_than_a_chunk_comes_out_of_a_compressed_bundle_whole(method:
     }
 
 
+@pytest.mark.thorough
 def test_compressed_bundle_whose_table_and_payloads_differ_in_order_is_cut_right() -> None:
     first, second = NOISE[: CHUNK_BYTES + 9], NOISE[9 : CHUNK_BYTES + 70_000]
     rows = [

@@ -142,6 +142,7 @@ def test_bundle_in_the_wrong_section_is_reported() -> None:
         scan(data)
 
 
+@pytest.mark.thorough
 def test_sections_of_gpu_code_that_share_bytes_are_not_read_again_for_each_of_them() -> None:
     data = make_library(Spec(bundles(["gfx906"]))).data
     table, count = int.from_bytes(data[40:48], "little"), int.from_bytes(data[60:62], "little")

@@ -185,6 +185,7 @@ def test_json_on_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["schema"] == "weir-fit/1"
 
 
+@pytest.mark.thorough
 def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_minutes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_mi
     assert "n_layer" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tried", "code"),
     [
@@ -317,6 +319,7 @@ def test_a_machine_that_is_no_regular_file_is_refused_at_once(
     assert run("bert-base", "--machine", "/dev/zero") == 2
 
 
+@pytest.mark.thorough
 def test_a_huge_machine_is_refused_without_being_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

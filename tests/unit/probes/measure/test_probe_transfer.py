@@ -127,6 +127,7 @@ def test_a_single_place_with_wrong_content_stops_the_probe(monkeypatch: pytest.M
         measured(OneBad())
 
 
+@pytest.mark.thorough
 def test_no_row_can_pass_on_what_an_earlier_row_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target is scrubbed before it is timed: copies that never ran can't pass."""
     seen: list[str] = []

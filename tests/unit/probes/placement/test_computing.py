@@ -42,6 +42,7 @@ def test_every_exponent_is_told_apart() -> None:
     assert ranges_of(words(0.0, -0.0), "w") == Ranges(numbers=2)
 
 
+@pytest.mark.thorough
 def test_what_python_packs_as_float16_agrees() -> None:
     for exponent in (101, 102, 109, 110, 130, 142, 143, 150):
         for begin in range(0, 512, 2):

@@ -148,6 +148,7 @@ def test_reading_in_place_is_worse_the_more_rows_read_again() -> None:
     assert 30 <= wide[2] / wide[0] <= 36
 
 
+@pytest.mark.thorough
 def test_a_block_of_many_rows_is_streamed_where_slots_fit() -> None:
     """In place, a pass through BERT took 31.9 ms; the link needs 3.7 ms to stream it."""
     plan = make(

@@ -99,6 +99,7 @@ def test_a_header_of_100_MB_is_refused_unread(tmp_path: Path) -> None:
         headers.read_header(path)
 
 
+@pytest.mark.thorough
 def test_a_header_of_endless_small_values_is_refused_before_memory_is_taken_for_them(tmp_path: Path) -> None:
     header = b'{"a":[' + b",".join([b"{}"] * 3_000_000) + b"]}"  # 9 MB of text, 200 MB once parsed
     with pytest.raises(CheckpointUnreadable, match="more than 5,000,000 values"):

@@ -105,6 +105,7 @@ def test_what_a_plan_file_says_is_not_said_twice(
     assert f"leave {words[0]} out" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_plan_over_several_cards_and_one_of_a_later_schema_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def test_the_first_users_question_is_answered(capsys: pytest.CaptureFixture[str]
     assert "no bfloat16 units" in said
 
 
+@pytest.mark.thorough
 def test_the_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "bert-base", "--vram", "1GiB", "--tokens", "128", "--json"]
     assert main([*asked, str(tmp_path / "p.json")]) == Exit.OK

@@ -69,6 +69,7 @@ def test_more_cards_keep_more_resident_and_so_take_less_time() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.thorough
 def test_a_pass_takes_no_longer_than_all_stages_and_no_less_than_the_slowest() -> None:
     found = made(2, vram=4 * GIB)
     stages = [stage.time.middle_s for stage in found.plan.cards]

@@ -52,6 +52,7 @@ def test_a_plan_keeps_to_the_schema_and_comes_back_from_its_file(mixed: Made, tm
     assert read_plan(tmp_path / "plan.json") == mixed.plan
 
 
+@pytest.mark.thorough
 def test_a_plan_over_several_cards_comes_back_from_its_file(tmp_path: Path) -> None:
     cards = make_cards(
         describe("bert-base"),

@@ -50,6 +50,7 @@ def test_half_of_the_bandwidth_is_reached_at_n_half(alpha: float, beta: float) -
         assert reached == pytest.approx(piece.beta_gb_per_s * 1e9 / 2)
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(alphas, rates, st.integers(3, 6), st.floats(3, 50))
 def test_a_break_is_found_where_the_way_changes(alpha: float, beta: float, place: int, jump: float) -> None:
@@ -147,6 +148,7 @@ def simulated() -> list[Record]:
     return found
 
 
+@pytest.mark.thorough
 def test_prediction_meets_measurement_on_a_simulated_machine(simulated: list[Record]) -> None:
     met = crossover.crossings(pick(simulated, Measurement), pick(simulated, Reads))
     assert isinstance(met, tuple)
@@ -155,6 +157,7 @@ def test_prediction_meets_measurement_on_a_simulated_machine(simulated: list[Rec
     assert all(crossing.measured.error == pytest.approx(0, abs=1e-6) for crossing in met)
 
 
+@pytest.mark.thorough
 def test_the_faster_way_is_reported_for_each_count_of_reads(simulated: list[Record]) -> None:
     ways = crossover.faster(pick(simulated, Reads))
     assert len(ways) == len(breakeven.QUICK_SIZES) * len(breakeven.QUICK_READS)
@@ -209,6 +212,7 @@ def test_the_error_of_a_measured_break_even_is_that_of_repeated_runs() -> None:
     assert stats.median([one.error for one in found]) == pytest.approx(scatter, rel=0.4)
 
 
+@pytest.mark.thorough
 def test_a_prediction_errs_by_its_own_size_and_not_by_the_worst_of_all() -> None:
     """The reads of the smallest buffer scatter widely; that of a large one isn't the worse for it."""
     rows = []
@@ -245,6 +249,7 @@ def test_without_zero_copy_every_size_is_a_gap() -> None:
     assert [type(record) for record in found] == [Gap] * len(breakeven.QUICK_SIZES)
 
 
+@pytest.mark.thorough
 def test_rereads_go_on_where_they_were_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "MOST_SLOTS", 4)
     first = pick(list(breakeven.run(FakeBench(), SETTINGS, 32 * GIB)), Reads)

@@ -86,6 +86,7 @@ def test_a_planted_knee_is_found_within_its_error_and_a_step(seed: int) -> None:
     assert abs(math.log2(found.batch / true)) <= min(1.0, 4 * found.octaves + 1 / 64)
 
 
+@pytest.mark.thorough
 def test_an_exact_bend_is_found_exactly_and_points_come_in_any_order() -> None:
     points = planted(64)
     assert find(points) == find(points[::-1])

@@ -78,6 +78,7 @@ def test_the_mean_of_an_open_loop_is_that_of_an_m_d_1_queue(load_share: float) -
     assert fmean(level.latency_s) == pytest.approx(formula, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() -> None:
     """One connection, 50 requests a second, 1 s of pause in the 6 s that count: a sixth of them waited."""
     queue = Queue(0.001, pauses=((4.0, 5.0),))

@@ -60,6 +60,7 @@ def test_the_chosen_ranks_cover_at_least_95_percent_by_exact_sums(n: int, share:
     assert 0.95 <= inside < 0.985
 
 
+@pytest.mark.thorough
 def test_an_interval_covers_the_true_quantile_about_as_often_as_it_says() -> None:
     rng = random.Random(3)
     hits = 0

@@ -158,6 +158,7 @@ def test_a_report_in_words_says_energy_slowdowns_and_what_is_unknown() -> None:
     assert "power 120 W" in sample_line(SAMPLES[1])
 
 
+@pytest.mark.thorough
 def test_show_and_html_take_reports_and_samples_and_quote_what_others_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

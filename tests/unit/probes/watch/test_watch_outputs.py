@@ -178,7 +178,7 @@ def written(path: Path) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize("verb", ["show", "html"])
+@pytest.mark.parametrize("verb", ["show", pytest.param("html", marks=pytest.mark.thorough)])
 def test_samples_and_reports_are_read_from_a_pipe_too(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
