@@ -1,4 +1,4 @@
-"""Buildtool's way to write files (by `probes.shared.files`), with its failures as our errors."""
+"""Buildtool's way to read and write files (by `probes.shared.files`), with its failures as our errors."""
 
 import contextlib
 import errno
@@ -27,6 +27,15 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     with _translated(path), files.replacing(path) as partial:
         yield partial
+
+
+@contextmanager
+def reading(path: Path | str, way_out: str = "check the path and its permissions") -> Iterator[None]:
+    """Raises DataError, which names the path and the way out, where the block can't read it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}", way_out) from error
 
 
 @contextmanager

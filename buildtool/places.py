@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-from buildtool.errors import ConfigError, DataError
+from buildtool.errors import ConfigError
+from buildtool.files import reading
 
 ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
 _CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
@@ -47,15 +48,13 @@ def place_at(path: Path) -> Place:
 
     Raises DataError where that can't be determined, as below a directory that this user can't search.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if error.errno in _NOTHING:
-            return Place.NOTHING
-        raise DataError(
-            f"can't read {path}: {error.strerror}", "check the path and its permissions"
-        ) from error
-    return _PLACES[stat.S_IFMT(mode)]
+    with reading(path):
+        try:
+            return _PLACES[stat.S_IFMT(path.stat().st_mode)]
+        except OSError as error:
+            if error.errno in _NOTHING:
+                return Place.NOTHING
+            raise
 
 
 def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path]) -> None:

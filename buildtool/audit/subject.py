@@ -13,6 +13,7 @@ from buildtool.audit.report.saved import read_report
 from buildtool.audit.report.schema import AuditReport
 from buildtool.engine.reference import parse_pullable
 from buildtool.errors import ConfigError, DataError
+from buildtool.files import reading
 from buildtool.model import Budget
 from buildtool.places import Place, means_file, place_at
 from buildtool.progress import Progress
@@ -63,12 +64,8 @@ def require_source(source: str) -> None:
     if place_at(Path(source)) is not Place.NOTHING:
         return
     if means_file(source) or source.endswith(".json"):
-        try:
+        with reading(source):
             Path(source).stat()
-        except OSError as err:
-            raise DataError(
-                f"can't read {source}: {err.strerror}", "check the path and its permissions"
-            ) from err
     parse_pullable(source)
 
 

@@ -13,7 +13,7 @@ from buildtool.doctor.hostfacts import Display, Host
 from buildtool.doctor.shipped_data import compatibility, rules
 from buildtool.engine import host as engine_host
 from buildtool.errors import ConfigError, DataError, Exit
-from buildtool.files import write_text
+from buildtool.files import reading, write_text
 from buildtool.places import refuse_overwriting
 from probes.shared.codec import encode
 from probes.shared.files import read_regular
@@ -179,11 +179,8 @@ def _lint(args: argparse.Namespace) -> int:
 
 def _content(path: Path, *, most_bytes: int) -> bytes:
     """The beginning of a file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(most_bytes)
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}", "name files that exist") from error
+    with reading(path, "name files that exist"), path.open("rb") as file:
+        return file.read(most_bytes)
 
 
 def display_named(words: str, data: Compatibility) -> Display:

@@ -10,6 +10,7 @@ from pathlib import Path
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarwalk import TarReader
 from buildtool.errors import DataError
+from buildtool.files import reading
 
 CHUNK = 1 << 18
 FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
@@ -18,18 +19,13 @@ FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
-    try:
+    with reading(path):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
-    except OSError as error:
-        raise DataError(
-            f"can't read {path}: {error.strerror}", "check the path and its permissions"
-        ) from error
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise DataError(f"{path} is not a file", FORMS)
-        yield handle
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}", "check the disk") from error
+        with reading(path, "check the disk"):
+            yield handle
     finally:
         os.close(handle)
 
