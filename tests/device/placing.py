@@ -230,6 +230,7 @@ def packing(group: Group) -> None:
 
 def groups() -> dict[str, Callable[[Group], None]]:
     """All groups by name, in the order in which they run."""
+    from placing_eager import eager
     from placing_generate import qwen
     from placing_peers import peers
     from placing_summary import summary
@@ -250,6 +251,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "trouble": trouble,
         "packing": packing,
         "times": times,
+        "eager": eager,
         "summary": summary,
     }
 

@@ -20,7 +20,7 @@ NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
 MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
 GPT_OPERATIONS, GPT_AROUND = 21, 28
 BERT_OPERATIONS, BERT_AROUND = 20, 10
-OPT_OPERATIONS, OPT_AROUND = 19, 26
+OPT_OPERATIONS, OPT_AROUND = 18, 24
 NEOX_OPERATIONS, NEOX_AROUND = 27, 28
 PHI_OPERATIONS, PHI_AROUND = 31, 34
 # 41 on the device in a layer besides products; two of them sum a row's squares and take as long as 7 others.

@@ -41,10 +41,10 @@ RANKED_LEAST_S: Final = 10e-6
 # Python's time in eager passes, in operations (docs/decisions/0058-time-of-eager-passes.md): for a call of a
 # block whose weights come and go, for its copy, its unpacking, and a product with a packed tensor beyond one
 # with a plain tensor.
-CALL: Final = 0.4
+CALL: Final = 0.2
 CALL_TENSOR: Final = 0.13  # more, for each of its tensors
-COPY: Final = 1.1
-UNPACK: Final = 0.8
+COPY: Final = 1.3
+UNPACK: Final = 0.6
 PACKED_PRODUCT: Final = 1.1
 GENERATING: Final = 35  # operations of `generate` around a token, more than around a pass
 # Of the GPU before an eager unpacking: 14 layers took 1.65 ms, captured 1.59, H100

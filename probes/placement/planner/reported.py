@@ -21,9 +21,8 @@ from probes.records.schema import (
 )
 from probes.records.stats import summarize
 
-# What small work took by the device's clock where the profiles' constants of small kernels are from: an H200,
-# whose small kernels take as long as an H100's (docs/decisions/0058-time-of-eager-passes.md).
-THERE: Final[Mapping[SmallWork, float]] = {"layers": 272e-6, "product": 4.7e-6, "unpack": 2.8e-6}
+# What small work took by an H100's clock, which the profiles' constants of small kernels are of.
+THERE: Final[Mapping[SmallWork, float]] = {"layers": 286e-6, "product": 4.05e-6, "unpack": 2.83e-6}
 PLAIN_OPERATIONS: Final = 11  # of a plain layer, in which models/families.py counts all others
 SHORT_COPY: Final = 64 << 10  # bytes, of which a copy's own time is known best
 LARGE: Final = 64 << 20  # bytes; of smaller copies the latency is a part of the time

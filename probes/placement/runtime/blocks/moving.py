@@ -106,24 +106,28 @@ class Exchange:
 
     def bring(self) -> None:
         """Before a call. Raises PlacementError where a parameter was exchanged after the model was placed."""
+        # once through all of them: what they lie in has left the processor's caches since the last call
         try:
-            for holder, key, absent, _ in self._all:
+            for holder, key, absent, present in self._all:
                 if holder[key] is not absent:
-                    self._complain()
+                    break
+                holder[key] = present
+            else:
+                return
         except (KeyError, IndexError):
-            self._complain()
-        for holder, key, _, present in self._all:
-            holder[key] = present
+            pass
+        self.clear()
+        for place in self.places:
+            place.require_absent()
 
     def clear(self) -> None:
         """After a call. What has been put there meanwhile stays: the next call complains."""
         for holder, key, absent, present in self._all:
-            if (holder.get(key) if type(holder) is dict else holder[key]) is present:
-                holder[key] = absent
-
-    def _complain(self) -> None:
-        for place in self.places:
-            place.require_absent()
+            try:
+                if holder[key] is present:
+                    holder[key] = absent
+            except (KeyError, IndexError):
+                continue
 
 
 @dataclass(eq=False)
