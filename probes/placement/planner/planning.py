@@ -31,6 +31,7 @@ from probes.shared.units import binary_bytes
 MIB: Final = 2**20
 MOST_DIVIDED: Final = 1_000  # blocks of a model whose blocks are divided: more are small already
 NOTABLE_GAP: Final = 0.005
+PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, each within two minutes
 WORTH_DIVIDING: Final = 0.97  # of the time of a plan in whole blocks, that one in parts of them may take
 
 
@@ -244,10 +245,9 @@ class _Task:
         )
 
     def _time(self, found: Found) -> PassTime:
-        seconds, spread = found.timeline.seconds, self.machine.spread
-        return PassTime(
-            seconds, seconds * (1 - spread), seconds * (1 + spread), _bound(found.chosen, self._by_products())
-        )
+        seconds, bound = found.timeline.seconds, _bound(found.chosen, self._by_products())
+        spread = max(self.machine.spread, PYTHON_SPREAD) if bound == "launch" else self.machine.spread
+        return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
     def _by_products(self) -> bool:
         """Whether multiplying takes longer than reading the weights."""

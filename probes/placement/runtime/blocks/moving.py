@@ -106,7 +106,7 @@ class Exchange:
 
     def bring(self) -> None:
         """Before a call. Raises PlacementError where a parameter was exchanged after the model was placed."""
-        # once through all of them: what they lie in has left the processor's caches since the last call
+        # in one loop: since the last call, its objects have left the processor's caches
         try:
             for holder, key, absent, present in self._all:
                 if holder[key] is not absent:

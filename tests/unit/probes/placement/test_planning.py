@@ -541,3 +541,23 @@ def test_a_pass_of_many_rows_streams_no_more_than_its_products_hide(
     assert tiers.count("streamed_packed") == 8
     assert (tiers[0] if captured else tiers[-1]) == "streamed_packed"  # a graph ends with its last copy
     assert plan.time.middle_s == pytest.approx(measured_s, rel=0.025)
+
+
+def test_a_pass_that_waits_for_python_has_a_wide_interval_whatever_was_measured() -> None:
+    """A host took 14 us for an operation, and 36 us a minute later."""
+    machine = replace(profile("h200"), spread=0.15)
+    times = {
+        captured: make(
+            describe("bert-base"),
+            machine,
+            vram=4 * GIB,
+            host=None,
+            workload=Workload(1, 128),
+            objective="exact",
+            captured=captured,
+        ).plan.time
+        for captured in (False, True)
+    }
+    assert times[False].bound == "launch"
+    assert times[False].high_s / times[False].middle_s == pytest.approx(1.4)
+    assert times[True].high_s / times[True].middle_s == pytest.approx(1.15)
