@@ -181,11 +181,11 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
         names = tuple(map(str, targets))
         tick = progress_lines(progress.say, ref)
         report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
-    had = known_targets(name for key in report.gpu_code for name in key.split("+"))
+    had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
     with naming(ref):
         served(had, targets, strict=True)
     before = report.totals.unpacked_bytes
-    saved = sum(row.unpacked_bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
+    saved = sum(row.bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
     there = ", ".join(map(str, sorted(had)))
     tell(
         f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"

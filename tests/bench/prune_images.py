@@ -81,7 +81,7 @@ def _predict(place: Workplace, engine: Engine, targets: Sequence[str]) -> tuple[
     for target in targets:
         tell(f"auditing the unpruned layer for {target}")
         report = audit_path(layout, wish=Wish(targets=(target,)), tick=lambda _bytes: None)
-        saved[target] = sum(row.unpacked_bytes for row in report.findings if row.id in FORETOLD)
+        saved[target] = sum(row.bytes for row in report.findings if row.id in FORETOLD)
     return saved, report.totals.unpacked_bytes
 
 
@@ -135,7 +135,9 @@ def _sizes(board: Board, target: str, report: AuditReport, *, foretold_bytes: in
     board.bar(f"rocm {target}: unpacked", report.totals.unpacked_bytes, LIMIT_BYTES, "bytes")
     off = abs(foretold_bytes / (whole_bytes - report.layers[0].unpacked_bytes) - 1)
     board.bar(f"rocm {target}: the audit's prediction off by", off, 0.01, "of the saving")
-    board.bar(f"rocm {target}: targets but its own", len({*report.gpu_code} - {target}), 0, "targets")
+    board.bar(
+        f"rocm {target}: targets but its own", len({*report.gpu_code.by_target} - {target}), 0, "targets"
+    )
 
 
 def _still_works(board: Board, target: str, image: BuiltImage, engine: Engine) -> None:

@@ -22,12 +22,12 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of unneeded bytes. Bytes are unpacked bytes; 0 where it isn't about size."""
+    """One cause of unneeded bytes. `bytes` are unpacked bytes; 0 where it isn't about size."""
 
     id: str
     severity: Severity
     title: str
-    unpacked_bytes: int
+    bytes: int
     paths: tuple[str, ...]
     remedy: str
     predicted_unpacked_bytes: int | None = None  # of the image after this remedy alone; None: not about size

@@ -92,7 +92,7 @@ def find_waste(facts: Facts) -> tuple[Finding, ...]:
         for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
         if finding
     ]
-    return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.unpacked_bytes)))
+    return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.bytes)))
 
 
 def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:

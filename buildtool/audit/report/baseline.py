@@ -97,7 +97,7 @@ def _worse_findings(
     known, found = _by_id(before), []
     for name, rows in _by_id(after).items():
         earlier = known.get(name, [])
-        bytes_of = sum(row.unpacked_bytes for row in earlier), sum(row.unpacked_bytes for row in rows)
+        bytes_of = sum(row.bytes for row in earlier), sum(row.bytes for row in rows)
         more = len(rows) > len(earlier) or not tolerance.forgives(*bytes_of)
         if more and any(row.severity is not Severity.INFO for row in rows):
             title = f"{'larger' if earlier else 'new'} finding {name}"

@@ -49,7 +49,7 @@ def diff(before: AuditReport, after: AuditReport) -> ImageDiff:
         after=after,
         owners=_changes(before.owners, after.owners),
         kinds=_changes(before.kinds, after.kinds),
-        gpu_code=_changes(before.gpu_code, after.gpu_code),
+        gpu_code=_changes(before.gpu_code.by_target, after.gpu_code.by_target),
         packages=_packages(before.packages, after.packages),
         places=_places(before.tree, after.tree) if known else (),
         findings=_changes(_finding_bytes(before), _finding_bytes(after)),
@@ -69,7 +69,7 @@ def _sorted(rows: Iterable[Change]) -> tuple[Change, ...]:
 def _finding_bytes(report: AuditReport) -> Mapping[str, int]:
     found: Counter[str] = Counter()
     for row in report.findings:
-        found[row.id] += row.unpacked_bytes
+        found[row.id] += row.bytes
     return found
 
 

@@ -214,8 +214,8 @@ def _findings(findings: Sequence[Finding], total: int) -> str:
 
 def _finding(row: Finding, total: int) -> str:
     severity = row.severity.value
-    size = f"{decimal_bytes(row.unpacked_bytes)} · {share(row.unpacked_bytes, total)}"
-    bytes_told = f'<span class="bytes">{size}</span>' if row.unpacked_bytes else ""
+    size = f"{decimal_bytes(row.bytes)} · {share(row.bytes, total)}"
+    bytes_told = f'<span class="bytes">{size}</span>' if row.bytes else ""
     after = row.predicted_unpacked_bytes
     after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
     return f"""<article class="finding {severity}" id="finding-{html(row.id)}">

@@ -20,7 +20,7 @@ def tables(report: AuditReport) -> str:
         for n, row in enumerate(report.layers)
     )
     notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
-    gpu_total = sum(report.gpu_code.values())
+    gpu_total = sum(report.gpu_code.by_target.values())
     return f"""<h2>Layers, bottom first</h2>
 <div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
 <th class="number">compressed</th><th class="number">entries</th></tr></thead>
@@ -28,7 +28,7 @@ def tables(report: AuditReport) -> str:
 <div class="tables">
 {_breakdown("Owners", report.owners, total)}
 {_breakdown("Kinds", report.kinds, total)}
-{_breakdown("GPU code by target", report.gpu_code, gpu_total)}
+{_breakdown("GPU code by target", report.gpu_code.by_target, gpu_total)}
 </div>
 {f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
 

@@ -56,7 +56,7 @@ def _baseline(suite: Xml.Element, comparison: Comparison) -> None:
 
 def _finding(suite: Xml.Element, finding: Finding) -> None:
     case = _case(suite, "findings", finding.id)
-    size = f" ({decimal_bytes(finding.unpacked_bytes)})" if finding.unpacked_bytes else ""
+    size = f" ({decimal_bytes(finding.bytes)})" if finding.bytes else ""
     message = f"{finding.title}{size}"
     details = f"{_places(finding)}\n\n{finding.remedy}".strip()
     if finding.severity is Severity.ERROR:

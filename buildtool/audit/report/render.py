@@ -62,9 +62,9 @@ def text_table(headers: Sequence[str], rows: Rows) -> str:
 
 def summary_row(report: AuditReport) -> SummaryRow:
     """The image in one line."""
-    biggest = max(report.findings, key=lambda row: row.unpacked_bytes, default=None)
+    biggest = max(report.findings, key=lambda row: row.bytes, default=None)
     grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
-    size = f": {decimal_bytes(grave.unpacked_bytes)}" if grave and grave.unpacked_bytes else ""
+    size = f": {decimal_bytes(grave.bytes)}" if grave and grave.bytes else ""
     summary = f"{grave.id}{size}" if grave else "none"
     return SummaryRow(
         ref=report.image.ref,
@@ -156,7 +156,7 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
     total = report.totals.unpacked_bytes
     owners = sorted(report.owners.items(), key=lambda row: -row[1])
     kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
-    gpu = sorted(report.gpu_code.items(), key=lambda row: -row[1])
+    gpu = sorted(report.gpu_code.by_target.items(), key=lambda row: -row[1])
     sections = [
         Section(
             "Layers (bottom first)",
@@ -185,7 +185,7 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
         Section(
             "Largest directories",
             ("directory", "visible"),
-            [(f"/{path}", decimal_bytes(n)) for path, n in report.top_directories[:top]],
+            [(f"/{row.path}", decimal_bytes(row.visible_bytes)) for row in report.top_directories[:top]],
         ),
         Section(
             "Largest files",
@@ -199,7 +199,7 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
             "GPU code by target",
             ("target", "visible", "of it inside libraries"),
             [
-                (target, decimal_bytes(n), decimal_bytes(report.gpu_in_libraries.get(target, 0)))
+                (target, decimal_bytes(n), decimal_bytes(report.gpu_code.in_libraries.get(target, 0)))
                 for target, n in gpu
             ],
         ),
@@ -237,11 +237,11 @@ def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baselin
 
 def _size_of(finding: Finding) -> str:
     """A finding's bytes in brackets, and the image's size without them; empty where it isn't about size."""
-    if not finding.unpacked_bytes:
+    if not finding.bytes:
         return ""
     after = finding.predicted_unpacked_bytes
     summary = "" if after is None else f"; {decimal_bytes(after)} without"
-    return f" ({decimal_bytes(finding.unpacked_bytes)}{summary})"
+    return f" ({decimal_bytes(finding.bytes)}{summary})"
 
 
 def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:

@@ -86,7 +86,7 @@ def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Re
     for regression in comparison.regressions if comparison else ():
         yield _Result("regression", "error", str(regression), regression.paths)
     for row in report.findings:
-        size = f" ({decimal_bytes(row.unpacked_bytes)})" if row.unpacked_bytes else ""
+        size = f" ({decimal_bytes(row.bytes)})" if row.bytes else ""
         text = f"{row.title}{size}\n\n{row.remedy}"
         yield _Result(row.id, _LEVELS[row.severity], text, row.paths, row.remedy)
 

@@ -42,13 +42,12 @@ def parse_report(text: str, label: str) -> AuditReport:
     except ValueError as error:
         raise _not_a_report(f"{label}: not JSON ({error})") from error
     try:
-        top = _object(_trusted(document, label), label)
-        if top.get("schema_version") != SCHEMA_VERSION:
+        top = _trusted(document, label)
+        if isinstance(top, Mapping) and (version := top.get("schema_version")) != SCHEMA_VERSION:
             raise Misfit(
-                f"{label}: schema_version is {repr(top.get('schema_version'))[:60]}, "
-                f"this program reads {SCHEMA_VERSION}"
+                f"{label}: schema_version is {repr(version)[:60]}, this program reads {SCHEMA_VERSION}"
             )
-        return decode(AuditReport, _fields(top, label), label)
+        return decode(AuditReport, top, label)
     except Misfit as error:
         raise _not_a_report(error) from error
 
@@ -63,33 +62,6 @@ def _trusted(value: Json, where: str) -> Json:
         return [_trusted(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, int) and not 0 <= value <= _LARGEST:
         raise Misfit(f"{where}: expected a count, found '{str(value)[:60]}'")
-    return value
-
-
-def _fields(top: Mapping[str, Json], label: str) -> dict[str, Json]:
-    """The report's keys under the names that the dataclasses have."""
-    gpu_code = _object(top.get("gpu_code"), f"{label}.gpu_code")
-    findings = _objects(top, "findings", label)
-    directories = _objects(top, "top_directories", label)
-    return {
-        **top,
-        "gpu_code": gpu_code.get("by_target"),
-        "gpu_in_libraries": gpu_code.get("in_libraries"),
-        "findings": [{**row, "unpacked_bytes": row.get("bytes")} for row in findings],
-        "top_directories": [[row.get("path"), row.get("visible_bytes")] for row in directories],
-    }
-
-
-def _objects(top: Mapping[str, Json], key: str, label: str) -> list[Mapping[str, Json]]:
-    value = top.get(key)
-    if not isinstance(value, list):
-        raise Misfit(f"{label}.{key}: expected a list")
-    return [_object(row, f"{label}.{key}[{i}]") for i, row in enumerate(value)]
-
-
-def _object(value: Json, where: str) -> Mapping[str, Json]:
-    if not isinstance(value, Mapping):
-        raise Misfit(f"{where}: expected an object")
     return value
 
 

@@ -73,6 +73,22 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
+class GpuCode:
+    """Visible bytes of GPU code by target, and how much of them are inside libraries."""
+
+    by_target: Mapping[str, int]
+    in_libraries: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DirectoryRow:
+    """One directory with everything below it."""
+
+    path: str
+    visible_bytes: int
+
+
+@dataclass(frozen=True)
 class AuditReport:
     """Everything that an audit found. Sums of `owners`, `kinds` and `layers` are equal."""
 
@@ -83,10 +99,9 @@ class AuditReport:
     owners: Mapping[str, int]
     kinds: Mapping[str, int]
     packages: tuple[PackageRow, ...]
-    gpu_code: Mapping[str, int]
-    gpu_in_libraries: Mapping[str, int]
+    gpu_code: GpuCode
     top_files: tuple[FileRow, ...]
-    top_directories: tuple[tuple[str, int], ...]
+    top_directories: tuple[DirectoryRow, ...]
     duplicates: tuple[Duplicate, ...]
     findings: tuple[Finding, ...]
     budget: BudgetResult
@@ -127,10 +142,13 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         owners=dict(facts.owners),
         kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items() if n_bytes},
         packages=facts.packages,
-        gpu_code=_by_target(facts.gpu_files, facts.gpu_in_libraries),
-        gpu_in_libraries=_by_target(facts.gpu_in_libraries),
+        gpu_code=GpuCode(
+            _by_target(facts.gpu_files, facts.gpu_in_libraries), _by_target(facts.gpu_in_libraries)
+        ),
         top_files=facts.top_files,
-        top_directories=tuple((terminal(path), n_bytes) for path, n_bytes in facts.top_directories),
+        top_directories=tuple(
+            DirectoryRow(terminal(path), n_bytes) for path, n_bytes in facts.top_directories
+        ),
         duplicates=facts.duplicates[:_KEPT_DUPLICATES],
         findings=findings,
         budget=judged,
@@ -145,22 +163,13 @@ def to_json(report: AuditReport) -> str:
     document = {
         **asdict(report),
         "schema_version": SCHEMA_VERSION,
-        "gpu_code": {"by_target": report.gpu_code, "in_libraries": report.gpu_in_libraries},
-        "top_directories": [{"path": path, "visible_bytes": n} for path, n in report.top_directories],
-        "findings": [_finding(row) for row in report.findings],
         "budget": {
             "limit_bytes": report.budget.unpacked.limit_bytes,
             "verdict": report.budget.verdict,
             **asdict(report.budget),
         },
     }
-    del document["gpu_in_libraries"]
     return json.dumps(document, sort_keys=True, indent=2, default=lambda word: word.value) + "\n"
-
-
-def _finding(row: Finding) -> Mapping[str, object]:
-    fields = asdict(row)
-    return {"bytes": fields.pop("unpacked_bytes"), **fields}
 
 
 def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:

@@ -184,7 +184,7 @@ def test_it_is_a_kind_of_its_own_in_all_sums_and_a_finding_with_its_remedy() -> 
     assert sum(report.kinds.values()) == sum(report.owners.values()) == total == report.totals.visible_bytes
     assert sum(row.unpacked_bytes for row in report.tree.rows) == total
     [finding] = report.findings
-    assert (finding.id, finding.unpacked_bytes) == ("debug-info-in-libraries", stripped)
+    assert (finding.id, finding.bytes) == ("debug-info-in-libraries", stripped)
     assert finding.predicted_unpacked_bytes == total - stripped
     assert finding.remedy.startswith("RUN find /usr/lib/x /usr/bin -maxdepth 1")
     assert "strip --strip-unneeded" in finding.remedy

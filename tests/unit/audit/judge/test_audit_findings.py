@@ -51,7 +51,7 @@ def test_each_kind_that_nobody_needs_has_its_finding_from_a_mebibyte_on(name: st
     assert find_waste(replace(NOTHING, shown={kind: tally(MIB - 1)})) == ()
     finding = only(replace(NOTHING, shown={kind: tally(MIB, PLACES), Kind.DATA: tally(9 * MIB)}))
     severity = Severity.INFO if name == "bytecode" else Severity.WARNING
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == (name, severity, MIB)
+    assert (finding.id, finding.severity, finding.bytes) == (name, severity, MIB)
     assert finding.paths == tuple(f"p{n}" for n in range(20))
     assert finding.predicted_unpacked_bytes is None  # no claim says what would be saved
 
@@ -61,7 +61,7 @@ def test_kinds_of_one_finding_are_added_up_and_their_places_sorted_by_bytes(name
     first, second = OF_KINDS[name][:2]
     places = {first: tally(MIB - 500, [b"a", b"b"]), second: tally(500, [b"c", b"b"])}
     finding = only(replace(NOTHING, shown=places))
-    assert (finding.unpacked_bytes, finding.paths) == (MIB, ("a", "c", "b"))
+    assert (finding.bytes, finding.paths) == (MIB, ("a", "c", "b"))
 
 
 @pytest.mark.parametrize("name", ["headers-and-static", "tests", "debug-info"])
@@ -82,7 +82,7 @@ def test_remedies_against_caches_and_documents_name_no_place() -> None:
 def test_symbols_in_libraries_are_a_finding_with_the_directories_to_strip() -> None:
     assert find_waste(replace(NOTHING, strippable=tally(MIB - 1))) == ()
     finding = only(replace(NOTHING, strippable=tally(MIB, PLACES)))
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == (
+    assert (finding.id, finding.severity, finding.bytes) == (
         "debug-info-in-libraries",
         Severity.WARNING,
         MIB,
@@ -100,7 +100,7 @@ def test_symbols_in_libraries_are_a_finding_with_the_directories_to_strip() -> N
 def test_what_later_layers_replace_or_delete_is_a_finding_from_a_mebibyte_on(name: str) -> None:
     assert find_waste(replace(NOTHING, **{name: tally(MIB - 1)})) == ()  # type: ignore[arg-type]
     finding = only(replace(NOTHING, **{name: tally(MIB, PLACES)}))  # type: ignore[arg-type]
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == (name, Severity.WARNING, MIB)
+    assert (finding.id, finding.severity, finding.bytes) == (name, Severity.WARNING, MIB)
     assert finding.paths == tuple(f"p{n}" for n in range(20))
 
 
@@ -118,10 +118,10 @@ def duplicate(n_bytes: int, cause: str = ONE_LAYER, *paths: str) -> Duplicate:
 
 def test_copies_are_a_finding_from_a_mebibyte_of_waste_on() -> None:
     assert find_waste(replace(NOTHING, duplicates=(duplicate(MIB - 1),))) == ()
-    assert only(replace(NOTHING, duplicates=(duplicate(MIB),))).unpacked_bytes == MIB
+    assert only(replace(NOTHING, duplicates=(duplicate(MIB),))).bytes == MIB
     rows = [duplicate(MIB, ONE_LAYER, "a\\x0a", "b", "c", "d"), *[duplicate(1)] * 30]
     finding = only(replace(NOTHING, duplicates=tuple(rows)))
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == (
+    assert (finding.id, finding.severity, finding.bytes) == (
         "duplicates",
         Severity.WARNING,
         3 * MIB + 30,
@@ -148,7 +148,7 @@ def test_build_tools_are_a_finding_whose_remedy_purges_the_eight_largest_package
     assert find_waste(replace(NOTHING, build_only=tally(MIB - 1))) == ()
     packages = [PackageName(f"p{n}-dev") for n in range(12)]
     finding = only(replace(NOTHING, build_only=tally(MIB, [b"opt/rocm/llvm", *packages])))
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == ("build-only", Severity.WARNING, MIB)
+    assert (finding.id, finding.severity, finding.bytes) == ("build-only", Severity.WARNING, MIB)
     assert finding.paths == ("opt/rocm/llvm", *(f"p{n}-dev" for n in range(12)))
     assert finding.remedy.endswith(" -- " + " ".join(f"p{n}-dev" for n in range(8)))
     alone = only(replace(NOTHING, build_only=tally(MIB))).remedy
@@ -159,7 +159,7 @@ def test_build_tools_are_a_finding_whose_remedy_purges_the_eight_largest_package
 def test_every_credential_is_an_error_and_500_places_are_listed() -> None:
     rows = tuple(SecretPlace(f"p{n}", ("a", "b"), 3) for n in range(501))
     finding = only(replace(NOTHING, secrets=rows))
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == ("secrets", Severity.ERROR, 1503)
+    assert (finding.id, finding.severity, finding.bytes) == ("secrets", Severity.ERROR, 1503)
     assert finding.paths == tuple(f"p{n}: a, b" for n in range(500))
     assert "in 501 places" in finding.title
 
@@ -169,7 +169,7 @@ def test_a_layer_of_10_000_mib_is_taken_by_registries_and_a_larger_one_is_not() 
     image = replace(NOTHING, layer_bytes=(1, 20, 300, 4000))
     assert find_waste(replace(image, layer_stored_bytes=(1, limit, None, 0))) == ()
     finding = only(replace(image, layer_stored_bytes=(1, limit + 1, None, limit + 1)))
-    assert (finding.id, finding.severity, finding.unpacked_bytes) == ("huge-layer", Severity.WARNING, 4020)
+    assert (finding.id, finding.severity, finding.bytes) == ("huge-layer", Severity.WARNING, 4020)
     assert finding.paths == ("layer 1", "layer 3")
 
 
@@ -244,7 +244,7 @@ def test_cuda_is_an_error_where_the_image_says_it_is_for_other_hardware(
         "cuda-in-cpu-image",
         Severity.ERROR if meant else Severity.INFO,
     )
-    assert finding.unpacked_bytes == 465
+    assert finding.bytes == 465
     assert finding.paths == tuple(f"opt/{n}/libcublas.so" for n in range(29, 9, -1))
     assert (f"for {meant}" in finding.title) is bool(meant)
     index = "rocm6.4" if meant == "rocm" else "cpu"
@@ -283,7 +283,7 @@ def test_a_cpu_build_of_torch_is_reported_in_variants_for_gpus(
     told = {"io.weir.variant": variant, "io.weir.torch.build": build}
     labels = {key: value for key, value in told.items() if value is not None}
     rows = find_waste(replace(NOTHING, labels=labels))
-    assert [(row.id, row.severity, row.unpacked_bytes, row.paths) for row in rows] == [
+    assert [(row.id, row.severity, row.bytes, row.paths) for row in rows] == [
         ("torch-without-gpu-kernels", Severity.WARNING, 0, ())
     ] * found
     if found:
@@ -299,10 +299,10 @@ def test_foreign_code_in_files_and_libraries_is_a_finding_each_with_one_remedy()
     files = {"f/a_gfx908.co": 1, **FILES, **LIBRARIES, "k_gfx1100.co": 5}
     image = facts(L(files), targets=("gfx1100",))
     named, libraries = find_waste(image)
-    assert (named.id, named.severity, named.unpacked_bytes) == ("foreign-gfx", Severity.WARNING, 25_301)
+    assert (named.id, named.severity, named.bytes) == ("foreign-gfx", Severity.WARNING, 25_301)
     assert named.paths == tuple(f"d{n}" for n in range(24, 4, -1))
     assert "for gfx906, gfx908; the image is for gfx1100" in named.title
-    assert (libraries.id, libraries.unpacked_bytes) == ("foreign-gfx-in-libraries", 2800)
+    assert (libraries.id, libraries.bytes) == ("foreign-gfx-in-libraries", 2800)
     assert libraries.paths == tuple(f"lib{n}.so" for n in range(24, 4, -1))
     assert "for gfx90a; the image is for gfx1100" in libraries.title
     assert named.remedy == libraries.remedy

@@ -10,7 +10,7 @@ from report_maker import HOSTILE, a_finding, a_row, small_report, with_findings,
 from buildtool.audit.count.treemap import NO_TREE
 from buildtool.audit.report.diff import Change, diff
 from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
-from buildtool.audit.report.schema import PackageRow, to_json
+from buildtool.audit.report.schema import GpuCode, PackageRow, to_json
 from buildtool.commands import diff as command
 from buildtool.errors import ConfigError
 
@@ -26,8 +26,10 @@ def test_an_image_differs_in_nothing_from_itself() -> None:
 
 
 def test_owners_kinds_and_gpu_code_are_compared_the_largest_difference_first() -> None:
-    before = replace(small_report(), owners={"deb": 5, "python": 7, "same": 1}, gpu_code={"gfx906": 9})
-    after = replace(small_report(), owners={"deb": 6, "conda": 100, "same": 1}, gpu_code={})
+    before = replace(
+        small_report(), owners={"deb": 5, "python": 7, "same": 1}, gpu_code=GpuCode({"gfx906": 9}, {})
+    )
+    after = replace(small_report(), owners={"deb": 6, "conda": 100, "same": 1}, gpu_code=GpuCode({}, {}))
     found = diff(before, after)
     assert found.owners == (Change("conda", None, 100), Change("python", 7, None), Change("deb", 5, 6))
     assert [row.delta_bytes for row in found.owners] == [100, -7, 1]

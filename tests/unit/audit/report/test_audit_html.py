@@ -13,7 +13,7 @@ from buildtool.audit.count.treemap import MAX_ROWS, NO_TREE, Tree
 from buildtool.audit.judge.finding import Prediction, Severity
 from buildtool.audit.report.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.report.html import HTML_FILES, render_html
-from buildtool.audit.report.schema import FileRow, LayerRow, PackageRow
+from buildtool.audit.report.schema import FileRow, GpuCode, LayerRow, PackageRow
 from buildtool.model import Budget
 from probes.shared.quoting import script_json, terminal
 from probes.shared.units import decimal_bytes
@@ -69,7 +69,7 @@ def named(name: str) -> str:
             layers=(LayerRow(None, "sha256:0", 5, None, 5, 1, name),),
             owners={name: 5},
             kinds={name: 5},
-            gpu_code={name: 5},
+            gpu_code=GpuCode({name: 5}, {}),
             packages=(PackageRow("deb", name, name, name, 5, 5, 1),),
             top_files=(FileRow(name, 5, 0, name),),
             findings=(a_finding(title=name, paths=(name,), remedy=name),),

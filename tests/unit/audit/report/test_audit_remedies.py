@@ -24,7 +24,7 @@ from buildtool.audit.report.html import render_html
 from buildtool.audit.report.junit import render_junit
 from buildtool.audit.report.render import render_markdown, render_table
 from buildtool.audit.report.sarif import render_sarif
-from buildtool.audit.report.schema import AuditReport, to_json
+from buildtool.audit.report.schema import AuditReport, DirectoryRow, GpuCode, to_json
 from buildtool.cli import main
 from probes.shared.quoting import terminal
 
@@ -105,9 +105,9 @@ def hostile_report(text: str) -> AuditReport:
         packages=(replace(first, name=text, version=text, place=text),),
         owners={text: 5},
         kinds={text: 5},
-        gpu_code={text: 5},
+        gpu_code=GpuCode({text: 5}, {}),
         top_files=tuple(replace(row, path=text, owner=text) for row in small.top_files),
-        top_directories=((text, 5),),
+        top_directories=(DirectoryRow(text, 5),),
         notes=(text,),
     )
 

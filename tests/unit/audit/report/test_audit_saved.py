@@ -12,7 +12,7 @@ from buildtool.audit.count.copies import Duplicate
 from buildtool.audit.judge.budget import Verdict
 from buildtool.audit.judge.finding import Prediction
 from buildtool.audit.report.saved import parse_report, read_report
-from buildtool.audit.report.schema import to_json
+from buildtool.audit.report.schema import GpuCode, to_json
 from buildtool.cli import main
 from buildtool.errors import DataError, Exit
 from buildtool.model import Budget
@@ -76,7 +76,7 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
             broken(lambda d: d["findings"][0].update(severity="dire")),
             r"findings\[0\].severity: expected one of error, warning, info, found 'dire'",
         ),
-        (broken(lambda d: d["findings"][0].pop("bytes")), r"findings\[0\].unpacked_bytes"),
+        (broken(lambda d: d["findings"][0].pop("bytes")), r"findings\[0\]: the key `bytes` is missing"),
         (broken(lambda d: d.update(layers={})), "layers: expected a list"),
         (broken(lambda d: d.update(gpu_code=[])), "gpu_code: expected an object"),
         (broken(lambda d: d.update(top_directories=[1])), r"top_directories\[0\]: expected an object"),
@@ -85,10 +85,13 @@ def broken(change: Callable[[dict], object]) -> str:  # type: ignore[type-arg]
         (broken(lambda d: d.update(findings={})), "findings: expected a list"),
         (broken(lambda d: d.update(image=[])), r"r\.json\.image: expected an object"),
         (broken(lambda d: d.update(owners=[])), r"r\.json\.owners: expected an object"),
-        (broken(lambda d: d["gpu_code"].pop("by_target")), r"r\.json\.gpu_code: expected an object"),
+        (
+            broken(lambda d: d["gpu_code"].pop("by_target")),
+            r"r\.json\.gpu_code: the key `by_target` is missing",
+        ),
         (
             broken(lambda d: d["top_directories"][0].pop("path")),
-            r"top_directories\[0\]\[0\]: expected str, found 'None'",
+            r"top_directories\[0\]: the key `path` is missing",
         ),
         (
             broken(lambda d: d["layers"][1].update(command=7)),
@@ -138,8 +141,7 @@ def test_every_value_of_a_report_reads_back(tmp_path: Path) -> None:
         small_report(Budget(1, None)),
         findings=(a_finding(paths=("a\nb", "c\td"), predicted_unpacked_bytes=5), a_finding("other")),
         duplicates=(Duplicate(5, 10, ("a", "b"), "why"),),
-        gpu_code={"gfx906": 7},
-        gpu_in_libraries={"gfx906": 3},
+        gpu_code=GpuCode({"gfx906": 7}, {"gfx906": 3}),
         notes=("note é",),
         prediction=None,
     )
