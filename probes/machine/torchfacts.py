@@ -2,17 +2,21 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from probes.errors import OutOfMemory
 from probes.machine.nvmlcard import open_card
 from probes.machine.prunemanifest import foreign_card
 from probes.machine.sysfs import read_link
 from probes.records.facts import Check
 from probes.records.schema import Api, Gpu, Link, TorchFacts, Unknown
 
+# the last for more bytes than 64 bits count
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
 LOAD_WORDS, LOAD_COPIES = 2**20, 64  # half a GiB in all: from 10 ms to 100 ms on any link
 
 
@@ -99,6 +103,18 @@ def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+@contextmanager
+def refusals(wanted: str, way_out: str = "") -> Iterator[None]:
+    """Maps torch's errors for want of memory (VRAM, pinned, the host's) to ours. Others pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        known = isinstance(error, torch.cuda.OutOfMemoryError)
+        if not (known or any(words in str(error) for words in _NO_MEMORY)):
+            raise
+        raise OutOfMemory(f"{wanted} were refused: {first_line(error)}", way_out) from None
 
 
 # ---- claims about the card, tried ----------------------------------------------------------------------

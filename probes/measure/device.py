@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
-from probes.errors import OutOfMemory, ProbeError, Unsupported
+from probes.errors import ProbeError, Unsupported
 from probes.machine import numa
-from probes.machine.torchfacts import first_line
+from probes.machine.torchfacts import refusals
 from probes.measure import sampling
 from probes.measure.buffers import TorchMemory, TorchSpan
 from probes.measure.pattern import Pattern, signed
@@ -213,19 +213,6 @@ class TorchWorkbench:
     def _finish(self) -> None:
         if self.has_gpu:
             torch.cuda.synchronize()
-
-
-@contextmanager
-def refusals(wanted: str) -> Iterator[None]:
-    """Maps torch's out-of-memory errors, for VRAM and for pinned memory, to ours. Others pass."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"{wanted} were refused: {first_line(error)}") from None
-    except RuntimeError as error:
-        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
-            raise
-        raise OutOfMemory(f"{wanted} were refused: {first_line(error)}") from None
 
 
 def _torch(span: Span) -> TorchSpan:

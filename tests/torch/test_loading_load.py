@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,16 @@ def test_a_load_that_fails_midway_leaves_no_descriptor_and_no_thread(saved, monk
     with torch.inference_mode():
         placed = load(Model, folder, plan, device="cpu", cache=False)
         assert torch.equal(placed(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def test_blocks_on_disk_are_read_whole_where_a_plan_by_hand_says_nothing_of_their_bytes(saved):
+    model, folder = saved
+    plan = plan_of(model, {block.name: "disk" for block in find_blocks(model)})
+    blocks = sorted((replace(block, wire_bytes=0) for block in plan.blocks), key=lambda b: b.weight_bytes)
+    placed = load(Model, folder, replace(plan, blocks=tuple(blocks)), device="cpu")
+    ids = torch.arange(6)[None]
+    with torch.inference_mode():
+        assert torch.equal(placed(ids), model(ids))
 
 
 def test_a_block_on_disk_whose_file_is_cut_is_an_error_of_the_pass_and_the_model_stays_usable(saved):

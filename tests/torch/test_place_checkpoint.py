@@ -1,5 +1,6 @@
 """`weir probe place FOLDER` on the CPU: a checkpoint that transformers wrote computes what it did before."""
 
+import json
 import sys
 
 import pytest
@@ -131,6 +132,19 @@ def test_a_plan_of_another_model_is_refused_and_nothing_is_kept(tmp_path, capsys
     saved(bert, tmp_path / "other")
     assert cli.main(["place", str(tmp_path / "other"), "--plan", str(file)]) == Exit.DEVICE
     assert "this isn't the model that was planned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("edit", [{"batch": 10**12}, {"batch": 2**62}, {}])
+def test_an_edited_plan_that_no_memory_suffices_for_is_refused_without_a_traceback(edit, tmp_path, capsys):
+    saved(qwen, tmp_path / "model")
+    file = planned(tmp_path / "model")
+    edited = json.loads(file.read_text())
+    edited["workload"] |= edit
+    edited["compute_dtype"] = "nn"
+    file.write_text(json.dumps(edited))
+    code = cli.main(["place", str(tmp_path / "model"), "--plan", str(file)])
+    assert code == (Exit.DEVICE if edit else Exit.OK)
+    assert not edit or "try a smaller --batch" in capsys.readouterr().err
 
 
 def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_loaded(

@@ -132,6 +132,7 @@ class FromCheckpoint:
         """What reads a block ahead in each pass."""
         if self.ahead is None:
             self.ahead = ReadAhead(self._staging(stored.n_bytes))
+        self.ahead.widen(stored.n_bytes, partial(self._staging, stored.n_bytes))  # beyond the plan's figures
         return FileWire(self.ahead, stored.n_bytes, partial(self._fill, stored))
 
     def _staging(self, least: int) -> list[Buffer]:

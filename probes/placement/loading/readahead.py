@@ -43,6 +43,11 @@ class ReadAhead:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weir-read-ahead")
         self.late = 0  # blocks that had to be waited for
 
+    def widen(self, n_bytes: int, wider: Callable[[], Sequence[Buffer]]) -> None:
+        """Have buffers for blocks of so many bytes, before any is read; `wider` makes new ones if need be."""
+        if n_bytes > self._free[0].memory.numel():
+            self._free = deque(wider())
+
     def begin(self, wire: "FileWire") -> None:
         """Read a block if there is a buffer for it. Returns at once."""
         with self._lock:

@@ -13,6 +13,7 @@ from torch import nn
 
 from probes.errors import PlacementError, Unsupported
 from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.machine.torchfacts import refusals
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading.load import load
 from probes.placement.models.checkpointfolder import CheckpointFolder
@@ -84,7 +85,8 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     """
     built = _built(asked)
     host = _host_bytes(asked) if asked.checkpoint else None
-    inputs = _inputs(built, asked)
+    with _memory_for(asked):
+        inputs = _inputs(built, asked)
     tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
     made = asked.given or plan(
         built.module,
@@ -107,8 +109,9 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
             announce(f"placing {binary_bytes(weights)} of weights", weights / PLACED_RATE)
         handle = _placed(built.module, made, asked.checkpoint)
         try:
-            _announce_pass(built, made, inputs)
-            ours, output = _measured("placed", built, inputs)
+            with _memory_for(asked):
+                _announce_pass(built, made, inputs)
+                ours, output = _measured("placed", built, inputs)
             report = str(handle.report()) if torch.cuda.is_available() else f"{NO_LIMIT}\n{handle.report()}"
         finally:
             if compare or asked.checkpoint is None:  # a checkpoint may be larger than host memory
@@ -149,13 +152,18 @@ def _random(asked: Asked) -> Built:
     return built
 
 
+def _memory_for(asked: Asked) -> AbstractContextManager[None]:
+    what = f"inputs and activations of batch {asked.batch}, {asked.tokens} tokens each,"
+    return refusals(what, "try a smaller --batch, or fewer --tokens")
+
+
 def _announce_pass(built: Built, made: Plan, inputs: torch.Tensor) -> None:
     """Where the CPU computes, a pass of a large model takes as long as its products."""
     if torch.cuda.is_available():
         return
     numbers = sum(parameter.numel() for parameter in built.module.parameters())
     rows = inputs.numel() if built.vocabulary else inputs.numel() // max(inputs.shape[-1], 1)
-    dtype = getattr(torch, made.compute_dtype or "float32")
+    dtype = getattr(torch, made.compute_dtype if made.compute_dtype in DTYPE_BYTES else "float32")
     announce("a pass on the CPU, the first of at least 2", products_s(numbers, rows, dtype))
 
 

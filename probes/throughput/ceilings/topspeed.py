@@ -8,8 +8,8 @@ from time import perf_counter
 import torch
 
 from probes.errors import OutOfMemory
-from probes.machine.torchfacts import first_line
-from probes.measure.device import TorchWorkbench, refusals
+from probes.machine.torchfacts import first_line, refusals
+from probes.measure.device import TorchWorkbench
 from probes.measure.sampling import Effort, sample
 from probes.measure.workbench import Operation
 from probes.shared.unknown import Unknown

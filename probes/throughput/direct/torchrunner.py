@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from probes.errors import ModelFails, OutOfMemory
 from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.machine.sysfs import read_text
-from probes.measure.device import TorchWorkbench, refusals
+from probes.machine.torchfacts import refusals
+from probes.measure.device import TorchWorkbench
 from probes.placement.runtime.hostview import zero_copy
 from probes.records.stats import median
 from probes.shared.units import binary_bytes
