@@ -32,14 +32,14 @@ $(READY): $(if $(shell test -x $(PY) || echo no),no-python)
 no-python: # .venv isn't there, or the Python that made it is gone
 
 images: $(READY) ## build, prove and audit the images (VARIANTS="cpu rocm" GPU_TARGETS=gfx1100)
-	@$(PY) -m buildtool build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
+	@.venv/bin/weir build $(VARIANTS) $(if $(GPU_TARGETS),--targets $(GPU_TARGETS))
 
 engine: $(READY) ## install and start a Docker engine if none answers (Debian, Ubuntu; as root)
-	@$(PY) -m buildtool engine
+	@.venv/bin/weir engine
 
 probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
 	docker compose run --rm $(PROBE)
-	@$(PY) -m probes show "$$(ls -t reports/probes/*.json | head -n 1)"
+	@.venv/bin/weir probe show "$$(ls -t reports/probes/*.json | head -n 1)"
 
 $(DOCS_READY): $(READY)
 	$(call alone,.venv,$(call pip,$(PY),-e '.[docs]'))

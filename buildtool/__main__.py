@@ -1,4 +1,4 @@
-"""`python -m buildtool`."""
+"""`python3 -m buildtool`."""
 
 from buildtool.cli import entry
 

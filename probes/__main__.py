@@ -1,4 +1,4 @@
-"""`python -m probes`: an interrupt is a message from the start, also while the command line is imported."""
+"""`python3 -m probes`: an interrupt is a message from the start, also while the command line is imported."""
 
 from collections.abc import Sequence
 

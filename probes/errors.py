@@ -6,7 +6,7 @@ from probes.shared.failure import Failure
 
 
 class Exit(IntEnum):
-    """Exit codes of `python -m probes`."""
+    """Exit codes of `python3 -m probes`."""
 
     OK = 0
     REQUIRED = 1  # done, but what --require asked for is missing; the report is written

@@ -15,7 +15,7 @@ from parsers import Main, parser_of, programs, subparsers, summaries, verbs
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"buildtool": ROOT / "buildtool", "probes": ROOT / "probes", "service": ROOT / "images/service"}
-STARTED_BY = {"buildtool": "weir", "probes": "python -m probes", "service": "python -m service"}
+STARTED_BY = {"buildtool": "weir", "probes": "python3 -m probes", "service": "python3 -m service"}
 CODE_SPAN = re.compile(r"(`+[^`\n]*`+)")
 
 
@@ -45,12 +45,12 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "`weir` runs on the host; `python -m buildtool` is the same program. `python -m probes` runs on the "
-        "host and in every image. What their exit codes mean: [exit codes](exit-codes.md).",
+        "`weir` runs on the host; `python3 -m buildtool` is the same program. `python3 -m probes` runs on "
+        "the host and in every image. What their exit codes mean: [exit codes](exit-codes.md).",
         "",
     ]
     mains = programs()
-    for name in ("weir", "python -m probes"):
+    for name in ("weir", "python3 -m probes"):
         lines += program_section(name, mains[name])
     return "\n".join(lines)
 

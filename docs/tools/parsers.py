@@ -30,7 +30,7 @@ def programs() -> dict[str, Main]:
     from buildtool import cli as host
     from probes import cli as probes
 
-    return {"weir": host.main, "python -m buildtool": host.main, "python -m probes": probes.main}
+    return {"weir": host.main, "python3 -m buildtool": host.main, "python3 -m probes": probes.main}
 
 
 def parse(main: Main, words: Sequence[str]) -> None:

@@ -118,7 +118,7 @@ class ProbeRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """One run of `python -m probes run`."""
+    """One run of `python3 -m probes run`."""
 
     schema_version: int
     tool_version: str

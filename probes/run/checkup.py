@@ -47,11 +47,11 @@ def lines(machine: Machine, found: tuple[Check, ...]) -> list[str]:
 def next_command(machine: Machine, found: tuple[Check, ...]) -> str:
     """The one command to type next; those of the host are typed there."""
     if found and all(one.holds for one in found):
-        return "python -m probes run --quick"
+        return "python3 -m probes run --quick"
     if found:
         return "weir doctor"
     if maker_of(machine) == "unseen":
-        return "python -m probes run --quick" if isinstance(machine.torch, TorchFacts) else "weir build cpu"
+        return "python3 -m probes run --quick" if isinstance(machine.torch, TorchFacts) else "weir build cpu"
     return "weir doctor --fix"
 
 

@@ -1,7 +1,7 @@
 """How this process was started, so that hints name a command that the reader can type there.
 
-On the host that is `weir`, or `python -m buildtool` from a checkout; in a container, where only the probes
-are, `python -m probes`.
+On the host that is `weir`, or `python3 -m buildtool` from a checkout; in a container, where only the probes
+are, `python3 -m probes`.
 """
 
 import sys
@@ -15,12 +15,12 @@ PROGRAM = "weir"
 
 def host_command() -> str:
     """What starts the host's program."""
-    return PROGRAM if _is_weir() else "python -m buildtool"
+    return PROGRAM if _is_weir() else "python3 -m buildtool"
 
 
 def probe_command() -> str:
     """What starts the probes."""
-    return f"{PROGRAM} probe" if _is_weir() else "python -m probes"
+    return f"{PROGRAM} probe" if _is_weir() else "python3 -m probes"
 
 
 def probe_line(*words: str | Path) -> str:

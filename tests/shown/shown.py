@@ -72,7 +72,7 @@ NOT_RUN = {
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
 )
-INLINE = re.compile(r"(?<!`)`(?P<text>(?:weir|make|python3? -m (?:buildtool|probes)) [^`\n]+)`(?!`)")
+INLINE = re.compile(r"(?<!`)`(?P<text>(?:weir|make|python3 -m (?:buildtool|probes)) [^`\n]+)`(?!`)")
 SUBSTITUTED = re.compile(r"<\(([^()]+)\)")  # a command whose output another one reads
 SETTINGS = re.compile(r"^(?:\w+=(?:\$\([^)]*\)|'[^']*'|\S+)\s+)+")
 ORDER = ("README.md", "docs/tutorial", "docs/howto", "CONTRIBUTING.md", "docs")
@@ -139,7 +139,7 @@ def uncommented(line: str) -> str:
 
 def forwarded(words: Sequence[str]) -> list[str]:
     """`weir probe ...` as the command line that its words are passed on to; others as they are."""
-    return ["python", "-m", "probes", *words[2:]] if list(words[:2]) == ["weir", "probe"] else list(words)
+    return ["python3", "-m", "probes", *words[2:]] if list(words[:2]) == ["weir", "probe"] else list(words)
 
 
 def check(command: Command) -> None:
@@ -150,8 +150,8 @@ def check(command: Command) -> None:
     mains = programs()
     if words[0] == "weir":
         parse(mains["weir"], words[1:])
-    elif words[:2] in (["python", "-m"], ["python3", "-m"]) and f"python -m {words[2]}" in mains:
-        parse(mains[f"python -m {words[2]}"], words[3:])
+    elif words[:2] == ["python3", "-m"] and f"python3 -m {words[2]}" in mains:
+        parse(mains[f"python3 -m {words[2]}"], words[3:])
     elif words[0] == "make":
         check_make(words[1:], command.settings)
     elif words[:3] == ["python3", "-m", "venv"] and "pip install" in command.text:
@@ -226,7 +226,7 @@ def mentions(page: Path) -> Iterator[str]:
 
 def check_mention(text: str) -> None:
     """Do the verbs, targets and options of a mention exist? It may be incomplete. Raises Refused."""
-    words = forwarded(re.sub(r"[()|]", " ", text).replace("python3", "python").split())
+    words = forwarded(re.sub(r"[()|]", " ", text).split())
     if words[0] == "make":
         check_make([word for word in words[1:] if re.fullmatch(r"[a-z-]+|[A-Z_]+=\S*", word)], ())
         return

@@ -32,7 +32,7 @@ def reference() -> dict[str, str]:
     return pages.reference()
 
 
-@pytest.mark.parametrize("program", ["weir", "python -m probes"])
+@pytest.mark.parametrize("program", ["weir", "python3 -m probes"])
 def test_no_option_of_a_verb_is_missing(reference: dict[str, str], program: str) -> None:
     sections = dict(
         re.findall(r"^#+ `([^`]+)`\n(.*?)(?=^#|\Z)", reference["reference/commands.md"], re.M | re.S)

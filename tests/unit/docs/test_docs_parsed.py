@@ -61,7 +61,7 @@ def test_no_reason_is_kept_for_a_command_that_is_not_shown() -> None:
         "weir audit x --no-such-option",
         "weir no-such-verb",
         "weir audit x --tolerance",
-        "python -m probes run --model no-such-model",
+        "python3 -m probes run --model no-such-model",
         "make no-such-target",
         "make images NO_SUCH_VARIABLE=1",
         "docker compose up api-no-such",

@@ -22,7 +22,7 @@ CONDITION = re.compile(r"^(for an? \w+|with --\w+): ")
 def parsers() -> dict[str, argparse.ArgumentParser]:
     mains = programs()
     found = {f"weir {verb}": parser for verb, parser in verbs(mains["weir"]) if verb != "probe"}
-    return found | {f"probes {verb}": parser for verb, parser in verbs(mains["python -m probes"])}
+    return found | {f"probes {verb}": parser for verb, parser in verbs(mains["python3 -m probes"])}
 
 
 def arguments() -> Iterator[tuple[str, argparse.Action, str]]:

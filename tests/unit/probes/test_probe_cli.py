@@ -136,7 +136,7 @@ def test_wrong_words_are_a_usage_error(words: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as raised:
         cli.main(words)
     assert raised.value.code == Exit.USAGE
-    assert "usage: python -m probes" in capsys.readouterr().err
+    assert "usage: python3 -m probes" in capsys.readouterr().err
 
 
 def test_a_report_that_is_none_is_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,7 @@ def test_the_answer_goes_through_its_file_and_fits_its_schema() -> None:
 def test_the_published_schema_is_that_of_the_code() -> None:
     root = Path(__file__).parents[4]
     published = (root / "docs" / "schema" / "fit.schema.json").read_text(encoding="utf-8")
-    assert published == fit_schema(), "run: python -m probes schema fit > docs/schema/fit.schema.json"
+    assert published == fit_schema(), "run: python3 -m probes schema fit > docs/schema/fit.schema.json"
 
 
 @pytest.mark.thorough

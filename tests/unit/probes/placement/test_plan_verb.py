@@ -1,4 +1,4 @@
-"""`python -m probes plan`: what it answers, writes and refuses."""
+"""`python3 -m probes plan`: what it answers, writes and refuses."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,7 @@ def mixed() -> Made:
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = (ROOT / "docs" / "schema" / "placement-plan.schema.json").read_text()
     assert published == plan_schema(), (
-        "run: python -m probes schema plan > docs/schema/placement-plan.schema.json"
+        "run: python3 -m probes schema plan > docs/schema/placement-plan.schema.json"
     )
     Draft202012Validator.check_schema(json.loads(published))
 

@@ -167,7 +167,7 @@ def test_labels_are_escaped() -> None:
 def test_published_schema_is_that_of_the_code() -> None:
     published = (ROOT / "docs" / "schema" / "probe-report.schema.json").read_text()
     assert published == report_schema(), (
-        "reports have changed: python -m probes schema > docs/schema/probe-report.schema.json"
+        "reports have changed: python3 -m probes schema > docs/schema/probe-report.schema.json"
     )
 
 

@@ -1,4 +1,4 @@
-"""Hints name the command that the reader has: `weir` on a host, `python -m probes` in an image."""
+"""Hints name the command that the reader has: `weir` on a host, `python3 -m probes` in an image."""
 
 import sys
 from pathlib import Path
@@ -16,8 +16,8 @@ from probes.shared.invocation import host_command, probe_command, probe_line
     [
         ("/usr/local/bin/weir", "weir", "weir probe"),
         ("C:\\weir.exe" if sys.platform == "win32" else "weir.exe", "weir", "weir probe"),
-        ("/opt/weir/app/probes/__main__.py", "python -m buildtool", "python -m probes"),
-        ("", "python -m buildtool", "python -m probes"),
+        ("/opt/weir/app/probes/__main__.py", "python3 -m buildtool", "python3 -m probes"),
+        ("", "python3 -m buildtool", "python3 -m probes"),
     ],
 )
 def test_a_hint_names_the_program_as_it_was_started(

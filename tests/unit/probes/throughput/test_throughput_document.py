@@ -48,6 +48,6 @@ def test_a_damaged_report_names_the_place() -> None:
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = (ROOT / "docs" / "schema" / "throughput.schema.json").read_text()
     assert published == throughput_schema(), (
-        "run: python -m probes schema throughput > docs/schema/throughput.schema.json"
+        "run: python3 -m probes schema throughput > docs/schema/throughput.schema.json"
     )
     Draft202012Validator.check_schema(json.loads(published))

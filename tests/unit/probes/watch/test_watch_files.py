@@ -81,7 +81,7 @@ def test_a_report_can_be_read_back_and_fits_its_schema(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_the_programs() -> None:
-    assert SCHEMA.read_text() == watch_schema(), "run: python -m probes schema watch"
+    assert SCHEMA.read_text() == watch_schema(), "run: python3 -m probes schema watch"
 
 
 @pytest.mark.parametrize(
