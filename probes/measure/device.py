@@ -14,7 +14,7 @@ import torch
 
 from probes.errors import ProbeError, Unsupported
 from probes.machine import numa
-from probes.machine.torchfacts import refusals
+from probes.machine.torchfacts import first_line, refusals
 from probes.measure import sampling
 from probes.measure.buffers import TorchMemory, TorchSpan
 from probes.measure.pattern import Pattern, signed
@@ -186,8 +186,13 @@ class TorchWorkbench:
         return found[0], found[1]
 
     def small(self, name: SmallWork) -> Operation:
-        """Small work on the GPU, ready to be repeated. Raises Unsupported for unpacking without Triton."""
-        made: Operation = torch.inference_mode()(_SMALL[name](torch.device("cuda", 0)))
+        """Small work on the GPU, ready to be repeated. Raises Unsupported where torch can't do it."""
+        try:
+            made: Operation = torch.inference_mode()(_SMALL[name](torch.device("cuda", 0)))
+            made()
+            self._finish()
+        except RuntimeError as error:  # a library without kernels for this card
+            raise Unsupported(first_line(error)) from error
         return made
 
     def cap_vram(self, n_bytes: int) -> None:
@@ -235,8 +240,7 @@ def _small_unpack(device: torch.device) -> Operation:
         raise Unsupported("no kernel unpacks on this GPU")
     weight = torch.randn(SMALL_WIDTH, SMALL_WIDTH, device=device).to(torch.bfloat16)
     packed = pack(weight)
-    if packed is None:
-        raise Unsupported("the matrix isn't worth packing")
+    assert packed is not None
     return partial(unpack, packed, torch.empty_like(weight))
 
 

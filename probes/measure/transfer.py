@@ -147,9 +147,14 @@ def _measure_path(
                 yield _measure(bench, path, _Buffers(target, source, grid), settings=settings)
 
 
-def small(bench: Workbench) -> Iterator[Small]:
-    """Each kind of small work that a GPU does: what launches cost, for plans."""
-    for name in get_args(SmallWork) if bench.has_gpu else ():
+def small(bench: Workbench, settings: Settings) -> Iterator[Small]:
+    """Each kind of small work that a GPU does: what launches cost, for plans. Half a second.
+
+    In quick mode nothing is unpacked: the kernel for it has to be compiled, which takes seconds.
+    """
+    for name in get_args(SmallWork):
+        if not bench.has_gpu or (name == "unpack" and settings.quick):
+            continue
         try:
             operation = bench.small(name)
         except Unsupported:

@@ -67,8 +67,8 @@ class Probe:
 
 
 def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
-    yield from transfer.small(bench)
     yield from transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
+    yield from transfer.small(bench, context.settings)
 
 
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
