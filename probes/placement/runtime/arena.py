@@ -125,7 +125,7 @@ class DeviceArena:
         try:
             self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             raise PlacementError(
                 f"{binary_bytes(n_bytes)} on {device} were refused: {first_line(error)}",

@@ -16,6 +16,7 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
+from probes.placement.runtime.blocks.autocast import autocast_dtype
 from probes.placement.runtime.blocks.lanes import Graph
 from probes.placement.runtime.engine import Engine, State
 
@@ -57,7 +58,12 @@ class Recorder:
         """
         if self._engine.recording or not self._engine.lanes.records:  # a model that calls itself; no GPU
             return work(*args, **kwargs)
-        key = (key_of(args), key_of(kwargs), torch.is_inference_mode_enabled(), _autocast())
+        key = (
+            key_of(args),
+            key_of(kwargs),
+            torch.is_inference_mode_enabled(),
+            *map(autocast_dtype, ("cuda", "cpu")),
+        )
         found = self._passes.get(key)
         if found is None:
             self._seen[key] += 1
@@ -147,12 +153,6 @@ def direct(thing: Any) -> Iterator[torch.Tensor]:
     elif type(thing) in (dict, list, tuple) or hasattr(thing, "_fields"):
         for one in thing.values() if isinstance(thing, dict) else thing:
             yield from direct(one)
-
-
-def _autocast() -> Hashable:
-    return tuple(
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")
-    )
 
 
 def _fixed(thing: Any, inputs: list[torch.Tensor]) -> Any:

@@ -123,7 +123,7 @@ class ModuleSource:
 def packed_on(device: torch.device, stored: torch.Tensor, *, dense: bool = False) -> Packed | None:
     """The tensor packed on a GPU, which is quicker, or on the host where that has too little memory."""
     if device.type == "cuda":
-        with suppress(torch.OutOfMemoryError):
+        with suppress(torch.cuda.OutOfMemoryError):
             packed = pack(stored.to(device), dense=dense)
             return packed.to("cpu") if packed else None
     return pack(stored.cpu(), dense=dense)
@@ -439,7 +439,7 @@ def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
 def _refusals(device: torch.device) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
         raise PlacementError(
             f"the plan's VRAM was refused: {first_line(error)} "

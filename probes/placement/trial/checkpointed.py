@@ -79,7 +79,7 @@ def _call(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     def call(tokens: torch.Tensor) -> torch.Tensor:
         try:
             found: torch.Tensor = module(input_ids=tokens)[0]
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise PlacementError(

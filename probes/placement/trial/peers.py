@@ -234,7 +234,7 @@ def _of_peer(
     try:
         with cap, context:
             ran, theirs = _measured(how, built, inputs)
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         why = Unknown(f"out of memory: {str(error).splitlines()[0][:120]}")
         return Ran(how, why, why, why)
     finally:

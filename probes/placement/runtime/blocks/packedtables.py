@@ -21,6 +21,7 @@ from probes.placement.packing.forms import aligned
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
 from probes.placement.packing.tiles import is_table, piece_bytes, piece_rows
+from probes.placement.runtime.blocks.autocast import autocast_dtype
 from probes.placement.runtime.blocks.blockstore import memory_order
 
 Product = Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None]
@@ -116,8 +117,7 @@ class Table:
         Kernels are chosen by shapes and dtypes and not by values. While a graph is recorded nothing can be
         compared: it then holds the whole's product, unless its shape was seen before.
         """
-        kind = x.device.type
-        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        cast = autocast_dtype(x.device.type)
         key = (tuple(x.shape), x.stride(), x.dtype, None if bias is None else bias.dtype, cast)
         if key not in self._same:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
