@@ -37,9 +37,9 @@ def _flaws(plan: Plan) -> Iterator[str]:
             yield f"{block.name!r} is a packed table, and {block.tier} or packed otherwise"
     yield from _numbers(plan, "plan")
     rings = plan.rings
-    if not all(count <= MOST_BUFFERS for count in (rings.slots, rings.scratches, rings.ahead)):
-        said = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers and {rings.ahead:,} blocks ahead"
-        yield f"{said} aren't each from 0 to {MOST_BUFFERS:,}"
+    if not all(n <= MOST_BUFFERS for n in (rings.slots, rings.scratches, rings.ahead, rings.pieces)):
+        said = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers, {rings.ahead:,} blocks ahead"
+        yield f"{said} and {rings.pieces:,} pieces aren't each from 0 to {MOST_BUFFERS:,}"
     yield from _over_budget(plan)
 
 
@@ -94,10 +94,13 @@ def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights
     unpacked = weights if (block.tier in PACKED or block.kept) and not block.table else 0
+    in_slot = stored if block.tier in MOVING else 0
+    if block.tier == "streamed_packed":
+        in_slot //= max(rings.pieces, 1)
     for what, taken, least in (
         ("VRAM", block.vram_bytes, stored if block.tier in IN_VRAM else 0),
         ("host memory", block.host_bytes, stored if block.tier in IN_HOST else 0),
-        ("a slot", rings.slot_bytes if rings.slots else 0, stored if block.tier in MOVING else 0),
+        ("a slot", rings.slot_bytes if rings.slots else 0, in_slot),
         ("a scratch buffer", rings.scratch_bytes if rings.scratches else 0, unpacked),
     ):
         if taken < least:

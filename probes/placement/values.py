@@ -43,7 +43,8 @@ class Rings:
     slot_bytes: int = 0  # of each
     scratches: int = 2
     scratch_bytes: int = 0  # of each
-    ahead: int = 2  # blocks begun before they are called
+    ahead: int = 2  # blocks begun before they are called, or pieces of blocks
+    pieces: int = 1  # of a packed block that streams, if more: each takes a slot, and is unpacked from there
 
 
 @dataclass(frozen=True)

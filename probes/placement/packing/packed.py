@@ -57,16 +57,59 @@ class Packed:
         return Packed(self.layout, self.shape, parts, base=self.base, table=self.table)
 
     def piece(self, first: int, last: int, escapes: slice) -> "Packed":
-        """The rows `first` to `last` of a `b12` matrix, in the same memory; `escapes` are theirs."""
-        width = self.shape[1]
+        """The rows `first` to `last` of a grid of 4-bit codes, in the same memory; `escapes` are theirs."""
+        cut = self.grid
+        parts = {name: part[first * cut.width : last * cut.width] for name, part in self.parts.items()}
+        parts["codes"] = self.parts["codes"][first * cut.width // 2 : last * cut.width // 2]
+        parts |= {name: self.parts[name][escapes] for name in ("values", "positions")}
+        parts["starts"] = self.parts["starts"][first // cut.group_rows : -(-last // cut.group_rows) + 1]
+        return Packed(self.layout, (last - first, cut.width), parts, base=self.base)
+
+    @property
+    def unit(self) -> int:
+        """Weights that parts of it are multiples of, and so many that they take a multiple of 8 bytes."""
+        if self.table:
+            return int(self.parts["rest"].numel() // self.parts["starts"].numel())
+        return self.grid.width * max(self.grid.group_rows, 4)
+
+    def part(self, first: int, last: int) -> "Packed":
+        """The weights `first` to `last`, multiples of `unit` or the last; it may wait for the device.
+
+        The whole, where it can't be cut: a part needs whole rows.
+        """
+        if (first, last) == (0, self.n_weights):
+            return self
+        if self.table:
+            return self._blocks(first // self.unit, -(-last // self.unit), last - first)
+        starts, (top, bottom) = self.parts["starts"], (at // self.grid.width for at in (first, last))
+        begin, end = (int(starts[-(-row // self.grid.group_rows)] - starts[0]) for row in (top, bottom))
+        return self.piece(top, bottom, slice(begin, end))
+
+    def _blocks(self, first: int, last: int, weights: int) -> "Packed":
+        """Blocks of 3-bit codes; where their escapes begin is counted again."""
+        starts, blocks = self.parts["starts"], self.parts["starts"].numel()
+        begin = int(starts[first])
+        end = int(starts[last]) if last < blocks else self.parts["exponents"].numel()
         parts = {
-            "rest0": self.parts["rest0"][first * width : last * width],
-            "codes": self.parts["codes"][first * width // 2 : last * width // 2],
-            "values": self.parts["values"][escapes],
-            "positions": self.parts["positions"][escapes],
-            "starts": self.parts["starts"][first : last + 1],
+            name: part[first * part.numel() // blocks : last * part.numel() // blocks]
+            for name, part in self.parts.items()
         }
-        return Packed(self.layout, (last - first, width), parts, base=self.base)
+        parts["exponents"], parts["starts"] = self.parts["exponents"][begin:end], starts[first:last] - begin
+        return Packed(self.layout, (weights,), parts, table=self.table)
+
+    def cut(self, most: int) -> "list[tuple[int, Packed]]":
+        """Equal parts of at most `most` bytes each, where that is possible, and the weight each begins at."""
+        n, padded = self.n_weights, not self.table and self.grid.padding
+        if self.layout is BF16 or padded:
+            return [(0, self)]
+        count = 1
+        while True:
+            step = -(-n // (count * self.unit)) * self.unit
+            parts = [(first, self.part(first, min(first + step, n))) for first in range(0, n, step)]
+            largest = max(form(part).n_bytes for _, part in parts)
+            if largest <= most or step == self.unit:
+                return parts
+            count = max(count + 1, -(-count * largest // most))
 
 
 def form(packed: Packed) -> PackedForm:

@@ -53,7 +53,7 @@ def together(found: Sequence[Kind]) -> tuple[Kind, ...]:
     return tuple(run[0] if len(run) == 1 else _as_one(run) for run in runs)
 
 
-def _ways(kind: Kind) -> tuple[tuple[str, bool, bool, bool], ...]:
+def _ways(kind: Kind) -> tuple[tuple[str, bool, bool, bool, int], ...]:
     return tuple(option.way for option in kind.options)
 
 

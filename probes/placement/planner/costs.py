@@ -49,6 +49,11 @@ PACKED_PRODUCT: Final = 1.1
 GENERATING: Final = 35  # operations of `generate` around a token, more than around a pass
 # Of the GPU before an eager unpacking: 14 layers took 1.65 ms, captured 1.59, H100
 UNPACK_GAP_S: Final = 5e-6
+# A packed block that streams may be copied in so many pieces. A ring of 3 of 8 pieces of 29 MB cost the link
+# 1.8 %, of 2 of 4 1.5 %, of 6 of 16 2.6 %: four float32 layers of 235 MB among sixteen that are packed, H200.
+PIECES: Final = 8
+LEAST_PIECE: Final = 2 << 20  # bytes
+PIECE_SPARE: Final = 0.01  # of a piece: rows are packed to slightly different sizes
 # Of the GPU for each tensor that it reads over the link, beyond its bytes: a kernel waits for an answer
 IN_PLACE_S: Final = 14e-6  # BERT's embeddings (five tensors), 768 x 768, on an H100
 HOST_SHARE: Final = (
@@ -99,11 +104,12 @@ class Option:
     dense: bool = False  # packed with 3-bit codes
     kept: bool = False  # with the bits that the model has, and converted for each call
     table: bool = False  # packed and never unpacked as a whole
+    pieces: int = 1  # in which it is copied and unpacked, each by way of a slot
 
     @property
-    def way(self) -> tuple[Tier, bool, bool, bool]:
-        """What distinguishes it among a block's options: the tier, and the layout there."""
-        return self.tier, self.dense, self.kept, self.table
+    def way(self) -> tuple[Tier, bool, bool, bool, int]:
+        """What distinguishes it among a block's options: the tier, the layout there, and the pieces."""
+        return self.tier, self.dense, self.kept, self.table, self.pieces
 
     @property
     def lanes(self) -> tuple[float, ...]:
@@ -290,7 +296,7 @@ class _Block:
             dense=dense,
             kept=self._converts,
         )
-        yield Option(
+        streamed = Option(
             "streamed_packed",
             compute_s=compute,
             unpack_s=unpack,
@@ -303,6 +309,22 @@ class _Block:
             scratch_bytes=scratch,
             dense=dense,
             kept=self._converts,
+        )
+        yield streamed
+        if not fused and packed >= PIECES * LEAST_PIECE:
+            yield self._in_pieces(streamed)
+
+    def _in_pieces(self, streamed: Option) -> Option:
+        """The same by way of slots that hold a piece of it: they take less VRAM."""
+        machine, more = self._machine, (PIECES - 1) * self._block.fetches
+        room = aligned(int(streamed.slot_bytes * (1 + PIECE_SPARE) / PIECES))
+        return replace(
+            streamed,
+            copy_s=streamed.copy_s + more * machine.link_alpha_s,
+            unpack_s=streamed.unpack_s + more * machine.unpack_item_s,
+            launch_s=streamed.launch_s + more * self._python(COPY + UNPACK),
+            slot_bytes=room,
+            pieces=PIECES,
         )
 
     def _as_table(self) -> Iterator[Option]:

@@ -21,6 +21,7 @@ MANY_BLOCKS: Final = 4_096  # above which candidates are compared by windows of 
 WINDOW: Final = 256
 WINDOWS: Final = 8
 SLOT_COUNTS: Final = (1, 2, 3, 4)
+PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # where a slot holds a piece of a block
 SCRATCH_COUNTS: Final = (1, 2)
 
 Chosen = tuple[Option, ...]
@@ -87,11 +88,10 @@ def placed(chosen: Chosen, limits: Limits) -> Placed | None:
     if room is None:
         return None
     slot, scratch, left = room
-    best = None
-    for slots, scratches in itertools.product(
-        SLOT_COUNTS if slot else (0,), SCRATCH_COUNTS if scratch else (0,)
-    ):
-        rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1))
+    best, pieces = None, max(option.pieces for option in chosen)
+    counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
+    for slots, scratches in itertools.product(counts, SCRATCH_COUNTS if scratch else (0,)):
+        rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
         if ring_bytes(rings) > left:
             continue
         timeline = simulated(chosen, rings, limits)

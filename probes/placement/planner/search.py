@@ -39,6 +39,7 @@ FEW_ENOUGH: Final = 1_000  # blocks, of which that takes less than a tenth of a 
 SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of other sizes is tried
 SMALL: Final = 0.005  # of the largest block: no ring is made for smaller ones
 WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
+MOST_POLISHED: Final = 6  # placements, the quickest ones
 # Tiers without which a search is made too; the plan is the one that the simulation finds quickest.
 LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     (),
@@ -50,6 +51,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 )
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
+SLOTS_OF_PIECES: Final = 3
 ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 # Python's time differs from host to host beside the same GPU: 20.6 and 24.4 ms for a token of Qwen2.5-3B.
@@ -125,31 +127,43 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     The integer program takes lanes for independent. With a few slots they aren't: copies stand still while
     one block is computed or unpacked for long.
     """
-    left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
-    known: dict[Used, Placed | None] = {}
-    starts = [one for tiers in left_out if (one := _best(_without(found, tiers), limits, known))]
-    promised = min((counts.cost for _, counts in starts), default=0.0)
-    if any(one.rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one, _ in starts):
-        starts += [one] if (one := _best(found, limits, known, slots=1)) else []
-        sizes = {(one.rings.slot_bytes, one.rings.scratch_bytes) for one, _ in starts}
-        starts += [
-            one
-            for longer, slots in itertools.product(LONGER, (1, 2))
-            if (one := _best(found, limits, known, slots=slots, longer=longer, sizes=sizes))
-        ]
+    starts, promised = _starts(found, limits)
     if not starts:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
         made = polished(tight, options_by_block(found), limits) if tight else None
         return _found(made, limits, gap=1.0) if made else None
     best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
     if best.timeline.seconds > promised * (1 + WORTH_POLISHING):
-        different = {id(one): one for one, _ in starts}.values()
+        each = {id(one): one for one, _ in starts}.values()
+        different = sorted(each, key=lambda one: one.timeline.seconds)[:MOST_POLISHED]
         choices, steps = options_by_block(found), MOST_STEPS // len(different)
         best = min(
             (polished(one, choices, limits, steps=steps) for one in different),
             key=lambda one: one.timeline.seconds,
         )
     return _found(best, limits, gap=gap)
+
+
+def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, Counts]], float]:
+    """Placements to begin with, and the least time that the program promises."""
+    left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
+    known: dict[Used, Placed | None] = {}
+    starts = [_best(_without(found, tiers), limits, known) for tiers in left_out]
+    promised = min((one[1].cost for one in starts if one), default=0.0)
+    if any(one[0].rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one in starts if one):
+        starts.append(_best(found, limits, known, slots=1))
+        used = {(one[0].rings.slot_bytes, one[0].rings.scratch_bytes) for one in starts if one}
+        starts += [
+            _best(found, limits, known, slots=slots, longer=longer, sizes=used)
+            for longer, slots in itertools.product(LONGER, (1, 2))
+        ]
+    pieces = {option.slot_bytes for kind in found for option in kind.options if option.pieces > 1}
+    if of_pieces := [size for size in _sizes(found, limits) if size[0] in pieces]:
+        starts += [
+            _best(found, limits, known, slots=SLOTS_OF_PIECES, longer=longer, sizes=of_pieces)
+            for longer in (1.0, *LONGER)
+        ]
+    return [one for one in starts if one], promised
 
 
 def _found(best: Placed, limits: Limits, *, gap: float) -> Found:

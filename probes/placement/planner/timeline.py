@@ -63,9 +63,9 @@ class _Card:
     scratches: list[float]
     stretch: float  # of copies, by kernels that run meanwhile
     copy: float = 0.0
-    moved: int = 0  # blocks in this pass: each has its slot and scratch buffer by its place among them
-    unpacked: int = 0
-    copied_ahead: set[int] = field(default_factory=set)  # blocks whose copies are in the pass before
+    moved: int = 0  # pieces in this pass: each has its slot by its place among them
+    unpacked: int = 0  # blocks, likewise with scratch buffers
+    copied_ahead: set[int] = field(default_factory=set)  # pieces whose copies are in the pass before
     unpacked_ahead: set[int] = field(default_factory=set)  # likewise unpacked
 
 
@@ -138,71 +138,83 @@ def _blocks(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
 
 
 def _block(lanes: _Lanes, index: int, option: Option) -> None:
+    card = lanes.card
     lanes.python += option.launch_s
     ready = wait = 0.0
-    slot = lanes.card.moved % len(lanes.card.slots) if option.copy_s else None
-    if slot is not None:
-        if index not in lanes.card.copied_ahead:
+    unpacks = option.unpack_s > 0 and index not in card.unpacked_ahead
+    slot = None
+    for nth in range(option.pieces if option.copy_s else 0):
+        slot = card.moved % len(card.slots)
+        ready = wait = 0.0
+        if card.moved not in card.copied_ahead:
             ready, wait = _copy(lanes, index, option, slot), ARRIVAL_S
-        if index not in lanes.card.unpacked_ahead:
-            lanes.card.called[slot] = lanes.python
-        lanes.card.copied_ahead.discard(index)
-        lanes.card.moved += 1
+        if index not in card.unpacked_ahead:
+            card.called[slot] = lanes.python
+        card.copied_ahead.discard(card.moved)
+        card.moved += 1
+        if unpacks:
+            ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait, nth=nth), 0.0
+            card.slots[slot] = ready + RELEASE_S
     if option.cpu_s:
         begin = max(lanes.python, lanes.device)
         lanes.python = lanes.device = begin + option.cpu_s
-        lanes.card.copy += option.shared_s  # both read the host's memory
+        card.copy += option.shared_s  # both read the host's memory
         lanes.spans.append((index, "cpu", begin, lanes.device))
-    if option.unpack_s:
-        if index in lanes.card.unpacked_ahead:
-            lanes.card.unpacked_ahead.remove(index)
-            lanes.card.unpacked += 1
-        else:
-            ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait), 0.0
-            if slot is not None:
-                lanes.card.slots[slot] = ready + RELEASE_S
+    if unpacks and slot is None:
+        ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait), 0.0
+    if option.unpack_s and not unpacks:
+        card.unpacked_ahead.remove(index)
+        card.unpacked += 1
     if option.compute_s:
         begin = max(lanes.device, lanes.python, ready) + wait
         lanes.device = begin + option.compute_s
         if option.shared_s:  # the link serves copies too
-            start = max(begin, lanes.card.copy)
-            lanes.card.copy = start + option.shared_s
-            lanes.spans.append((index, "copy", start, lanes.card.copy))
+            start = max(begin, card.copy)
+            card.copy = start + option.shared_s
+            lanes.spans.append((index, "copy", start, card.copy))
         lanes.spans.append((index, "compute", begin, lanes.device))
     if option.unpack_s:
-        lanes.card.scratches[(lanes.card.unpacked - 1) % len(lanes.card.scratches)] = lanes.device
+        card.scratches[(card.unpacked - 1) % len(card.scratches)] = lanes.device
     elif slot is not None:
-        lanes.card.slots[slot] = lanes.device + RELEASE_S
+        card.slots[slot] = lanes.device + RELEASE_S
 
 
 def _fetch_ahead(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
     """Fill scratch buffers and slots with the first blocks of the next pass, as far as those are free.
 
-    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
+    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead. Nor does it
+    unpack ahead a block that is larger than all slots.
     """
     card = lanes.card
     card.unpacked = 0
     ahead = len(card.scratches) if len(card.scratches) > 1 else 0
     unpacked = [i for i, option in enumerate(chosen) if option.unpack_s][:ahead]
-    moved = [i for i, option in enumerate(chosen) if option.copy_s]
     held: set[int] = set()
-    for place in sorted({*unpacked, *moved}):
-        option, index = chosen[place], first + place
-        slot = moved.index(place) % len(card.slots) if option.copy_s else None
-        if slot in held:
-            return
-        if place in unpacked:
-            ready = 0.0 if slot is None else _copy(lanes, index, option, slot)
-            ready = _unpack(lanes, index, option, ready=ready, wait=ARRIVAL_S if option.copy_s else 0.0)
-            card.scratches[(card.unpacked - 1) % len(card.scratches)] = ready
-            card.unpacked_ahead.add(index)
-            if slot is not None:
-                card.copied_ahead.add(index)
-                card.slots[slot] = ready + RELEASE_S
-        elif slot is not None:
-            _copy(lanes, index, option, slot)
-            card.copied_ahead.add(index)
+    piece = 0
+    for place, option in enumerate(chosen):
+        pieces = option.pieces if option.copy_s else 0
+        if not pieces and place not in unpacked:
+            continue
+        index, ready = first + place, 0.0
+        slots = [(piece + nth) % len(card.slots) for nth in range(pieces)]
+        unpacks = place in unpacked and pieces <= len(card.slots)
+        for nth, slot in enumerate(slots):
+            if slot in held:
+                return
+            ready = _copy(lanes, index, option, slot)
+            card.copied_ahead.add(piece + nth)
             held.add(slot)
+        if unpacks:
+            begin = lanes.card.unpacked
+            for nth in range(option.pieces):
+                wait = ARRIVAL_S if option.copy_s else 0.0
+                ready = _unpack(lanes, index, option, ready=ready, wait=wait, nth=nth)
+            card.scratches[begin % len(card.scratches)] = ready
+            card.unpacked_ahead.add(index)
+            for slot in slots:
+                card.slots[slot] = ready + RELEASE_S
+            held.difference_update(slots)
+        piece += pieces
 
 
 def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
@@ -212,15 +224,16 @@ def _copy(lanes: _Lanes, index: int, option: Option, slot: int) -> float:
         ready = lanes.disk = begin + option.disk_s
         lanes.spans.append((index, "disk", begin, ready))
     begin = max(lanes.card.copy, lanes.card.slots[slot], lanes.card.called[slot], ready)
-    lanes.card.copy = begin + option.copy_s * lanes.card.stretch
+    lanes.card.copy = begin + option.copy_s * lanes.card.stretch / option.pieces
     lanes.spans.append((index, "copy", begin, lanes.card.copy))
     return lanes.card.copy
 
 
-def _unpack(lanes: _Lanes, index: int, option: Option, *, ready: float, wait: float) -> float:
-    scratch = lanes.card.unpacked % len(lanes.card.scratches)
-    lanes.card.unpacked += 1
-    begin = max(lanes.device, ready, lanes.python, lanes.card.scratches[scratch]) + wait
-    lanes.device = begin + option.unpack_s
+def _unpack(lanes: _Lanes, index: int, option: Option, *, ready: float, wait: float, nth: int = 0) -> float:
+    card = lanes.card
+    card.unpacked += nth == 0
+    scratch = (card.unpacked - 1) % len(card.scratches)
+    begin = max(lanes.device, ready, lanes.python, card.scratches[scratch]) + wait
+    lanes.device = begin + option.unpack_s / option.pieces
     lanes.spans.append((index, "unpack", begin, lanes.device))
     return lanes.device

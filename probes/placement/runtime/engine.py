@@ -7,6 +7,7 @@ graph. After each call the next blocks are begun, in the order of the passes bef
 unexpectedly is fetched at once.
 
 - A copy into a slot waits until the block before in that slot has been unpacked, or computed.
+- A packed block may be larger than a slot. It goes through several then, piece by piece.
 - Unpacking waits for its copy, and until the block before in that scratch buffer has been computed.
 - A computation waits for its block's last step.
 
@@ -15,7 +16,7 @@ in the order of calls, which saves the marks between them: each costs the host.
 """
 
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,9 @@ from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
 from probes.placement.packing.tiles import MOST_ROWS
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
-from probes.placement.runtime.blocks.lanes import Lanes, Mark
+from probes.placement.runtime.blocks.lanes import Lane, Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
-from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange, Moving, equip
+from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange, Moving, Piece, equip
 from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.packedtables import Table
 from probes.placement.runtime.blocks.wires import Wire
@@ -43,6 +44,7 @@ class Engine:
     ) -> None:
         self.lanes = lanes
         self.moving: list[Moving] = []
+        self._pieces = 0  # of all blocks
         self.order = Order(1)
         self.lock = lock
         self.epoch = 0  # of what the buffers hold
@@ -52,6 +54,7 @@ class Engine:
         self._work = work
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
         self._has_slots = False
+        self._copies_begun = 0  # ahead of calls
         self._scratches: set[int] = set()  # by identity
         self._unpacks_ahead = False  # on the unpack lane, beside the compute lane
         self.watches: Stopwatches | None = None  # while a pass is measured
@@ -61,21 +64,23 @@ class Engine:
         self,
         stored: Stored,
         wire: Wire,
-        slot: Buffer | None,
+        slots: Sequence[Buffer],
         scratch: Buffer | None,
         *,
         whole: torch.Tensor | None = None,
     ) -> Moving:
         """Take a block over. Its parameters become lazy ones until it is called.
 
-        `whole`: a table's weights, as the device reads them in host memory.
+        `slots`: of its pieces, none if it is in VRAM. `whole`: a table's weights, as the device reads them in
+        host memory.
         """
-        one = Moving(len(self.moving), stored, wire, slot, scratch)
+        one = Moving(len(self.moving), stored, wire, scratch)
         one.trainable = any(item.entry.trains for item in stored.items)
         lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
-        equip(one, self.lanes, self._work, fast=self._fast, lazies=lazies)
+        equip(one, slots, self._pieces, self.lanes, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
-        self._has_slots |= slot is not None
+        self._pieces += len(one.pieces)
+        self._has_slots |= bool(slots)
         if scratch is not None:
             self._scratches.add(id(scratch))
             self._unpacks_ahead = len(self._scratches) > 1
@@ -149,7 +154,7 @@ class Engine:
                 one.inside.clear()
                 used = None if one.apart else one.used()
                 one.apart = False
-                if used is not None and (self._unpacks_ahead or used is one.slot):
+                if used is not None and (self._unpacks_ahead or used is not one.scratch):
                     used.computed = used.marks[1]
                     self.lanes.compute.record(used.computed)
                 self._advance()
@@ -174,11 +179,11 @@ class Engine:
             one.inside.bring()
             return
         self._fetch(one)
-        self._copies.due.discard(one.index)
+        self._copies.due.difference_update(piece.index for piece in one.pieces)
         self._unpacks.due.discard(one.index)
         used = one.used()
-        if one.slot is not None and one.slot.holds is not one and not self._unpacks_ahead:
-            self._copy_ahead()  # it has been unpacked from its slot
+        if one.slots and one.slots[0].holds is not one.pieces[0] and not self._unpacks_ahead:
+            self._copy_ahead()  # it has been unpacked from its slots
         if used is not None and used.filled is not None:
             if self.watches is None:
                 self.lanes.compute.wait(used.filled)
@@ -188,15 +193,15 @@ class Engine:
         if self._work.reads is not None:
             values = [place.present for place in one.inside.places]
             read = [value.data for value in values if type(value) is not Lazy]
-            if one.fused and one.target is not None:
-                read.append(one.target)
+            if one.fused and (target := one.pieces[0].target) is not None:
+                read.append(target)
             self._work.reads(one.name, read)
         one.inside.bring()
 
     def _in_use_by_another(self, one: Moving) -> bool:
-        slot, scratch = one.slot, None if one.fused else one.scratch
-        return (slot is not None and _busy(slot, one, ())) or (
-            scratch is not None and _busy(scratch, one, ())
+        scratch = None if one.fused else one.scratch
+        return (scratch is not None and _busy(scratch, one, ())) or any(
+            piece.slot is not None and _busy(piece.slot, piece, ()) for piece in one.pieces
         )
 
     # The steps before it
@@ -204,14 +209,13 @@ class Engine:
     def _fetch(self, one: Moving) -> None:
         """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
         used = one.used()
-        if used is None or used.holds is one:
-            return
-        if one.slot is not None and one.slot.holds is not one:
-            self._copy(one, one.slot)
-        if one.scratch is not None and not one.fused:
-            self._unpack(one, one.scratch)
+        if used is not None and used is one.scratch:
+            if used.holds is not one:
+                self._unpack(one, used)
+        elif used is not None and used.holds is not one.pieces[0]:
+            self._copy(one.pieces[0], used)
 
-    def _copy(self, one: Moving, slot: Buffer) -> None:
+    def _copy(self, one: Piece, slot: Buffer) -> None:
         if slot.holds is not None:
             self._copies.due.discard(slot.holds.index)
         lane = self.lanes.copy
@@ -232,24 +236,32 @@ class Engine:
     def _unpack(self, one: Moving, scratch: Buffer) -> None:
         if scratch.holds is not None:
             self._unpacks.due.discard(scratch.holds.index)
-        lane, slot = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute, one.slot
-        if slot is not None and slot.filled is not None:
-            lane.wait(slot.filled)
+        lane = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute
         if scratch.computed is not None:
             lane.wait(scratch.computed)
         scratch.holds = None
-        if one.unpackings == 1:
-            one.unpack = self.lanes.bundled(one.unpack, scratch.memory)
-        one.unpackings += 1
-        if self.watches is None:
-            lane.run(one.unpack)
-        else:
-            self.watches.unpack(one.unpack, lane)
+        for piece in one.pieces:
+            self._unpack_piece(piece, lane)
         scratch.forget()
         if self._unpacks_ahead:
             scratch.filled = scratch.marks[0]
             lane.record(scratch.filled)
         scratch.holds = one
+
+    def _unpack_piece(self, one: Piece, lane: Lane) -> None:
+        """Unpack it from its slot, which is free for the next one then."""
+        slot = one.slot
+        if slot is not None and slot.holds is not one:
+            self._copy(one, slot)
+        if slot is not None and slot.filled is not None:
+            lane.wait(slot.filled)
+        if one.unpackings == 1 and one.written is not None:
+            one.unpack = self.lanes.bundled(one.unpack, one.written)
+        one.unpackings += 1
+        if self.watches is None:
+            lane.run(one.unpack)
+        else:
+            self.watches.unpack(one.unpack, lane)
         if slot is not None:
             slot.holds, slot.unpacked = None, slot.marks[2]
             lane.record(slot.unpacked)
@@ -277,25 +289,29 @@ class Engine:
 
     def _copy_ahead(self) -> bool:
         """Whether a copy was begun."""
-        walk, begun = self._copies, False
+        walk, before = self._copies, self._copies_begun
         for _ in self.moving:
             index = self._next(walk)
-            if index is None:
+            if index is None or not all(map(self._begun, self.moving[index].pieces[walk.begun :])):
                 break
-            one = self.moving[index]
-            slot = one.slot
-            if slot is not None:
-                one.wire.announce()
-                if index in walk.due or one.depth or _busy(slot, one, walk.due):
-                    break
-                if slot.holds is not one:
-                    if not one.wire.ready():
-                        break
-                    self._copy(one, slot)
-                    begun = True
-                walk.due.add(index)
             walk.step(index)
-        return begun
+        return self._copies_begun > before
+
+    def _begun(self, one: Piece) -> bool:
+        """Whether a piece is on its way to its slot, if it has one."""
+        walk, slot = self._copies, one.slot
+        if slot is not None:
+            one.wire.announce()
+            if one.index in walk.due or one.depth or _busy(slot, one, walk.due):
+                return False
+            if slot.holds is not one:
+                if not one.wire.ready():
+                    return False
+                self._copy(one, slot)
+                self._copies_begun += 1
+            walk.due.add(one.index)
+            walk.begun += 1
+        return True
 
     def _unpack_ahead(self) -> None:
         walk = self._unpacks
@@ -309,7 +325,7 @@ class Engine:
                 if index in walk.due or one.depth or _busy(scratch, one, walk.due):
                     return
                 if scratch.holds is not one:
-                    if one.slot is not None and one.slot.holds is not one:
+                    if any(piece.slot and piece.slot.holds is not piece for piece in one.pieces):
                         return
                     self._unpack(one, scratch)
                 walk.due.add(index)
@@ -321,7 +337,7 @@ class Engine:
         """A block's parameters with values in memory of their own, on the device."""
         source = one.wire.whole().to(self.lanes.device)
         made = {
-            id(item.entry): nn.Parameter(self._read(item, source), requires_grad=False)
+            id(item.entry): nn.Parameter(self._read(item, item.bytes(source)), requires_grad=False)
             for item in one.stored.items
         }
         places = one.unpacked.places
@@ -332,18 +348,13 @@ class Engine:
         with self.lock:
             flat = one.wire.whole()[: item.offset + item.n_bytes]
             part = flat[item.offset :].to(device)
-            shifted = Item(item.entry, 0, item.n_bytes, item.form)
-            return self._read(shifted, part)
+            return self._read(item, part)
 
     def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
-        if item.form is None:
-            return item.raw(source).clone()
-        entry = item.entry
-        flat = torch.empty(entry.n_bytes, dtype=torch.uint8, device=source.device)
-        view = raw_view(entry, flat)
-        stored = flat.view(entry.dtype).view(item.form.shape)
-        self._work.unpack(item.packed(source), stored)
-        return view
+        """A tensor from its bytes, in memory of its own."""
+        flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8, device=source.device)
+        item.write(source, flat.view(item.entry.dtype), self._work.unpack)
+        return raw_view(item.entry, flat)
 
     def taken_back(self, one: Moving) -> Iterator[tuple[Entry, torch.Tensor]]:
         """A packed block's values, which last until the next one's: unpacked where calls unpack them.
@@ -373,7 +384,7 @@ class Engine:
     @property
     def buffers(self) -> list[Buffer]:
         """Every slot and scratch buffer."""
-        found = [buffer for one in self.moving for buffer in (one.slot, one.scratch) if buffer is not None]
+        found = [buffer for one in self.moving for buffer in (*one.slots, one.scratch) if buffer is not None]
         return list(dict.fromkeys(found))
 
     def join(self) -> None:
@@ -410,14 +421,12 @@ class Engine:
         if self._scratches:
             self.lanes.compute.follow()
         self.order.before, self.order.last = state.order
-        wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True) if held]
+        wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True)]
         for held, buffer in wanted:
-            if buffer is held.scratch and buffer.holds is not held:
-                if held.slot is not None and held.slot.holds is not held:
-                    self._copy(held, held.slot)
+            if isinstance(held, Moving) and buffer.holds is not held:
                 self._unpack(held, buffer)
         for held, buffer in wanted:
-            if buffer is held.slot and buffer.holds is not held:
+            if isinstance(held, Piece) and buffer.holds is not held:
                 self._copy(held, buffer)
         self._copies.resume(state.copies)
         self._unpacks.resume(state.unpacks)
@@ -430,7 +439,7 @@ class Engine:
 class State:
     """What the buffers hold at the beginning or end of a pass."""
 
-    holds: tuple[Moving | None, ...]
+    holds: tuple[Moving | Piece | None, ...]
     order: tuple[int, int]
     copies: WalkState
     unpacks: WalkState
@@ -456,7 +465,7 @@ def refuse_training(
         )
 
 
-def _busy(buffer: Buffer, one: Moving, due: Container[int]) -> bool:
+def _busy(buffer: Buffer, one: Moving | Piece, due: Container[int]) -> bool:
     """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
     held = buffer.holds
     return held is not None and held is not one and (held.depth > 0 or held.index in due)

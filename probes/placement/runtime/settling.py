@@ -14,12 +14,13 @@ from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.estimate import DENSE_FROM
-from probes.placement.packing.forms import PackedForm, aligned
+from probes.placement.packing.forms import ALIGNMENT, PackedForm, aligned
 from probes.placement.packing.layouts import BF16
 from probes.placement.packing.packed import Packed, as_it_is, form, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
 from probes.placement.runtime.blocks.blockstore import (
+    Cuts,
     Item,
     Stored,
     as_stored,
@@ -43,6 +44,7 @@ from probes.shared.units import binary_bytes
 IN_HOST = ("streamed", "streamed_packed", "in_place")
 IN_VRAM = ("resident", "packed")
 PACKED = ("packed", "streamed_packed")
+MOVING = ("streamed", "streamed_packed", "disk")
 
 
 class Source(Protocol):
@@ -224,19 +226,25 @@ class Settling:
         """
         again = self.source.again and tier in IN_VRAM
         original = self._original(block) if self._is_compared(block) else None
+        most = self._piece_bytes if tier == "streamed_packed" else 0
         forms: list[PackedForm | None] = []
+        cuts: list[Cuts] = []
         packs: list[Callable[[], Packed | None]] = []
         for entry in block.entries:
             dense = block.name in self.dense and prod(entry.shape) >= DENSE_FROM
             pack_it = partial(self._pack, entry, dense=dense) if tier in PACKED else partial(_same, None)
             packed = pack_it()
             forms.append(form(packed) if packed else _as_given(block, entry, self.kept))
+            cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
             packs.append(pack_it if again else partial(_same, packed))
             if again:
                 self.homes.later(entry, partial(own_values, self.source, entry))
             elif packed is not None:  # the values are kept twice no longer than necessary
                 self.homes.later(entry, partial(_unpacked, entry, packed))
         stored = lay_out(block, forms)
+        cut = lay_out(block, forms, cuts)
+        if stored.is_unpacked and cut.n_bytes <= raw_bytes(block):  # else calls read it from its slot
+            stored = replace(cut, most=most)
         if block.name in self.tables and forms[0] is not None:
             stored = replace(stored, table=True, room=room_of(block.entries[0]))
         return _Settled(block, tier, stored, tuple(packs), original=original)
@@ -291,7 +299,8 @@ class Settling:
             elif packed is None or form(packed) != item.form:
                 raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
             else:
-                write_into(packed, item.bytes(memory))
+                for unit in item.units:
+                    write_into(packed.part(unit.first, unit.last), memory[unit.offset :][: unit.n_bytes])
             self.homes.later(item.entry, partial(_unpacked_from, item, memory))
         one.packs = ()
 
@@ -317,10 +326,15 @@ class Settling:
         return self.rings.scratches if self.fast else max(self.rings.scratches, 1)
 
     @property
+    def _piece_bytes(self) -> int:
+        """The most that is copied at once of a packed block; 0 where slots hold whole ones."""
+        return self.rings.slot_bytes if self.rings.pieces > 1 and self.scratches else 0
+
+    @property
     def slot_bytes(self) -> int:
-        """Of each slot: the largest block that passes through one."""
-        moving = ("streamed", "streamed_packed", "disk")
-        return max((aligned(one.stored.n_bytes) for one in self.settled if one.tier in moving), default=0)
+        """Of each slot: the largest block that passes through one, or piece of one."""
+        moving = [one.stored for one in self.settled if one.tier in MOVING]
+        return max((aligned(p.end - p.begin) for stored in moving for p in stored.pieces), default=0)
 
     @property
     def scratch_bytes(self) -> int:
@@ -339,16 +353,18 @@ class Settling:
         for one in self.settled:
             if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_unpacked):
                 continue
-            slot = scratch = None
+            scratch, through = None, []
             if one.tier not in IN_VRAM:
-                slot, in_slots = slots[in_slots % len(slots)], in_slots + 1
+                pieces = len(one.stored.pieces)
+                through = [slots[(in_slots + nth) % len(slots)] for nth in range(pieces)]
+                in_slots += pieces
             if one.stored.is_unpacked and scratches:
                 scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
             wire = one.wire
             if wire is None:
                 assert one.memory is not None
                 wire = Held(one.memory)
-            engine.add(one.stored, wire, slot, scratch, whole=self._whole(one))
+            engine.add(one.stored, wire, through, scratch, whole=self._whole(one))
 
     @property
     def vram_asked(self) -> int:
@@ -420,6 +436,14 @@ def own_values(source: Source, entry: Entry) -> torch.Tensor:
     return view
 
 
+def _cuts(entry: Entry, packed: Packed | None, most: int) -> Cuts:
+    """The parts of an entry that is larger than a slot."""
+    if packed is not None:
+        return [(first, form(part)) for first, part in packed.cut(most)]
+    step = max(most // entry.dtype.itemsize // ALIGNMENT, 1) * ALIGNMENT
+    return [(first, None) for first in range(0, prod(entry.shape), step)]
+
+
 def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
     flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
     unpack(packed, flat.view(entry.given).view(packed.shape))
@@ -432,7 +456,9 @@ def _itself(view: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
-    return _unpacked(item.entry, item.packed(memory.cpu() if memory.is_cuda else memory))
+    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8)
+    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
+    return raw_view(item.entry, flat, item.entry.given)
 
 
 @contextmanager

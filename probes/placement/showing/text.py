@@ -138,9 +138,10 @@ def _short(name: str) -> str:
 
 def _by_memory(plan: Plan) -> str:
     use, host, rings = plan.vram, plan.host, plan.rings
+    moving = "blocks" if rings.pieces < 2 else "pieces of blocks"
     rows = [
         ["weights", binary_bytes(use.weights)],
-        [f"{counted(rings.slots, 'buffer')} for blocks on their way", binary_bytes(use.slots)],
+        [f"{counted(rings.slots, 'buffer')} for {moving} on their way", binary_bytes(use.slots)],
         [f"{counted(rings.scratches, 'buffer')} for unpacked blocks", binary_bytes(use.scratch)],
         ["activations", binary_bytes(use.activations)],
         ["keys and values", binary_bytes(use.kv_cache)],

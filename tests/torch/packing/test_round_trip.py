@@ -329,3 +329,28 @@ def test_a_norms_weights_stay_as_they_are_because_each_pass_would_pay_a_kernel_f
     assert estimate(name, 2048) == 2048 * dtype.itemsize
     assert pack(gaussian(256 * 256, dtype=dtype)) is not None
     assert estimate(name, 256 * 256) < 256 * 256 * dtype.itemsize
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(333, 300), (40, 30, 64), (100_096,)])
+def test_parts_of_a_packed_tensor_give_the_bits_of_the_whole(shape, dtype, dense):
+    weights = gaussian(*shape, dtype=dtype)
+    weights.view(-1)[::97] *= 1e4  # escapes
+    packed = pack(weights, dense=dense)
+    most = form(packed).n_bytes // 3
+    parts = packed.cut(most)
+    assert len(parts) > 2
+    found = torch.zeros_like(weights).view(-1)
+    for first, part in parts:
+        flat = torch.zeros(form(part).n_bytes, dtype=torch.uint8)
+        assert flat.numel() <= most
+        write_into(part, flat)
+        there = packed_in(form(part), flat)
+        unpack(there, found[first : first + part.n_weights].view(part.shape))
+    assert same(found.view(shape), weights)
+
+
+def test_a_tensor_whose_last_row_is_filled_up_stays_whole():
+    packed = pack(gaussian(40_001))
+    assert packed.cut(1000) == [(0, packed)]

@@ -10,15 +10,16 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
+from probes.placement.packing.forms import aligned
 from probes.placement.packing.grid import is_matrix
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.blocks.blockstore import Item, Stored, lay_out, memory_order
+from probes.placement.runtime.blocks.blockstore import Item, Span, Stored, lay_out, memory_order
 from probes.placement.runtime.blocks.hostside import exchanged, tensors_in
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
 from probes.placement.runtime.blocks.lazy import Away, Lazy
-from probes.placement.runtime.blocks.wires import Wire
+from probes.placement.runtime.blocks.wires import Held, Wire
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Buffer:
 
     memory: torch.Tensor
     marks: tuple[Mark, Mark, Mark]
-    holds: "Moving | None" = None
+    holds: "Moving | Piece | None" = None  # a block, or in a slot a piece of one
     filled: Mark | None = None  # its content is whole
     computed: Mark | None = None  # the compute lane has read it
     unpacked: Mark | None = None  # the unpack lane has read it
@@ -131,25 +132,41 @@ class Exchange:
 
 
 @dataclass(eq=False)
+class Piece:
+    """What of a block is copied to a slot, if it has one, and unpacked at once: all of it, or a part."""
+
+    owner: "Moving"
+    index: int  # among all pieces
+    wire: Wire
+    slot: Buffer | None
+    target: torch.Tensor | None  # its bytes of the slot
+    unpack: Callable[[], Any] = int  # into its block's scratch buffer
+    written: torch.Tensor | None = None  # its bytes there
+    unpackings: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Calls of its block under way."""
+        return self.owner.depth
+
+
+@dataclass(eq=False)
 class Moving:
     """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
 
     index: int
     stored: Stored
     wire: Wire
-    slot: Buffer | None
     scratch: Buffer | None  # None: nothing is packed, or all products are computed with packed weights
-    target: torch.Tensor | None = None  # its bytes of the slot
+    pieces: tuple[Piece, ...] = ()
     unpacked: Exchange = field(default_factory=lambda: Exchange(()))
     products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
     inside: Exchange | None = None  # what its modules have during its present call
-    unpack: Callable[[], Any] = int  # into its scratch buffer
-    unpackings: int = 0
     depth: int = 0  # calls of it under way
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
-    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slot and scratch buffer
+    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
 
     @property
     def name(self) -> str:
@@ -167,7 +184,7 @@ class Moving:
         return output
 
     def _holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is a part of its slot or scratch buffer."""
+        """Whether the tensor is a part of its slots or scratch buffer."""
         if type(tensor) is Lazy:
             return False
         try:
@@ -178,34 +195,53 @@ class Moving:
 
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
-        self.slot = self.scratch = self.target = self.products = self.inside = None
-        self.unpacked, self.unpack = Exchange(()), int
+        self.scratch = self.products = self.inside = None
+        self.unpacked, self.pieces = Exchange(()), ()
+
+    @property
+    def slots(self) -> list[Buffer]:
+        """What its pieces are copied to."""
+        return [piece.slot for piece in self.pieces if piece.slot]
 
     def used(self) -> Buffer | None:
-        """The buffer that a call reads its weights from."""
-        return self.slot if self.fused or self.scratch is None else self.scratch
+        """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
+        return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
 
 
-def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: dict[int, Lazy]) -> None:
-    """Make a block's parameters, and the steps that unpack it. `lazies`: by the identity of the entry."""
-    source = one.slot.memory if one.slot else one.wire.whole()
-    one.target = one.slot.memory[: one.stored.n_bytes] if one.slot else None
-    memories = [buffer.memory for buffer in (one.slot, one.scratch) if buffer]
+def equip(
+    one: Moving,
+    slots: Sequence[Buffer],
+    first: int,
+    lanes: Lanes,
+    work: Arithmetic,
+    *,
+    fast: bool,
+    lazies: dict[int, Lazy],
+) -> None:
+    """Make a block's pieces and parameters, and the steps that unpack it.
+
+    `slots`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
+    by the identity of the entry.
+    """
+    unpacked = {id(item.entry): item for item in lay_out(one.stored.block).items}
+    cut, through = one.stored.pieces, slots or (None,)
+    one.pieces = tuple(
+        _piece(one, span, slot, index, unpacked=unpacked, unpack=work.unpack)
+        for index, (span, slot) in enumerate(zip(cut, through, strict=True), start=first)
+    )
+    memories = [buffer.memory for buffer in (*one.slots, one.scratch) if buffer]
     one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
-    unpacked = lay_out(one.stored.block).items
-    steps: list[Callable[[], Any]] = []
+    source = slots[0].memory if slots else one.wire.whole()
     present: list[nn.Parameter] = []
-    for item, whole in zip(one.stored.items, unpacked, strict=True):
+    for item in one.stored.items:
         if item.form is not None and one.scratch is None:
             present.append(lazies[id(item.entry)])  # unpacked for each operation that reads it
             continue
-        if one.scratch is None or (item.form is None and one.slot is None):
+        if one.scratch is None or (item.form is None and not slots):
             view = item.raw(source)  # it's there already
         else:
-            view = whole.raw(one.scratch.memory)
-            steps.append(_step(item, source, whole.bytes(one.scratch.memory), work))
+            view = unpacked[id(item.entry)].raw(one.scratch.memory)
         present.append(nn.Parameter(view, requires_grad=False))
-    one.unpack = partial(_each, steps)
     places = [
         Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
         for item, parameter in zip(one.stored.items, present, strict=True)
@@ -214,8 +250,40 @@ def equip(one: Moving, lanes: Lanes, work: Arithmetic, *, fast: bool, lazies: di
     one.unpacked = Exchange(places)
     for place in places:
         place.holder[place.key] = place.absent
-    if fast and _multiplies(one, work):
+    if fast and len(cut) == 1 and _multiplies(one, work):
         one.products = Exchange(_products(one, source, lanes, work))
+
+
+def _piece(
+    one: Moving,
+    span: Span,
+    slot: Buffer | None,
+    index: int,
+    *,
+    unpacked: dict[int, Item],
+    unpack: Callable[[Packed, torch.Tensor], Any],
+) -> Piece:
+    """A piece with the steps that unpack it; there are none where calls read it from its slot."""
+    n_bytes = span.end - span.begin
+    whole = (span.begin, span.end) == (0, one.stored.n_bytes)
+    wire = one.wire if whole else Held(one.wire.whole()[span.begin : span.end])
+    piece = Piece(one, index, wire, slot, slot.memory[:n_bytes] if slot else None)
+    if one.scratch is None:
+        return piece
+    source = one.wire.whole() if piece.target is None else piece.target
+    steps, edges = [], []
+    for item, unit in span.units:
+        if item.form is None and slot is None:
+            continue  # it is there already
+        there, begin = unpacked[id(item.entry)], unit.offset - span.begin
+        flat = there.bytes(one.scratch.memory).view(item.entry.dtype)
+        steps.append(partial(unit.write, source[begin : begin + unit.n_bytes], flat, unpack))
+        size = item.entry.dtype.itemsize
+        last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
+        edges += [there.offset + unit.first * size, there.offset + last]
+    piece.unpack = partial(_each, steps)
+    piece.written = one.scratch.memory[min(edges, default=0) : max(edges, default=0)]
+    return piece
 
 
 def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
@@ -224,12 +292,6 @@ def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
         yield owner._parameters, key
         if isinstance(owner, nn.RNNBase):  # it computes with a list of its own
             yield owner._flat_weights, owner._flat_weights_names.index(key)
-
-
-def _step(item: Item, source: torch.Tensor, flat: torch.Tensor, work: Arithmetic) -> Callable[[], Any]:
-    if item.form is None:
-        return partial(flat.copy_, item.bytes(source), non_blocking=True)
-    return partial(work.unpack, item.packed(source), flat.view(item.entry.dtype).view(item.form.shape))
 
 
 def _each(steps: Sequence[Callable[[], Any]]) -> None:

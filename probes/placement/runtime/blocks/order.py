@@ -40,16 +40,20 @@ class Order:
         return expected == one
 
 
-WalkState = tuple[tuple[int, int], int, frozenset[int]]
+WalkState = tuple[tuple[int, int], int, int, frozenset[int]]
 
 
 class Walk:
-    """How far ahead of the calls one ring has got. `due` are blocks fetched ahead and not used yet."""
+    """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
+
+    That are blocks, or pieces of blocks, of which `begun` were fetched of the next block.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._at = (order.before, order.last)
         self.lead = 0  # calls
+        self.begun = 0
         self.due: set[int] = set()
 
     def follow(self, *, expected: bool) -> None:
@@ -58,16 +62,16 @@ class Walk:
         if not expected:
             self.due.clear()
         if not expected or self.lead < 0:
-            self._at, self.lead = (self._order.before, self._order.last), 0
+            self._at, self.lead, self.begun = (self._order.before, self._order.last), 0, 0
 
     def state(self) -> "WalkState":
         """Where it is, to `resume` there later."""
-        return self._at, self.lead, frozenset(self.due)
+        return self._at, self.lead, self.begun, frozenset(self.due)
 
     def resume(self, state: "WalkState") -> None:
         """Be where it was."""
-        self._at, self.lead = state[:2]
-        self.due = set(state[2])
+        self._at, self.lead, self.begun = state[:3]
+        self.due = set(state[3])
 
     def peek(self) -> int | None:
         """The next block; None when that isn't known."""
@@ -77,3 +81,4 @@ class Walk:
         """Go on to the block that `peek` gave."""
         self._at = (self._at[1], one)
         self.lead += 1
+        self.begun = 0
