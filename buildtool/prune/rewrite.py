@@ -127,12 +127,10 @@ def _copy_status(original: int, copy: int) -> None:
 
 def _copy_attributes(original: int, copy: int) -> None:
     """Extended attributes, except those that the file system or our rights don't allow."""
-    names: list[str] = []
     with _where_allowed():
-        names = os.listxattr(original)
-    for name in names:
-        with _where_allowed():
-            os.setxattr(copy, name, os.getxattr(original, name))
+        for name in os.listxattr(original):
+            with _where_allowed():
+                os.setxattr(copy, name, os.getxattr(original, name))
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """The records that probes make: what was measured, asked for, seen, and why something was not."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
+from probes.records.repeated import Clock, Repeated, Samples
 from probes.shared.codec import DERIVED
 from probes.shared.unknown import Unknown
 
-Clock = Literal["device", "wall"]
 Label = Literal["vram", "host", "paged", "unclear"]
 Asked = Literal["vram", "zero_copy"]
 Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
@@ -14,7 +14,6 @@ Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed",
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
 SmallWork = Literal["layers", "product", "unpack"]
-Samples = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -34,36 +33,8 @@ def case_name(*parts: object) -> str:
     return " ".join(map(str, parts))
 
 
-class _Repeated:
-    """A case that several processes measured: `repeats` are what the later ones did."""
-
-    device_s: Samples | Unknown
-    wall_s: Samples
-    repeats: tuple[Any, ...]
-
-    @property
-    def leading(self) -> Clock:
-        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
-        return "device" if isinstance(self.device_s, tuple) else "wall"
-
-    @property
-    def samples_s(self) -> Samples:
-        """This process's samples by the leading clock, seconds per operation."""
-        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
-
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
-
-    @property
-    def walls_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
-
-
 @dataclass(frozen=True)
-class Measurement(_Repeated):
+class Measurement(Repeated):
     """Repeated timings of one operation on buffers of one size, by one process. Content was verified.
 
     `host_bound`: the device ran out of work while operations were handed over, so that the device's clock
@@ -110,7 +81,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Reads(_Repeated):
+class Reads(Repeated):
     """Repeated timings of reading a buffer of host memory a number of times, in one of two ways."""
 
     tag: ClassVar[str] = "reads"
@@ -214,7 +185,7 @@ UNSPLIT = Unknown("not measured")
 
 
 @dataclass(frozen=True)
-class Pass(_Repeated):
+class Pass(Repeated):
     """Forward passes through the stack in one scenario, compared with the all-resident output.
 
     The wall clock leads: it is what the caller of a model waits for. The device's clock, behind a queued

@@ -12,12 +12,12 @@ from typing import ClassVar, Literal
 from probes.errors import ReportError
 from probes.records.facts import Api, Card, Gpu, KfdNode, Link, Machine, NumaNode, NvidiaCard, TorchFacts
 from probes.records.possible import require_possible
+from probes.records.repeated import Clock
 from probes.records.reportfiles import json_of, reading, writing
 from probes.records.rows import (
     Asked,
     Block,
     Case,
-    Clock,
     Expectation,
     Gap,
     Label,

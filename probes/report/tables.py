@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probes.records.rows import Samples
+from probes.records.repeated import Samples
 from probes.records.schema import (
     Block,
     Expectation,

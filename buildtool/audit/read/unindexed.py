@@ -6,6 +6,7 @@ in order. An archive that names no config is refused with that reason.
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from buildtool.audit.read.archive import Archive
 from buildtool.audit.read.blob import Blob
@@ -92,12 +93,10 @@ def from_config(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> Im
 
 def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
     if blob.document is not None:
-        try:
+        with suppress(MalformedDocument):
             config = parse_config(blob.document, place=path, limits=limits)
-        except MalformedDocument:
-            return
-        if config.diff_ids and config.platform.os != "unknown":
-            yield config
+            if config.diff_ids and config.platform.os != "unknown":
+                yield config
 
 
 def _name_notes(path: str, blob: Blob) -> tuple[str, ...]:
