@@ -11,7 +11,7 @@ from typing import TypeAlias
 from probes.errors import UsageError
 from probes.records.reportfiles import writing
 from probes.shared import files
-from probes.shared.output import say
+from probes.shared.output import option, say
 from probes.shared.units import parse_bytes
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
@@ -99,4 +99,20 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
         default="auto",
         help="what bfloat16 weights become on a GPU without bfloat16 units (default: auto, which is float32 "
         "with --objective exact, and float16 with fast unless a weight is too large for it)",
+    )
+
+
+def add_model(verb: argparse.ArgumentParser) -> None:
+    """The model and the machine of a verb that needs neither."""
+    verb.add_argument(
+        "model",
+        metavar="MODEL",
+        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
+    )
+    option(
+        verb,
+        "--machine",
+        "NAME|REPORT",
+        f"profile ({PROFILES}), or the file of a probe report",
+        default="h200",
     )

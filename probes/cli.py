@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
-from probes.arguments import add_verb, seed, size
+from probes.arguments import Verbs, add_verb, seed, size
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -119,6 +119,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(doctor, "--json", "print JSON instead of text")
     doctor.set_defaults(do=_doctor)
+    _add_run(verbs)
+    show = add_verb(verbs, "show", "print a saved report as tables")
+    show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
+    flag(show, "--markdown", "print Markdown, to paste into an issue")
+    show.set_defaults(do=_show)
+    add_verbs(verbs)
+    placing.add_verbs(verbs)
+    trials.add_verbs(verbs)
+    watching.add_verbs(verbs)
+    scanning.add_verbs(verbs)
+    sizing.add_verbs(verbs)
+
+
+def _add_run(verbs: Verbs) -> None:
     run = add_verb(verbs, "run", "measure: run all probes, or those named", exits=EXITS)
     run.add_argument(
         "names", nargs="*", metavar="NAME", help="probe to run (default: all; `list` shows them)"
@@ -154,16 +168,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         seed,
     )
     run.set_defaults(do=_run)
-    show = add_verb(verbs, "show", "print a saved report as tables")
-    show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
-    flag(show, "--markdown", "print Markdown, to paste into an issue")
-    show.set_defaults(do=_show)
-    add_verbs(verbs)
-    placing.add_verbs(verbs)
-    trials.add_verbs(verbs)
-    watching.add_verbs(verbs)
-    scanning.add_verbs(verbs)
-    sizing.add_verbs(verbs)
 
 
 def _list(_args: argparse.Namespace) -> Exit:

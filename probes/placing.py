@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import PROFILES, Verbs, add_compute, add_verb, refuse_overwriting, size, whole, write
+from probes.arguments import Verbs, add_compute, add_model, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit
 from probes.shared.output import flag, hand_over, option, tell
 
@@ -31,21 +31,10 @@ def add_verbs(verbs: Verbs) -> None:
         exits=PLAN_EXITS,
     )
     plan.add_argument(
-        "model",
-        metavar="MODEL",
-        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
-    )
-    plan.add_argument(
         "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
     )
     option(plan, "--host", "SIZE", "host memory for weights (default: all that the machine has)", size)
-    option(
-        plan,
-        "--machine",
-        "NAME|REPORT",
-        f"profile ({PROFILES}), or the file of a probe report",
-        default="h200",
-    )
+    add_model(plan)
     option(plan, "--batch", "N", "sequences at once", _count, default=1)
     option(
         plan,

@@ -58,6 +58,18 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     )
     option(served, "--payload", "FILE", "JSON body to send unchanged", Path)
     flag(served, "--json", "send JSON instead of binary tensors")
+    _add_load(served)
+    option(
+        served,
+        "--into",
+        "FILE",
+        "report of a scan without --url, to which the server's figures are added",
+        Path,
+    )
+
+
+def _add_load(served: argparse._ArgumentGroup) -> None:
+    """Add how the server is loaded."""
     option(served, "--slo-ms", "MS", "latency target: goodput counts the answers within it", _positive)
     served.add_argument(
         "--rate", type=_positive, action="append", default=[], metavar="N",
@@ -83,13 +95,6 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     )
     option(served, "--timeout-s", "S", "seconds to wait for an answer", _positive, default=30.0)
     flag(served, "--quick-load", "measure in fewer and shorter windows")
-    option(
-        served,
-        "--into",
-        "FILE",
-        "report of a scan without --url, to which the server's figures are added",
-        Path,
-    )
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

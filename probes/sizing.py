@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import PLACE, PROFILES, Verbs, add_verb, refuse_overwriting, size, whole, write
+from probes.arguments import PLACE, Verbs, add_model, add_verb, refuse_overwriting, size, whole, write
 from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.reportfiles import reserving
@@ -40,11 +40,6 @@ def add_verbs(verbs: Verbs) -> None:
         "find the largest batch and the longest sequence that fit in memory: predicted, or also measured",
         exits=FIT_EXITS,
     )
-    fit.add_argument(
-        "model",
-        metavar="MODEL",
-        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
-    )
     option(
         fit,
         "--budget",
@@ -52,13 +47,7 @@ def add_verbs(verbs: Verbs) -> None:
         "memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
         size,
     )
-    option(
-        fit,
-        "--machine",
-        "NAME|REPORT",
-        f"profile ({PROFILES}), or the file of a probe report",
-        default="h200",
-    )
+    add_model(fit)
     _add_what_is_run(fit)
     fit.add_argument(
         "--measure",

@@ -39,15 +39,7 @@ def add_verbs(verbs: Verbs) -> None:
         help="folder with config.json and safetensors of a model that takes token ids (needs transformers), "
         f"or a name, which gets random weights: {', '.join(MODELS)}",
     )
-    budget = place.add_mutually_exclusive_group(required=True)
-    option(budget, "--vram", "SIZE", "VRAM that torch may take, e.g. 4GiB", size)
-    option(
-        budget,
-        "--plan",
-        "FILE",
-        "follow this plan of the checkpoint, made by `plan FOLDER --vram SIZE --json FILE`",
-        Path,
-    )
+    _add_budget(place)
     option(
         place,
         "--host",
@@ -86,6 +78,18 @@ def add_verbs(verbs: Verbs) -> None:
     )
     option(place, "--seed", "N", "seed for random weights and inputs", seed, default=0)
     place.set_defaults(do=_place)
+
+
+def _add_budget(place: argparse.ArgumentParser) -> None:
+    budget = place.add_mutually_exclusive_group(required=True)
+    option(budget, "--vram", "SIZE", "VRAM that torch may take, e.g. 4GiB", size)
+    option(
+        budget,
+        "--plan",
+        "FILE",
+        "follow this plan of the checkpoint, made by `plan FOLDER --vram SIZE --json FILE`",
+        Path,
+    )
 
 
 def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
