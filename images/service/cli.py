@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from service.errors import Exit, ServiceError
-from service.log import JsonLines
+from service.log import Gathered, JsonLines
 from service.profile import read_profile
 from service.settings import build_settings, profile_path
 from service.sparing import Sparing
@@ -14,7 +14,7 @@ from service.sparing import Sparing
 
 def main(env: Mapping[str, str]) -> int:
     """Serve until a signal and return the exit code. Never raises for anything a user can cause."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Gathered(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -24,7 +24,10 @@ def main(env: Mapping[str, str]) -> int:
         settings = build_settings(env, read_profile(path), path)
         from service.server import serve  # starlette and uvicorn only once the settings are right
 
-        asyncio.run(serve(settings))
+        try:
+            asyncio.run(serve(settings))
+        finally:
+            handler.flush()
     except ServiceError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)

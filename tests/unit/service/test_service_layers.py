@@ -32,6 +32,7 @@ DOORS = {
         "cli",
         "connection",
         "endpoint",
+        "log",
         "models",
         "own_thread",
         "server",
