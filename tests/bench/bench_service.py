@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from board import Board, tell
 from service_fuzz import answered, fuzzed, pests
 from service_life import faults, stops
-from service_load import Result, at_rate, beside, closed_loop, mixed, quantile, token_ids
+from service_load import Result, at_rate, beside, closed_loop, lone, mixed, quantile, token_ids
 from service_servers import Bare, Server, docker, server
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +37,9 @@ PROFILES = {
 }
 
 
-def run_closed(here: Server, n_callers: int, seconds: float, tokens: object, *, keep: bool = True) -> Result:
+def run_closed(here: Server, n_callers: int, seconds: float, tokens: object) -> Result:
     body = token_ids(mixed() if tokens == "mixed" else int(str(tokens)))
-    return asyncio.run(closed_loop(here.port, n_callers, seconds, body, keep=keep))
+    return asyncio.run(closed_loop(here.port, n_callers, seconds, body))
 
 
 def batching(board: Board, batched: Server, single: Server, seconds: float) -> None:
@@ -87,7 +87,7 @@ def one_caller(board: Board, batched: Server, single: Server, seconds: float) ->
             passes = bare.passes(seconds / 16, 12)
             seen["bare"] += passes
             for name, here, keep in asked if turn % 2 else asked[::-1]:
-                found = run_closed(here, 1, seconds / 16, 12, keep=keep)
+                found = lone(here.port, seconds / 16, token_ids(12), keep=keep)
                 seen[name] += found.ok
                 if name in added:
                     by_turn[name].append(quantile(found.ok, 0.5) - quantile(passes, 0.5))
