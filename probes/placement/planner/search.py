@@ -54,8 +54,8 @@ LONGER: Final = (1.06, 1.15, 1.3)
 SLOTS_OF_PIECES: Final = 3
 ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
-# Python's time differs from host to host beside the same GPU: 20.6 and 24.4 ms for a token of Qwen2.5-3B.
-QUICKER: Final = 0.8  # of it, on a host for which a plan shall do as well
+# Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
+QUICKER: Final = (0.6, 0.8)  # of it, on hosts for which a plan shall do as well, the first that is possible
 STEADIER: Final = 1.02  # of the shortest time, that a plan may take which does better there
 HANDED_OVER: Final = 0.7  # share of a pass that is Python's, from which on that is looked at
 
@@ -100,25 +100,28 @@ def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
     launch = sum(option.launch_s for option in best.chosen)
     if len(best.chosen) > MANY_BLOCKS or launch < HANDED_OVER * best.timeline.seconds:
         return best
-    quick = search([_with_quicker_python(kind) for kind in found], limits)
-    if quick is None:
-        return best
     by_place = options_by_block(found)
-    same = (next(o for o in by_place[at] if o.way == one.way) for at, one in enumerate(quick.chosen))
-    chosen = tuple(same)
-    other = Found(chosen, quick.rings, simulate(chosen, quick.rings, replayed=limits.replayed), quick.gap)
-    there = simulate(list(map(_quicker, best.chosen)), best.rings, replayed=limits.replayed)
-    loses, gains = other.timeline.seconds / best.timeline.seconds, there.seconds / quick.timeline.seconds
-    return other if loses <= STEADIER and loses < gains else best
+    for share in QUICKER:
+        quick = search([_with_quicker_python(kind, share) for kind in found], limits)
+        if quick is None:
+            continue
+        same = (next(o for o in by_place[at] if o.way == one.way) for at, one in enumerate(quick.chosen))
+        chosen = tuple(same)
+        other = Found(chosen, quick.rings, simulate(chosen, quick.rings, replayed=limits.replayed), quick.gap)
+        there = simulate(_quicker(best.chosen, share), best.rings, replayed=limits.replayed)
+        loses, gains = other.timeline.seconds / best.timeline.seconds, there.seconds / quick.timeline.seconds
+        if loses <= STEADIER and loses < gains:
+            return other
+    return best
 
 
-def _quicker(option: Option) -> Option:
-    return replace(option, launch_s=QUICKER * option.launch_s)
+def _quicker(options: Sequence[Option], share: float) -> tuple[Option, ...]:
+    return tuple(replace(option, launch_s=share * option.launch_s) for option in options)
 
 
-def _with_quicker_python(kind: Kind) -> Kind:
-    options, members = tuple(map(_quicker, kind.options)), tuple(map(_with_quicker_python, kind.members))
-    return replace(kind, options=options, members=members)
+def _with_quicker_python(kind: Kind, share: float) -> Kind:
+    members = tuple(_with_quicker_python(member, share) for member in kind.members)
+    return replace(kind, options=_quicker(kind.options, share), members=members)
 
 
 def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
