@@ -152,7 +152,8 @@ def plain_log_y(axes: Axes, label: str) -> None:
     """A logarithmic axis that says 0.1, 1, 10, 100 instead of powers."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    within = (1, 1.5, 2, 3, 4, 6, 8) if high < 10 * low else (1, 2, 5)  # a decade: an axis needs ticks
+    axes.yaxis.set_major_locator(LogLocator(subs=within if high < 100 * low else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel(label)

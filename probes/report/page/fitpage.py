@@ -37,7 +37,7 @@ def render_fit(report: FitReport, *, raw: str, name: str) -> str:
         _answer(report),
         _picture(report),
         _section("parts", "What takes the bytes", _parts(report)),
-        _section("knobs", "Which change buys most", _changes(report)),
+        _section("knobs", "What one change saves", _changes(report)),
         _section("trials", "Trials", _trials(report)),
         _notes(report),
         raw_section(raw, name),
@@ -62,9 +62,7 @@ def _picture(report: FitReport) -> str:
     svg = drawn(report, "")
     for colour, (light, _) in COLOURS.items():
         svg = svg.replace(f'fill="{light}"', f'fill="var(--{colour})"')
-    caption = (
-        "Predicted. Above: what takes the bytes of what was asked; below: all of it after one change each."
-    )
+    caption = "Predicted. First bar: what takes the bytes as asked; other bars: the total after one change."
     return (
         '<section class="plot" id="picture" aria-label="Picture"><figure><div class="sheet scroll" '
         f'tabindex="0">{svg}</div><figcaption>{caption}</figcaption></figure></section>'
@@ -101,7 +99,7 @@ def _trials(report: FitReport) -> str:
 
 
 def _notes(report: FitReport) -> str:
-    notes = [report.constants, *report.notes]
+    notes = [f"the card's figures: {report.constants.rpartition(': ')[2]}", *report.notes]
     if isinstance(report.measured, Measured):
         notes += report.measured.notes
     items = "".join(f"<li>{prose(note)}</li>" for note in notes)

@@ -15,7 +15,7 @@ from probes.shared.quoting import terminal
 from probes.shared.unknown import Unknown
 
 PANEL_IN = 2.9  # height
-_COLOURS = ("blue", "vermillion", "green", "purple", "amber")
+_COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")
 _DASHES: tuple[object, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (1, 1)))
 _SCALES = {"bytes": ("GiB", 2**-30), "bytes/s": ("GB/s", 1e-9), "C": ("°C", 1.0)}
 _PANELS = {

@@ -71,8 +71,42 @@ def subject_lines(subject: Subject) -> list[str]:
     return lines
 
 
+def summary(report: WatchReport) -> list[str]:
+    """What the run came to, in a sentence, and one for each card: what is asked for first."""
+    took, ended = duration(report.duration_s), report.ended
+    first = (
+        f"Watched for {took}."
+        if isinstance(ended, Unknown)
+        else f"The command took {took} and ended with exit code {ended.exit_code}."
+    )
+    cards = zip(report.subject.cards, report.cards, strict=True)
+    return [first, *(f"{subject.name}: {_card_summary(card)}." for subject, card in cards)]
+
+
+def _card_summary(card: CardWatch) -> str:
+    busy, vram = (
+        next((track for track in card.tracks if track.gauge == gauge), None)
+        for gauge in ("busy_percent", "vram_bytes")
+    )
+    parts = []
+    if busy and not isinstance(busy.mean, Unknown):
+        parts.append(f"busy for {busy.mean:.0f}% of the time")
+    if vram and not isinstance(vram.most, Unknown):
+        parts.append(f"{binary_bytes(vram.most)} of VRAM at most")
+    if not isinstance(card.energy, Unknown):
+        parts.append(_joules(card.energy))
+    if not isinstance(card.slowdowns, Unknown):
+        parts.append(f"slowed down: {slow_text(card.slowdowns)}")
+    return ", ".join(parts) or "no gauge was ever known"
+
+
 def report_lines(report: WatchReport) -> list[str]:
     """The whole report as text."""
+    return [*summary(report), "", *figure_lines(report)]
+
+
+def figure_lines(report: WatchReport) -> list[str]:
+    """Every figure, and why others are unknown."""
     lines = [*subject_lines(report.subject)[1:], f"duration {duration(report.duration_s)}, {_pace(report)}"]
     if not isinstance(report.ended, Unknown):
         lines.append(_ended(report.ended))
@@ -135,10 +169,12 @@ def energy_text(energy: Energy | Unknown) -> str:
     if isinstance(energy, Unknown):
         return str(energy)
     hours = energy.joules / _HOUR_J
-    return (
-        f"{energy.joules:.4g} J ± {energy.error_j:.2g} J ({hours:.3g} Wh) over {duration(energy.covers_s)}, "
-        f"by {energy.source}"
-    )
+    return f"{_joules(energy)} ({hours:.3g} Wh) over {duration(energy.covers_s)}, by {energy.source}"
+
+
+def _joules(energy: Energy) -> str:
+    digits = f"{energy.joules:,.0f}" if energy.joules >= 1e4 else f"{energy.joules:.4g}"
+    return f"{digits} J ± {energy.error_j:.2g} J"
 
 
 def slow_text(slow: Slowdowns | Unknown) -> str:
@@ -158,7 +194,7 @@ def saturation_text(one: Saturation) -> str:
         return f"saturation of {one.of}: {achieved}"
     text = f"saturation of {one.of}: {figure(achieved, one.unit)}"
     if isinstance(ceiling, Unknown):
-        return f"{text} ({ceiling.reason})"
+        return f"{text}, share unknown ({ceiling.reason})"
     share = f", {achieved / ceiling:.1%}" if ceiling > 0 else ""
     return f"{text} of {figure(ceiling, one.unit)} measured{share}"
 

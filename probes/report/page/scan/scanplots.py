@@ -39,7 +39,7 @@ def draw_scan(report: ThroughputReport) -> tuple[Plot, ...]:
 
 
 _THROUGHPUT = (
-    "Shapes: measured, mean ± standard error. Upright lines: the knee. Stars: through the service, by its "
+    "Shapes: measured, mean ± standard error. Vertical lines: the knee. Stars: through the service, by its "
     "callers' inputs under way. Lines between shapes only guide the eye."
 )
 _LATENCY = (

@@ -254,7 +254,7 @@ def test_a_kept_answer_is_shown_and_drawn_as_a_page_that_loads_nothing(
     assert cli.main(["html", str(kept)]) == 0
     text = page.read_text(encoding="utf-8")
     assert "<script" not in text
-    assert "Which change buys most" in text
+    assert "What one change saves" in text
     assert "predicted by rules" in text
     assert "Not measured" in text
     assert not re.search(r'(src|href)="(?!data:)', text)

@@ -151,6 +151,8 @@ def _report(*samples: Sample):
 
 def test_a_report_in_words_says_energy_slowdowns_and_what_is_unknown() -> None:
     text = "\n".join(report_lines(_report(*SAMPLES)))
+    assert text.startswith("Watched for ")
+    assert "27.53 J ± " in text.splitlines()[1]  # what is asked for first
     assert "energy: 27.53 J" in text
     assert "slowed: 50.1% of the time: power cap 50.1%" in text
     assert "process 7 py" in text
