@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from probes.errors import Unsupported
 from probes.measure import sampling
-from probes.measure.pattern import WORD_BYTES
-from probes.measure.transfer import KIB, MIB, MOST_SLOTS, ROW_S, SCRUB, SOURCE, Grid, arena_bytes, mismatch
+from probes.measure.pattern import WORD_BYTES, mismatch
+from probes.measure.transfer import KIB, MIB, MOST_SLOTS, ROW_S, SCRUB, SOURCE, Grid, arena_bytes
 from probes.measure.workbench import Memory, Operation, Workbench
 from probes.records.schema import Gap, Reads, Record, Settings, Way, case_name
 

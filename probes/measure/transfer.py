@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from probes.errors import ContentMismatch, DeviceUnusable, Unsupported
+from probes.errors import DeviceUnusable, Unsupported
 from probes.measure import sampling
-from probes.measure.pattern import WORD_BYTES, Pattern
+from probes.measure.pattern import WORD_BYTES, Pattern, mismatch
 from probes.measure.workbench import WRITTEN, Action, Kind, Memory, Operation, Span, Workbench
 from probes.records.schema import Clock, Gap, Measurement, Record, Settings, Small, SmallWork, case_name
 from probes.shared.units import binary_bytes
@@ -274,11 +274,3 @@ def _verify(bench: Workbench, path: Path, buffers: _Buffers, *, used: int) -> No
         right = found == buffers.grid.sums(SOURCE, used)
     if not right:
         raise mismatch(path.name, buffers.grid.n_bytes)
-
-
-def mismatch(what: str, n_bytes: int) -> ContentMismatch:
-    """The error for content that isn't what the operation leaves."""
-    return ContentMismatch(
-        f"{what} of {binary_bytes(n_bytes)}: the content that arrived is not what was sent",
-        "the memory, the link or the driver is faulty; see the kernel's log (dmesg)",
-    )

@@ -11,7 +11,7 @@ from probes.shared import files
 from probes.shared.invocation import probe_command, tool_version
 from probes.shared.unknown import Unknown
 from probes.watch import samplelines
-from probes.watch.tally import Tally
+from probes.watch.tallies.tally import Tally
 
 MOST_LINE_CHARS = 8 << 20  # a first line holds the command's words, of which Linux takes 2 MiB
 _HEAD = 400  # bytes: enough for the key `kind`, which is written first

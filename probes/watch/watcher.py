@@ -24,7 +24,7 @@ from probes.watch.saturated import Tops, saturation
 from probes.watch.savedwatch import report_of
 from probes.watch.showing.metricsserver import Endpoint
 from probes.watch.showing.screen import Silent, View, view_for
-from probes.watch.tally import Tally
+from probes.watch.tallies.tally import Tally
 from probes.watch.watchedcommand import Command, program_of
 
 READ_BYTES = 1 << 16

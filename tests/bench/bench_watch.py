@@ -31,7 +31,7 @@ from watch_samples import amd_tree  # noqa: E402
 from probes.records.watched import Energy  # noqa: E402
 from probes.shared.unknown import Unknown  # noqa: E402
 from probes.watch.savedwatch import named_watch  # noqa: E402
-from probes.watch.tally import PowerArea  # noqa: E402
+from probes.watch.tallies.totals import PowerArea  # noqa: E402
 
 INTERVAL_S, LONG_S, SETTLED_S = 0.25, 24.0, 4.0
 TRACES, TRACE_S, REFERENCE_HZ = 300, 60.0, 50

@@ -148,7 +148,8 @@ THOUGHT = {
     "probes/watch/deadlines.py",
     "probes/watch/samplelines.py",
     "probes/watch/saturated.py",
-    "probes/watch/tally.py",
+    "probes/watch/tallies/tally.py",
+    "probes/watch/tallies/totals.py",
     "probes/watch/showing/words.py",
     "probes/throughput/direct/combinations.py",
 }

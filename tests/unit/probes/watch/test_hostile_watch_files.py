@@ -16,7 +16,7 @@ from probes.shared.codec import to_json
 from probes.watch import samplelines, savedwatch
 from probes.watch.savedwatch import named_watch, report_of
 from probes.watch.showing.words import report_lines, saturation_text
-from probes.watch.tally import Tally
+from probes.watch.tallies.tally import Tally
 
 LINE = samplelines.LineWriter().line(sample(0.25, power_w=100.0))
 

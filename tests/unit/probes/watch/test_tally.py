@@ -9,7 +9,8 @@ from probes.records.samples import ProcessUse
 from probes.records.watched import Energy, Slowdowns, Track
 from probes.shared.unknown import Unknown
 from probes.watch.deadlines import Deadlines
-from probes.watch.tally import MOST_STEPS, Intervals, PowerArea, Tally
+from probes.watch.tallies.tally import Tally
+from probes.watch.tallies.totals import MOST_STEPS, Intervals, PowerArea
 
 NONE = Unknown("no counter")
 

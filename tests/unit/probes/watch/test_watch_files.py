@@ -141,7 +141,7 @@ def test_saturation_is_work_of_what_was_measured_and_unknown_without_it() -> Non
 
 def _report(*samples: Sample):
     from probes.watch.savedwatch import report_of
-    from probes.watch.tally import Tally
+    from probes.watch.tallies.tally import Tally
 
     tally = Tally(0.25, 1)
     for one in samples:
