@@ -19,6 +19,7 @@ LOOSE_GAP: Final = 1e-2  # and after so many nodes, with this share
 EARLY_NODES: Final = 24
 MOST_NODES: Final = 120
 MOST_WORK: Final = 7_000  # nodes times variables, for larger programs
+LEAST_GAIN: Final = 1e-7  # of the time, below which a block isn't moved: there may be 100,000 of them
 MOST_REPAIRS: Final = 40  # blocks moved to make rounded counts fit
 WHOLE: Final = 1e-6
 SECOND: Final = 1e-3  # weight of the sum of all lanes: of two equal times, the one with less work is taken
@@ -312,7 +313,7 @@ class _Search:
         """Keep these counts if they fit and cost less, and then any that one moved block makes better."""
         while True:
             found = cost(self._program, counts)
-            if found is None or found >= self._cost:
+            if found is None or found >= self._cost * (1 - LEAST_GAIN):
                 return
             self._best, self._cost = counts, found
             counts = _with_best_move(self._program, counts)
