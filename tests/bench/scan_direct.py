@@ -143,7 +143,7 @@ def errors(board: Board) -> None:
 
 
 def this_cpu(board: Board) -> None:
-    """A scan as a user types it; where the whole bench runs its report is kept beside the results."""
+    """A scan as a user types it; where the whole bench runs its report and page are kept with the results."""
     words = "throughput --device cpu --precision fp32 --max-batch 16 --out"
     with TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -155,7 +155,9 @@ def this_cpu(board: Board) -> None:
             report, text = named_scan(files[0])
             board.figure("the answer of a scan of this CPU", answer(report)[0], "")
             if board.whole and done.returncode == 0:
-                write_text(board.results / "scan-cpu.json", text)
+                kept = board.results / "scan-cpu.json"
+                write_text(kept, text)
+                subprocess.run([sys.executable, "-m", "probes", "html", str(kept)], cwd=ROOT, check=True)
 
 
 def job(model: str, way: Way, batches: tuple[int, ...]) -> worker.ScanJob:
