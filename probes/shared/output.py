@@ -75,8 +75,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **how)
 
     def error(self, message: str) -> NoReturn:
-        """The usage and the message, on standard error, and exit code 2."""
-        super().error(terminal(message))
+        """The usage, the message and what to type next, on standard error, and exit code 2."""
+        super().error(f"{terminal(message)}\n  see: {self.prog} --help")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> object:
         """One value of an argument, which argparse asks for before it converts it."""
