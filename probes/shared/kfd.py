@@ -20,7 +20,7 @@ def properties(place: Path) -> Mapping[str, str]:
         text = (place / "properties").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    return dict(line.split(maxsplit=1) for line in text.strip().splitlines() if " " in line)
+    return {name: value for name, _, value in (line.strip().partition(" ") for line in text.splitlines())}
 
 
 def targets(root: Path) -> tuple[str, ...]:

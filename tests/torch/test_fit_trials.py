@@ -145,3 +145,10 @@ def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> No
     assert isinstance(found.peak_bytes, int)
     # What C libraries set up in a first pass is counted: some MiB. transformers' modules are tens of MiB.
     assert found.peak_bytes - found.at_size.allocated < 16 * MIB
+
+
+def test_a_cpu_whose_name_is_hidden_is_the_cpu(tmp_path):
+    assert onetrial.device_name("cpu", tmp_path) == "the CPU"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_bytes(b"model name\t: an \xff old one\n")
+    assert onetrial.device_name("cpu", tmp_path) == "the CPU (an \N{REPLACEMENT CHARACTER} old one)"

@@ -15,6 +15,7 @@ from probes.fit.measured.cgroups import Group
 from probes.fit.predicted.forecast import libraries
 from probes.fit.question import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
 from probes.machine.nvml import open_nvml
+from probes.machine.sysfs import read_text
 from probes.shared.unknown import Unknown
 
 Device = Literal["cpu", "gpu"]
@@ -190,7 +191,8 @@ def device_name(device: Device, root: Path = Path("/")) -> str:
     """What it ran on."""
     if device == "gpu":
         return str(torch.cuda.get_device_name(0))
-    for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    text = read_text(root / "proc/cpuinfo")
+    for line in text.splitlines() if isinstance(text, str) else ():
         if line.startswith("model name"):
             return f"the CPU ({line.partition(':')[2].strip()})"
     return "the CPU"

@@ -21,3 +21,9 @@ def test_processors_and_cards_without_a_name_are_no_targets(tmp_path: Path) -> N
 def test_a_machine_without_the_driver_has_no_targets(tmp_path: Path) -> None:
     assert kfd.targets(tmp_path) == ()
     assert kfd.properties(tmp_path) == {}
+
+
+def test_a_property_without_a_value_is_no_figure(tmp_path: Path) -> None:
+    (tmp_path / "properties").write_text("simd_count \n\nname\nlocal_mem_size  7 \n")
+    found = kfd.properties(tmp_path)
+    assert [kfd.decimal(found.get(name)) for name in ("simd_count", "name", "local_mem_size")] == [0, 0, 7]
