@@ -2,9 +2,14 @@
 
 import asyncio
 import io
+import json
 import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from service import cli
 from service import log as service_log
 from service.log import Gathered
 
@@ -104,3 +109,21 @@ def test_a_log_that_nobody_reads_any_more_ends_nothing(
 
     asyncio.run(scenario())
     assert (writes.seen, failures) == (["a\n"], [])
+
+
+def test_the_last_lines_are_written_when_the_service_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(_settings: object) -> None:
+        for each in ("listening", "loading", "stopped"):
+            logging.getLogger("service").info(each)
+
+    monkeypatch.setitem(sys.modules, "service.server", SimpleNamespace(serve=serve))
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(logging.getLogger("service"), "level", logging.INFO)
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "filters", [])
+    profiles = Path(cli.__file__).parents[1] / "profiles"
+    assert cli.main({"WEIR_PROFILES_DIR": str(profiles)}) == 0
+    said = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["listening", "loading", "stopped"]
