@@ -676,8 +676,9 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
         nn.Module.half,
         lambda m: m.to("meta"),
         lambda m: m.load_state_dict({n: v * 0 for n, v in m.state_dict().items()}),
+        lambda m: next(m.children()).half(),
     ],
-    ids=["half", "to", "load_state_dict"],
+    ids=["half", "to", "load_state_dict", "part"],
 )
 def test_a_refused_change_leaves_no_weight_changed(model, x, tier, change):
     want = model(x)

@@ -24,6 +24,8 @@ def test_a_model_is_placed_timed_and_reported(capsys):
     assert "there is no GPU here: --vram limits nothing" in said
     assert "placed: " in said
     assert " a pass (wall)" in said
+    assert "a pass takes " in said  # the report's own line, which told readers to "call measure()"
+    assert "measure()" not in said
 
 
 @pytest.mark.parametrize("peer", ["accelerate", "resident"])

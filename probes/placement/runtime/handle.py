@@ -81,7 +81,7 @@ class Handle:
         self._homes = homes
         self._settling = settling
         self._captures: list[Captured] = []
-        self._measured: Measured | Unknown = Unknown("no pass has been measured: call measure()")
+        self._measured: Measured | Unknown = Unknown("no pass has been measured")
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """Where a model's parameters and buffers were before it was placed, and how they get back there."""
 
+import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -150,10 +151,10 @@ class Homes:
 
     def refuse_changes(self, model: nn.Module) -> None:
         """Refuse what would change weights one after another, and stop at the first that moves."""
-        for name in _CHANGES:
-            if name not in model.__dict__:
-                model.__dict__[name] = partial(_refuse_change, name)
-                self._refusing.append((model, name))
+        for module, name in itertools.product(model.modules(), _CHANGES):
+            if name not in module.__dict__:
+                module.__dict__[name] = partial(_refuse_change, name)
+                self._refusing.append((module, name))
 
     def unguard(self) -> None:
         """Give modules their own forwards back, and let weights be changed again."""
