@@ -21,7 +21,7 @@ from probes.machine.nvml import Nvml, open_nvml
 from probes.machine.sysfs import read_cards, read_kfd_nodes, read_link, read_text
 from probes.records.facts import NvidiaCard
 from probes.shared.files import read_regular
-from probes.shared.kfd import UNKNOWN_TARGET, listed
+from probes.shared.kfd import UNKNOWN_TARGET, is_there, listed
 from probes.shared.unknown import Unknown
 
 DISPLAY_CLASSES = ("0x03", "0x12")  # PCI class codes: display controllers, processing accelerators
@@ -49,7 +49,7 @@ HYPERVISORS = re.compile(
 def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd: Path) -> Host:
     """The host below `root`; `engine` is what `engine.host` found, `cwd` may hold virtual environments."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
-    wsl = (root / "dev/dxg").exists() or (isinstance(kernel, str) and "microsoft" in kernel.lower())
+    wsl = is_there(root / "dev/dxg") or (isinstance(kernel, str) and "microsoft" in kernel.lower())
     found = _engine(engine)
     directories = found.cdi_directories if isinstance(found, EngineFacts) else ()
     return Host(
@@ -230,8 +230,8 @@ def read_pythons(root: Path, env: Mapping[str, str], cwd: Path) -> tuple[Python,
 
 def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
     prefixes = [Path(env[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name)]
-    near = [place for place in listed(cwd) if (place / "pyvenv.cfg").is_file()]
-    own = [path for prefix in [*prefixes, *near] for path in sorted((prefix / "bin").glob("python3.*"))]
+    near = [place for place in listed(cwd) if is_there(place / "pyvenv.cfg")]
+    own = [path for prefix in [*prefixes, *near] for path in listed(prefix / "bin")]
     usual = [path for pattern in PYTHONS for path in sorted(root.glob(pattern))]
     for path in [*(path for path in own if path.is_relative_to(root)), *usual]:
         if re.fullmatch(r"python3\.\d+", path.name):

@@ -9,6 +9,7 @@ from pathlib import Path
 from probes.machine import hostload, surroundings
 from probes.machine.sysfs import PCI_ID, read_cards, read_int, read_kfd_nodes, read_text
 from probes.records.schema import Card, Machine, NvidiaCard, TorchFacts, Unknown
+from probes.shared.kfd import is_there
 
 GIB = 2**30
 LEAST_FLOOR = 2 * GIB
@@ -45,7 +46,7 @@ def gpu_driver(root: Path) -> str | Unknown:
     if isinstance(nvidia, str):
         number = re.search(r"\b\d+\.\d+(\.\d+)?\b", nvidia)
         return f"nvidia {number.group()}" if number else Unknown("no number in /proc/driver/nvidia/version")
-    if (root / "sys/module/amdgpu").is_dir():
+    if is_there(root / "sys/module/amdgpu"):
         version = read_text(root / "sys/module/amdgpu/version")
         return f"amdgpu {version}" if isinstance(version, str) else "amdgpu of the running kernel"
     return Unknown("neither nvidia nor amdgpu is loaded, or their files are hidden here")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from probes.machine.sysfs import read_text
 from probes.records.facts import DeviceFile, DeviceMemoryLimit, Surroundings
+from probes.shared.kfd import is_there
 from probes.shared.unknown import Unknown
 
 DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")
@@ -40,7 +41,7 @@ def describe(root: Path) -> Surroundings:
 
 def container_kind(root: Path) -> str:
     """What kind of container this is, by the marks that each leaves; `none seen` where there is none."""
-    marked = next((kind for mark, kind in _MARKS if (root / mark).exists()), None)
+    marked = next((kind for mark, kind in _MARKS if is_there(root / mark)), None)
     return marked or _declared_kind(root) or _mounted_kind(root) or NOT_SEEN
 
 

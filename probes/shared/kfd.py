@@ -1,5 +1,6 @@
 """The KFD topology of the kernel's AMD driver: which GPUs this machine has and which targets they are."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def listed(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this name, as far as this process may look."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a folder on the way can't be searched
 
 
 def decimal(text: str | None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from probes.shared.kfd import is_there
 from probes.shared.unknown import Unknown
 
 NAME: Final = "weir-fit"
@@ -95,7 +96,7 @@ def _v2(root: Path) -> Parent | None:
     It doesn't leave a group that has a limit: what is made above it would escape that.
     """
     top, own = root / "sys/fs/cgroup", _own(root, "")
-    if own is None or not (top / "cgroup.controllers").exists():
+    if own is None or not is_there(top / "cgroup.controllers"):
         return None
     at = top / own
     while True:
@@ -108,7 +109,7 @@ def _v2(root: Path) -> Parent | None:
 
 def _v1(root: Path) -> Parent | None:
     top, own = root / "sys/fs/cgroup/memory", _own(root, "memory")
-    if own is None or not (top / V1.limit).exists():
+    if own is None or not is_there(top / V1.limit):
         return None
     at = top / own
     return Parent(at if at.is_dir() else top, V1)  # a container sees its own group at the mount's top

@@ -13,7 +13,7 @@ from probes.machine.gpumetrics import Metrics
 from probes.machine.sysfs import read_text
 from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
 from probes.records.schema import Card
-from probes.shared.kfd import listed
+from probes.shared.kfd import is_there, listed
 from probes.shared.unknown import Unknown
 from probes.watch.readers.keptfile import KeptFile
 
@@ -69,7 +69,7 @@ class AmdCard:
     def sample(self, at_s: float, *, closing: bool = False) -> CardSample:
         """The card at this moment."""
         del at_s, closing  # nothing here is a rate, or costly
-        if not self._place.exists():
+        if not is_there(self._place):
             return self._absent(f"{self.card.pci_id} is gone")
         if self._state.text() == "suspended":
             return self._absent("the card is asleep, and reading its sensors would wake it")

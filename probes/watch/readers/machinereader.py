@@ -6,7 +6,7 @@ from pathlib import Path
 from probes.machine import hostload
 from probes.machine.sysfs import read_text
 from probes.records.samples import Look, gathered
-from probes.shared.kfd import listed
+from probes.shared.kfd import is_there, listed
 from probes.shared.unknown import Unknown
 from probes.watch.readers.cardreader import Rate
 from probes.watch.readers.keptfile import MOST_BYTES, KeptFile
@@ -26,7 +26,7 @@ class MachineReader:
         self._disks = KeptFile(root / "proc/diskstats", most_bytes=MOST_BYTES)
         version2 = root / "sys/fs/cgroup/memory.current"
         version1 = root / "sys/fs/cgroup/memory/memory.usage_in_bytes"
-        self._group = KeptFile(version1 if version1.exists() else version2)
+        self._group = KeptFile(version1 if is_there(version1) else version2)
         self._busy, self._read, self._written = Rate(), Rate(), Rate()
         self.command: CommandTree | None = None
 

@@ -14,6 +14,7 @@ from buildtool.doctor.gather import parse_torch_version, read_cdi_kinds, read_di
 from buildtool.doctor.hostfacts import Node, TorchBuild, User
 from buildtool.doctor.shipped_data import compatibility
 from buildtool.doctor.shown import answer_text
+from probes.machine.surroundings import NOT_SEEN, container_kind
 from probes.records.facts import Link, NvidiaCard
 from probes.shared.unknown import Unknown
 
@@ -94,6 +95,24 @@ def test_a_torch_is_known_by_its_version_file(text: str, found: TorchBuild) -> N
 @pytest.mark.parametrize("text", ["", "def", "\x00", "cuda = '12'", "import os; os.abort()"])
 def test_a_version_file_is_read_and_never_run(text: str) -> None:
     assert isinstance(parse_torch_version(text), Unknown)
+
+
+def test_folders_that_may_not_be_searched_hold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an ordinary user meets them in `/`, and by an environment's name that was left by another one."""
+    (tmp_path / "lost+found").mkdir()
+    real = os.stat
+
+    def refuse(path: object, *args: object, **more: object) -> os.stat_result:
+        if "lost+found/" in str(path) or "run/secrets/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refuse)
+    environment = {"VIRTUAL_ENV": str(tmp_path / "lost+found/venv")}
+    assert read_pythons(tmp_path, environment, tmp_path) == ()
+    assert container_kind(tmp_path) == NOT_SEEN
 
 
 def test_pythons_are_found_in_the_usual_places_and_the_environment(tmp_path: Path) -> None:
