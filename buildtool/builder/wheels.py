@@ -19,6 +19,7 @@ from buildtool.model import TorchBuild, TorchSource, Wheel
 from buildtool.progress import Say
 from probes.shared.files import sync_directory
 
+PIP = (sys.executable, "-P", "-m", "pip")  # -P: not a pip.py or json.py of the current directory
 ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is skipped
 GLIBC_FLOOR, GLIBC_BASE = 5, 36  # manylinux_2_5 up to the glibc of the oldest base (bookworm, 2.36)
 # pip's messages for a source that doesn't work, the most specific first
@@ -130,7 +131,7 @@ class WheelCache:
     def _pip(self, arguments: list[str], python: str, into: Path, *, alone: bool = False) -> None:
         """Run `pip download`; with `alone`, it sees only the index and find-links in the arguments."""
         tags = [f"--platform={tag}" for tag in platform_tags(platform.machine())]
-        base = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
+        base = [*PIP, "download", "--disable-pip-version-check", "--progress-bar=off"]
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
         run_loud(
             [*base, *target, "--dest", str(into), *arguments],
@@ -183,7 +184,7 @@ def _connection_settings() -> dict[str, str]:
 
     Else a find-links or extra index of the host could answer for an index that was meant to be the only one.
     """
-    listed = run([sys.executable, "-m", "pip", "config", "list"]).stdout
+    listed = run([*PIP, "config", "list"]).stdout
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     for key, value in re.findall(r"^\S*?\.([\w.-]+)='(.*)'$", listed, re.MULTILINE):
         name = key.strip(".").replace("-", "_").upper()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.builder import wheels
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,6 +26,12 @@ def test_a_worker_imports_nothing_from_the_current_directory(name: str, tmp_path
         check=True,
     )
     assert "the worker exited" not in found.stdout
+
+
+def test_pip_is_not_taken_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.py").write_text("raise SystemExit('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    assert "PIP_CONFIG_FILE" in wheels._connection_settings()
 
 
 @pytest.mark.parametrize("program", ["buildtool.cli", "probes.__main__"])
