@@ -151,13 +151,14 @@ def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, C
     """Placements to begin with, and the least time that the program promises."""
     left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
     known: dict[Used, Placed | None] = {}
-    starts = [_best(_without(found, tiers), limits, known) for tiers in left_out]
+    whole = [replace(kind, options=tuple(o for o in kind.options if o.pieces < 2)) for kind in found]
+    starts = [_best(_without(whole, tiers), limits, known) for tiers in left_out]
     promised = min((one[1].cost for one in starts if one), default=0.0)
     if any(one[0].rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one in starts if one):
-        starts.append(_best(found, limits, known, slots=1))
+        starts.append(_best(whole, limits, known, slots=1))
         used = {(one[0].rings.slot_bytes, one[0].rings.scratch_bytes) for one in starts if one}
         starts += [
-            _best(found, limits, known, slots=slots, longer=longer, sizes=used)
+            _best(whole, limits, known, slots=slots, longer=longer, sizes=used)
             for longer, slots in itertools.product(LONGER, (1, 2))
         ]
     pieces = {option.slot_bytes for kind in found for option in kind.options if option.pieces > 1}

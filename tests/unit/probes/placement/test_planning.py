@@ -585,3 +585,27 @@ def test_float32_layers_stream_in_pieces_since_a_whole_slot_leaves_too_little_ro
     assert plan.time.middle_s == pytest.approx(17.25e-3, rel=0.02)
     assert not flaw(plan)
     assert "slot" in flaw(replace(plan, rings=replace(plan.rings, pieces=1)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("quarters", [12, 16])
+def test_blocks_in_pieces_make_no_plan_slower(
+    objective: Objective, quarters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen2.5-3B: sizes of pieces took the places of whole blocks' among those that are tried."""
+
+    def seconds() -> float:
+        return make(
+            describe("qwen2.5-3b"),
+            profile("h200"),
+            vram=quarters * GIB // 4,
+            host=None,
+            workload=Workload(1, 32, 128),
+            objective=objective,
+            captured=True,
+        ).plan.time.middle_s
+
+    with_pieces = seconds()
+    monkeypatch.setattr(costs, "LEAST_PIECE", GIB)
+    assert with_pieces <= seconds()
