@@ -459,7 +459,7 @@ FOUR_BUDGETS = (14, 15, 16, 17)  # quarters of a GiB: what crosses the link is b
 def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cross_the_link(
     objective: Objective, budgets: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Qwen2.5-3B: resident, its 0.62 GB push 0.14 GB of other weights to the host; layers are moved whole."""
+    """Qwen2.5-3B: resident, its 0.62 GB push weights of a layer or two to the host, which stream packed."""
 
     def planned(quarters: int) -> Plan:
         return make(
@@ -480,7 +480,7 @@ def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cro
     monkeypatch.setattr(costs, "is_table", lambda *_: False)
     without = [planned(budget) for budget in budgets]
     wire, more = (sum(b.wire_bytes for plan in plans for b in plan.blocks) for plans in (made, without))
-    assert (more - wire) / len(budgets) > 0.1e9
+    assert (more - wire) / len(budgets) > 0.08e9  # a layer takes 0.11 GB packed
     assert all(one.time.middle_s <= other.time.middle_s for one, other in zip(made, without, strict=True))
 
 
