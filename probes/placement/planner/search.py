@@ -51,7 +51,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 )
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
-SLOTS_OF_PIECES: Final = 3
+SLOTS_OF_PIECES: Final = (2, 3)
 ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 # Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
@@ -153,7 +153,6 @@ def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, C
     known: dict[Used, Placed | None] = {}
     whole = [replace(kind, options=tuple(o for o in kind.options if o.pieces < 2)) for kind in found]
     starts = [_best(_without(whole, tiers), limits, known) for tiers in left_out]
-    promised = min((one[1].cost for one in starts if one), default=0.0)
     if any(one[0].rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one in starts if one):
         starts.append(_best(whole, limits, known, slots=1))
         used = {(one[0].rings.slot_bytes, one[0].rings.scratch_bytes) for one in starts if one}
@@ -164,10 +163,12 @@ def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, C
     pieces = {option.slot_bytes for kind in found for option in kind.options if option.pieces > 1}
     if of_pieces := [size for size in _sizes(found, limits) if size[0] in pieces]:
         starts += [
-            _best(found, limits, known, slots=SLOTS_OF_PIECES, longer=longer, sizes=of_pieces)
-            for longer in (1.0, *LONGER)
+            _best(found, limits, known, slots=slots, longer=longer, sizes=of_pieces)
+            for longer, slots in itertools.product((1.0, *LONGER), SLOTS_OF_PIECES)
         ]
-    return [one for one in starts if one], promised
+        starts += [_best(_without(found, tiers), limits, known, sizes=of_pieces) for tiers in left_out[1:]]
+    found_any = [one for one in starts if one]
+    return found_any, min((counts.cost for _, counts in found_any), default=0.0)
 
 
 def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
