@@ -68,7 +68,7 @@ unit: unit-probes unit-others
 
 # two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests;
 # plugins that no unit test uses take a third of pytest's own time for each test
-UNIT := $(PY) -m pytest -q -p no:logging --capture=sys -m "not thorough"
+UNIT := $(PY) -m pytest -q -p no:logging -m "not thorough"
 unit-probes unit-others: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 
 # a quarter of the examples of Hypothesis; `thorough` has all

@@ -52,6 +52,9 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
 SLOTS_OF_PIECES: Final = (2, 3)
+# Where there are many kinds each search takes long, so fewer are made.
+LONGER_OF_MANY: Final = LONGER[1:2]
+SLOTS_OF_MANY: Final = SLOTS_OF_PIECES[1:]
 ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
 # Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
@@ -101,7 +104,7 @@ def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
     if len(best.chosen) > MANY_BLOCKS or launch < HANDED_OVER * best.timeline.seconds:
         return best
     by_place = options_by_block(found)
-    for share in QUICKER:
+    for share in QUICKER if len(found) <= MANY_KINDS else QUICKER[:1]:
         quick = search([_with_quicker_python(kind, share) for kind in found], limits)
         if quick is None:
             continue
@@ -149,7 +152,8 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
 
 def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, Counts]], float]:
     """Placements to begin with, and the least time that the program promises."""
-    left_out = LEFT_OUT if len(found) <= MANY_KINDS else LEFT_OUT_OF_MANY
+    few = len(found) <= MANY_KINDS
+    left_out, longer_by = (LEFT_OUT, LONGER) if few else (LEFT_OUT_OF_MANY, LONGER_OF_MANY)
     known: dict[Used, Placed | None] = {}
     whole = [replace(kind, options=tuple(o for o in kind.options if o.pieces < 2)) for kind in found]
     starts = [_best(_without(whole, tiers), limits, known) for tiers in left_out]
@@ -158,13 +162,15 @@ def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, C
         used = {(one[0].rings.slot_bytes, one[0].rings.scratch_bytes) for one in starts if one}
         starts += [
             _best(whole, limits, known, slots=slots, longer=longer, sizes=used)
-            for longer, slots in itertools.product(LONGER, (1, 2))
+            for longer, slots in itertools.product(longer_by, (1, 2))
         ]
     pieces = {option.slot_bytes for kind in found for option in kind.options if option.pieces > 1}
     if of_pieces := [size for size in _sizes(found, limits) if size[0] in pieces]:
         starts += [
             _best(found, limits, known, slots=slots, longer=longer, sizes=of_pieces)
-            for longer, slots in itertools.product((1.0, *LONGER), SLOTS_OF_PIECES)
+            for longer, slots in itertools.product(
+                (1.0, *longer_by), SLOTS_OF_PIECES if few else SLOTS_OF_MANY
+            )
         ]
         starts += [_best(_without(found, tiers), limits, known, sizes=of_pieces) for tiers in left_out[1:]]
     found_any = [one for one in starts if one]
