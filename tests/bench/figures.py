@@ -259,6 +259,7 @@ ON_A_GPU = (
     "experts",
     "peers",
     "trouble",
+    "eager",
 )
 
 # results of other scripts for machines with a GPU
@@ -289,6 +290,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "placement.predicted": value("placement-times", "their predicted time, worst", "{:.1%}"),
     "placement.times": bench("placement-times", bars),
+    "placement.times-h100": bench("placement-times-h100", bars),
     "placement.square-h100": bench("placement-square-h100", bars),
     **{f"placement.{group}": bench(f"placement-{group}", bars) for group in ON_A_GPU},
     "prune.bars": bench("prune", bars),
