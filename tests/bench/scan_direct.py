@@ -157,7 +157,9 @@ def this_cpu(board: Board) -> None:
             if board.whole and done.returncode == 0:
                 kept = board.results / "scan-cpu.json"
                 write_text(kept, text)
-                subprocess.run([sys.executable, "-m", "probes", "html", str(kept)], cwd=ROOT, check=True)
+                # pages need matplotlib, which the environment with torch lacks
+                page = [ROOT / ".venv/bin/python", "-m", "probes", "html", kept]
+                subprocess.run(page, cwd=ROOT, check=True)
 
 
 def job(model: str, way: Way, batches: tuple[int, ...]) -> worker.ScanJob:
