@@ -245,6 +245,7 @@ class Bench:
             },
             "why_pageable": report.why_pageable,
             "why_unbundled": handle._engine.lanes.why_unbundled,
+            "why_memsets": handle._engine.lanes.why_memsets,
             "dense": sum(block.dense for block in made.blocks),
             "buffers": [made.rings.slots, made.rings.scratches],
         }

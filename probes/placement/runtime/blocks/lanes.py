@@ -14,6 +14,7 @@ import torch
 
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
+from probes.placement.runtime.blocks.memsets import DriverError, Memset, Nodes, replace_memsets
 
 Work = Callable[[], object]
 # torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
@@ -217,6 +218,25 @@ class _Stream:
         """A stream keeps its order."""
 
 
+class _Copies(_Stream):
+    """The stream of copies.
+
+    While a graph is recorded, each mark has an empty kernel behind it. Else what waits for a copy would
+    inherit that copy's stream, and the next copy begin one more: with three of them waiting, an H200 copied
+    at 44 to 49 GB/s instead of 55.
+    """
+
+    def record(self, mark: _Event) -> None:
+        super().record(mark)
+        if torch.version.hip is None and torch.cuda.is_current_stream_capturing():
+            self.run(_nothing)
+
+
+def _nothing() -> None:
+    """A kernel that reads and writes nothing."""
+    torch.cuda._sleep(0)
+
+
 class _Current:
     """Whichever stream of the device is current when work comes: the caller's."""
 
@@ -263,11 +283,13 @@ class CudaLanes:
         self.records = True
         self._caller = _Current(device)
         self.compute: Lane = self._caller
-        self.copy: Lane = _Stream(device)
-        self.unpack: Lane = _Stream(device)
+        self.forked = _Copies(device), _Stream(device)
+        self.copy: Lane = self.forked[0]
+        self.unpack: Lane = self.forked[1]
         self._recording = torch.cuda.Stream(device)
         self._bundles: list[_Bundle] = []  # of which the first has the pool of all
         self.why_unbundled = ""  # why unpacking is handed over kernel by kernel, if it is
+        self.why_memsets = ""  # why graphs have memsets, if they do
 
     def mark(self) -> Mark:
         """An event."""
@@ -359,22 +381,66 @@ class _Recorded:
     def __init__(
         self, lanes: CudaLanes, work: Callable[[], Any], beside: "_Recorded | None", stream: torch.cuda.Stream
     ) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._editable = torch.version.hip is None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
+        self._graph = torch.cuda.CUDAGraph(**({"keep_graph": True} if self._editable else {}))
         pool = beside._graph.pool() if beside else None
         # each stream has a workspace for products, of 32 MiB on an H100: that of eager calls isn't needed now
         getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             fork = _Event()
             lanes.compute.record(fork)
-            for lane in (lanes.copy, lanes.unpack):
+            for lane in lanes.forked:
                 lane.wait(fork)
             try:
                 self.outputs = work()
             finally:  # else the error would be that of a capture that has unjoined streams
-                for lane in (lanes.copy, lanes.unpack):
+                for lane in lanes.forked:
                     joined = _Event()
-                    lane.record(joined)
+                    joined.event.record(lane.stream)
                     lanes.compute.wait(joined)
+        if self._editable:
+            lanes.why_memsets = self._without_memsets(stream)
+            self._graph.instantiate()
+
+    def _without_memsets(self, stream: torch.cuda.Stream) -> str:
+        made: list[torch.cuda.CUDAGraph] = []  # which are alive until they have been copied
+
+        def kernel(memset: Memset) -> int:
+            made.append(_filling(memset, stream))
+            return int(made[-1].raw_cuda_graph())
+
+        try:
+            return replace_memsets(Nodes(self._graph.raw_cuda_graph()), kernel)
+        except DriverError as error:
+            return str(error)
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+def _filling(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """A graph of one kernel that writes what a memset does."""
+    bits = 8 * memset.width
+    kind, value = f"<i{memset.width}", memset.value % (1 << bits)
+    signed = value - (1 << bits) if value >> (bits - 1) else value
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.stream(stream):
+        target = torch.as_tensor(_At(memset.address, memset.count, kind), device=stream.device)
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            target.fill_(signed)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+class _At:
+    """Numbers at an address of the device, as torch takes them from other libraries."""
+
+    def __init__(self, address: int, count: int, kind: str) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": kind,
+            "data": (address, False),
+            "version": 3,
+        }
