@@ -137,7 +137,7 @@ bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGK
 	@$(PY) tests/bench/bench_probes_trust.py
 
 bench-service: images ## the service in the CPU image: batching, overhead, overload, hostile callers, 100 stops
-	@$(PY) tests/bench/bench_service.py
+	@.venv/bin/weir build cpu-extras && $(PY) tests/bench/bench_service.py
 
 bench-watch: $(READY) ## what watching costs, how even its intervals are, a vanishing card, energy
 	@$(PY) tests/bench/bench_watch.py

@@ -14,17 +14,19 @@ import statistics
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import service_fuzz_rpc
 from board import Board, tell
 from service_fuzz import answered, fuzzed, pests
 from service_life import faults, stops
 from service_load import Result, at_rate, beside, closed_loop, lone, mixed, quantile, token_ids
-from service_servers import Bare, Server, docker, server
+from service_servers import EXTRAS, Bare, Server, server
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
@@ -151,16 +153,42 @@ def hostile(board: Board, here: Server, n_requests: int) -> None:
         await busy
         return found, await plain
 
-    pid = docker("inspect", "-f", "{{.State.Pid}}", here.name)
+    pid = here.pid()
     found, plain = asyncio.run(scenario())
     board.figure("fuzz-answers", json.dumps(dict(sorted(found.items()))), "by status")
     board.bar("fuzz-500s", found.get(500, 0), 0, f"of {n_requests} requests")
     board.bar("fuzz-unanswered", found.get(0, 0), 0, "requests")
-    board.bar(
-        "fuzz-restarts", int(docker("inspect", "-f", "{{.State.Pid}}", here.name) != pid), 0, "restarts"
-    )
+    board.bar("fuzz-restarts", int(here.pid() != pid), 0, "restarts")
     others = [status for status in plain if status != 200]
     board.bar("fuzz-others", len(others), 0, f"of {len(plain)} others", statuses=sorted(set(others)))
+
+
+def hostile_rpc(board: Board, folder: Path, n_calls: int) -> None:
+    """The same over gRPC, of the image that has it; also callers who leave, and broken frames."""
+
+    async def scenario() -> tuple[Counter[str], Counter[str], list[str]]:
+        stop = asyncio.Event()
+        busy = asyncio.create_task(service_fuzz_rpc.pests(here.rpc, stop, half_open=100, leaving=20))
+        plain = asyncio.create_task(service_fuzz_rpc.answered(here.rpc, stop))
+        await asyncio.sleep(3)
+        found = await asyncio.to_thread(service_fuzz_rpc.fuzzed, here.rpc, n_calls, 2)
+        await asyncio.sleep(12)  # until the service has ended half-open streams
+        stop.set()
+        return found, await busy, await plain
+
+    with server(folder, "batched", checked=True, image=EXTRAS) as here:
+        pid = here.pid()
+        found, beside, plain = asyncio.run(scenario())
+        restarts, failed = int(here.pid() != pid), here.failed()
+    board.figure("fuzz-grpc-answers", json.dumps(dict(sorted(found.items()))), "by status",
+                 beside=dict(sorted(beside.items())))  # fmt: skip
+    internal = sum(found[name] for name in ("INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED"))
+    board.bar("fuzz-grpc-internal", internal, 0, f"of {n_calls} calls")
+    board.bar("fuzz-grpc-500s", failed, 0, "that the service itself counts, of all calls")
+    board.bar("fuzz-grpc-unanswered", found["unanswered"] + found["UNAVAILABLE"], 0, "calls")
+    board.bar("fuzz-grpc-restarts", restarts, 0, "restarts")
+    others = [status for status in plain if status != "OK"]
+    board.bar("fuzz-grpc-others", len(others), 0, f"of {len(plain)} others", statuses=sorted(set(others)))
 
 
 def size(board: Board) -> None:
@@ -172,7 +200,9 @@ def size(board: Board) -> None:
 def main() -> int:
     """Run the parts that are asked for; all of them by default. A part that breaks off is a missed bar."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="batching, one, overload, hostile, faults, stops, size")
+    parser.add_argument(
+        "parts", nargs="*", help="batching, one, overload, hostile, faults, stops, grpc, size"
+    )
     parser.add_argument("--seconds", type=float, default=8, help="of one measurement")
     parser.add_argument("--overload", type=float, default=60, help="seconds of overload")
     parser.add_argument("--cycles", type=int, default=100, help="stops")
@@ -187,7 +217,7 @@ def main() -> int:
             "overload": lambda batched, _single: overload(board, batched, args.overload),
             "hostile": lambda batched, _single: hostile(board, batched, 10_000),
         }
-        wanted = args.parts or [*parts, "faults", "stops", "size"]
+        wanted = args.parts or [*parts, "faults", "stops", "grpc", "size"]
         if parts.keys() & set(wanted):
             with server(folder, "batched", checked=True) as batched, server(folder, "single") as single:
                 for name in wanted:
@@ -197,13 +227,11 @@ def main() -> int:
             "faults": lambda: faults(board, folder),
             "stops": lambda: stops(board, folder, args.cycles),
             "size": lambda: size(board),
+            "grpc": lambda: hostile_rpc(board, folder, 4_000),
         }
         for name in wanted:
             if name in alone:
                 _run(board, name, alone[name])
-    board.waive(
-        "fuzz-grpc", "the cpu image has no gRPC; tests/loopback/test_service_rpc.py sends hostile calls"
-    )
     board.waive("gpu-rows", "no GPU here: captured shapes, VRAM and GTT are only measured on one")
     return board.finish()
 

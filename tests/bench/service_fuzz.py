@@ -125,7 +125,7 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"GET / HTTP/1.1\r\nHost:")
-                await _until(reader, stop)
+                await until(reader, stop)
                 writer.close()
             await asyncio.sleep(1)
 
@@ -138,7 +138,7 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
                     if stop.is_set() or reader.at_eof() or writer.is_closing():
                         break
                     writer.write(b"{")
-                    await _until(reader, stop, 1.0)
+                    await until(reader, stop, 1.0)
                 writer.close()
             await asyncio.sleep(1)
 
@@ -147,7 +147,7 @@ async def pests(port: int, *, n_half_open: int, n_dribbling: int, stop: asyncio.
     )
 
 
-async def _until(reader: asyncio.StreamReader, stop: asyncio.Event, seconds: float = 60.0) -> None:
+async def until(reader: asyncio.StreamReader, stop: asyncio.Event, seconds: float = 60.0) -> None:
     """Wait until the other side closes or says something, the time is over, or `stop`."""
     waits = {asyncio.ensure_future(reader.read(1)), asyncio.ensure_future(stop.wait())}
     await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,13 +1,24 @@
-"""Hostile gRPC calls for bench_service.py: broken bytes, wrong types and shapes, lengths that don't fit."""
+"""Hostile gRPC callers for bench_service.py: broken messages, calls that hang or leave, broken frames."""
 
+import asyncio
+import contextlib
 import random
 import struct
+import sys
+import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
+
+sys.path.append(str(Path(__file__).parents[2] / "images"))
+
 from service.rpc.messages import SERVICE, message
+from service_fuzz import until
 
 NAMES = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids", "", "é", "x" * 3000)
 KINDS = ("BYTES", "INT64", "INT32", "FP32", "BOOL", "", "INT64 ")
@@ -35,6 +46,10 @@ SHAPES: tuple[list[int], ...] = (
     [1, 1, 3],
     [1] * 500,
 )
+INFER = f"/{SERVICE}/ModelInfer"
+OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1))
+OWN = ("grpc.use_local_subchannel_pool", 1)  # a connection that no other channel uses
+WAIT_S = 30.0
 NUMBERS = (0, 7, 101, 102, -1, 2**31 - 1, 10**6)
 
 
@@ -91,20 +106,111 @@ def request(rng: random.Random) -> bytes:
     return data
 
 
+def good() -> bytes:
+    """The bytes of a call that is answered."""
+    made = message("ModelInferRequest")(model_name="finbert")
+    tensor = made.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3])
+    tensor.contents.int64_contents.extend([101, 7, 102])
+    data: bytes = made.SerializeToString()
+    return data
+
+
 def fuzzed(port: int, count: int, seed: int, *, at_once: int = 8) -> Counter[str]:
-    """How often each status came. Raises where a call isn't answered within 30 s."""
+    """How often each status came; "unanswered" for none within 30 s."""
     rng = random.Random(seed)
     calls = [(rng.choice(METHODS), request(rng)) for _ in range(count)]
     found: Counter[str] = Counter()
-    options = (("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1))
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel, ThreadPoolExecutor(at_once) as pool:
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
 
         def one(call: tuple[str, bytes]) -> str:
+            begun = time.monotonic()
             try:
-                channel.unary_unary(f"/{SERVICE}/{call[0]}")(call[1], timeout=30)
+                channel.unary_unary(f"/{SERVICE}/{call[0]}")(call[1], timeout=WAIT_S)
             except grpc.RpcError as error:
-                return str(error.code().name)
+                return "unanswered" if time.monotonic() - begun >= WAIT_S else str(error.code().name)
             return "OK"
 
         found.update(pool.map(one, calls))
+    return found
+
+
+# ---- who doesn't wait for an answer --------------------------------------------------------------------
+
+
+async def pests(port: int, stop: asyncio.Event, *, half_open: int, leaving: int) -> Counter[str]:
+    """Until `stop`: streams without a message, callers who leave, messages too large, broken frames.
+
+    How many of each there were.
+    """
+    found: Counter[str] = Counter()
+    rng = random.Random(3)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await stop.wait()
+        return
+        yield b""
+
+    async def silent(channel: grpc.aio.Channel) -> None:
+        found["half-open"] += 1
+        await channel.stream_unary(INFER)(nothing())
+
+    async def leaves(channel: grpc.aio.Channel) -> None:
+        found["cancelled"] += 1
+        call = channel.unary_unary(INFER)(good())
+        await asyncio.sleep(rng.choice((0, 0.001, 0.01, 0.05)))
+        call.cancel()
+        await call
+
+    async def large(channel: grpc.aio.Channel) -> None:
+        found["too large"] += 1
+        await channel.unary_unary(INFER)(bytes(rng.choice((2 << 20, 5 << 20, 32 << 20))))
+
+    async def frames(_channel: grpc.aio.Channel) -> None:
+        found["broken frames"] += 1
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(frame_bytes(rng))
+        await until(reader, stop, 1)
+        writer.close()
+
+    async def again(one: Any) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", (*OPTIONS, OWN)) as channel:
+            while not stop.is_set():
+                with contextlib.suppress(grpc.RpcError, asyncio.CancelledError, OSError):
+                    await one(channel)
+                await asyncio.sleep(0.1)
+
+    each = [silent] * half_open + [leaves] * leaving + [large] * 2 + [frames] * leaving
+    await asyncio.gather(*map(again, each))
+    return found
+
+
+def frame_bytes(rng: random.Random) -> bytes:
+    """What begins as HTTP/2 and goes wrong: lengths that lie, headers without an end, resets, noise."""
+    frames = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))]
+    for _ in range(rng.randrange(1, 60)):
+        payload = rng.randbytes(rng.randrange(64))
+        length = len(payload) + rng.choice((0, 0, 0, 1, 2**14, 2**23))
+        kind, flags, stream = (
+            rng.choice((0, 1, 2, 3, 4, 6, 7, 8, 9, 99)),
+            rng.choice((0, 1, 4, 5)),
+            rng.randrange(9),
+        )
+        frames.append(length.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload)
+    return b"".join(frames[rng.choice((0, 0, 0, 1)) :])
+
+
+async def answered(port: int, stop: asyncio.Event) -> list[str]:
+    """The statuses that a plain caller, on a connection of its own, gets all the while."""
+    found = []
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", (*OPTIONS, OWN)) as channel:
+        while not stop.is_set():
+            try:
+                await channel.unary_unary(INFER)(good(), timeout=WAIT_S)
+                found.append("OK")
+            except grpc.RpcError as error:
+                found.append(str(error.code().name))
+            await asyncio.sleep(0.05)
     return found

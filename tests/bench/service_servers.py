@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
+EXTRAS = os.environ.get("WEIR_EXTRAS_IMAGE") or "weir/cpu-extras:latest"
 # Nothing but the model's pass, in the program's first thread, with libgomp's own settings: the fastest way
 BARE = """
 import json, sys, time
@@ -51,17 +52,29 @@ os._exit(main(os.environ))
 
 @dataclass(frozen=True)
 class Server:
-    """A container of the service and its port."""
+    """A container of the service and its ports."""
 
     name: str
     port: int
+    rpc: int  # of gRPC, where the image has it
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics without labels, by name."""
+        return {name: value for name, value in self._samples() if "{" not in name}
+
+    def failed(self) -> int:
+        """How many requests it has answered with a 500, over any protocol, by its own count."""
+        return int(sum(value for name, value in self._samples() if 'status="500"' in name))
+
+    def _samples(self) -> list[tuple[str, float]]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as page:
             lines = page.read().decode().splitlines()
         pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
-        return {name: float(value) for name, value in pairs if "{" not in name}
+        return [(name, float(value)) for name, value in pairs]
+
+    def pid(self) -> str:
+        """The container's first process, which another start would replace."""
+        return docker("inspect", "-f", "{{.State.Pid}}", self.name)
 
     def status(self, path: str) -> int:
         """The status of a GET; 0 where nobody answers within 5 s."""
@@ -99,6 +112,7 @@ def server(
     mounts: Sequence[str] = (),
     program: str = "",
     checked: bool = False,
+    image: str = IMAGE,
 ) -> Iterator[Server]:
     """A container with the profile, on the host's network: no proxy stands in between.
 
@@ -106,8 +120,8 @@ def server(
     measured, every second until it is healthy. Bytecode is kept in `folder`, so that starting it again
     doesn't compile torch's modules again.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        port, rpc = free.getsockname()[1], other.getsockname()[1]
     name = f"bench-service-{profile}-{lane}-{os.getpid()}"
     command = ["python3", "-c", program] if program else []
     docker(
@@ -117,10 +131,12 @@ def server(
         *("-v", f"{folder / 'bytecode'}:/bytecode", "-e", "PYTHONPYCACHEPREFIX=/bytecode"),
         *("-e", "PYTHONDONTWRITEBYTECODE="),
         *(word for each in mounts for word in ("-v", each)),
-        *("-e", f"APP_PROFILE={profile}", "-e", f"WEIR_LISTEN=127.0.0.1:{port}", IMAGE, *command),
+        *("-e", f"APP_PROFILE={profile}", "-e", f"WEIR_LISTEN=127.0.0.1:{port}"),
+        *(("-e", f"WEIR_GRPC_LISTEN=127.0.0.1:{rpc}") if image == EXTRAS else ()),
+        *(image, *command),
     )
     try:
-        made = Server(name, port)
+        made = Server(name, port, rpc)
         made.ready()
         yield made
     finally:
