@@ -232,6 +232,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
     """All groups by name, in the order in which they run."""
     from placing_eager import eager
     from placing_generate import qwen
+    from placing_load import load_group
     from placing_peers import peers
     from placing_summary import summary
     from placing_times import times
@@ -250,6 +251,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "peers": peers,
         "trouble": trouble,
         "packing": packing,
+        "load": load_group,
         "times": times,
         "eager": eager,
         "summary": summary,
