@@ -133,6 +133,8 @@ def main(folder: Path) -> None:
     model, made = qwen_3b(), read_plan(folder / "plan.json")
     inputs = model.inputs(1, torch.device("cuda"))
     _warm(folder)
+    with torch.device("meta"):
+        _factory(model)()  # imports transformers
     free()
     base, peak = _anonymous(), list[int]()
     with vram.capped(made.vram_budget), torch.inference_mode():
