@@ -10,6 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.placement import load
+from probes.placement.models.moduletree import described
+from probes.placement.planner import costs
+from probes.placement.planner.costs import Pass, options
+from probes.placement.planner.profiles import profile
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.place import settle
@@ -57,6 +61,33 @@ def test_a_block_larger_than_its_slots_computes_the_same(dtype, slots, capture, 
         lanes.compute.drain()
         handle.remove()
         assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
+    """Parts of different tensors rarely share a slot, so pieces aren't equal: a layer of experts has 10."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(1024, 512, bias=False, dtype=torch.bfloat16)
+            self.second = nn.Linear(2048, 2560, dtype=torch.bfloat16)
+            self.third = nn.Linear(1024, 3072, dtype=torch.bfloat16)
+
+    monkeypatch.setattr(costs, "LEAST_PIECE", 64 << 10)  # bytes
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer())
+    block, machine = described(model).blocks[0], profile("h200")
+    work = Pass(1, 1, 1, "exact", captured=True)
+    cut = next(one for one in options(block, machine, work) if one.pieces > 1 and one.dense == dense)
+    plan = plan_of(model, {"0": "streamed_packed"})
+    rings = Rings(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
+    plan = replace(plan, rings=rings, blocks=(replace(plan.blocks[0], dense=dense),))
+    handle = settle(model, plan, ModuleSource(), HostLanes())
+    made = handle._engine.moving[0].pieces
+    want = [machine.link_alpha_s + piece.target.numel() / machine.link_rate for piece in made]
+    assert [copy_s for copy_s, _ in cut.parts] == pytest.approx(want, rel=0.02)
+    handle.remove()
 
 
 def test_a_checkpoint_is_loaded_in_pieces(tmp_path):

@@ -153,6 +153,11 @@ class Maker:
         if bias:
             yield self.one(f"{name}.bias", outputs)
 
+    def inputs_first(self, name: str, inputs: int, outputs: int) -> Tensors:
+        """The weight of a linear layer that stores it transposed, and its bias."""
+        yield replace(self.one(f"{name}.weight", inputs, outputs), inputs_first=True)
+        yield self.one(f"{name}.bias", outputs)
+
     def norm(self, name: str, width: int, *, bias: bool = False) -> Tensors:
         """A normalisation's scale, and its shift."""
         yield self.one(f"{name}.weight", width)

@@ -57,6 +57,17 @@ class TensorDescription:
     use: Use = "product"
     active: float = 1.0
     given: str = ""  # the dtype that the model has it in, where it computes in another
+    inputs_first: bool = False  # a product of shape (k, n), as GPT-2 stores it
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers an input row of its product has."""
+        return self.shape[0 if self.inputs_first else -1]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers its product gives for an input row; of one expert, where it holds several."""
+        return self.shape[-1 if self.inputs_first else -2]
 
     @property
     def numbers(self) -> int:
@@ -141,7 +152,7 @@ class BlockDescription:
     @property
     def kind(self) -> object:
         """Equal for blocks that cost the same: everything except names."""
-        shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given) for t in self.tensors)
+        shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         return shapes, facts, self.kernels, self.touched_numbers, self.around
 

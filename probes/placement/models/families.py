@@ -266,16 +266,13 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     top = "transformer." if whole else ""
     width = size.width
 
-    def layer(at: str) -> Tensors:  # these weights are stored inputs first
+    def layer(at: str) -> Tensors:
         yield from make.norm(f"{at}.ln_1", width, bias=True)
-        yield from make.linear(f"{at}.attn.c_attn", 3 * width, width)
-        yield make.one(f"{at}.attn.c_attn.bias", 3 * width)
-        yield from make.linear(f"{at}.attn.c_proj", width, width, bias=True)
+        yield from make.inputs_first(f"{at}.attn.c_attn", width, 3 * width)
+        yield from make.inputs_first(f"{at}.attn.c_proj", width, width)
         yield from make.norm(f"{at}.ln_2", width, bias=True)
-        yield from make.linear(f"{at}.mlp.c_fc", size.inner, width)
-        yield make.one(f"{at}.mlp.c_fc.bias", size.inner)
-        yield from make.linear(f"{at}.mlp.c_proj", width, size.inner)
-        yield make.one(f"{at}.mlp.c_proj.bias", width)
+        yield from make.inputs_first(f"{at}.mlp.c_fc", width, size.inner)
+        yield from make.inputs_first(f"{at}.mlp.c_proj", size.inner, width)
 
     before = [*make.table(f"{top}wte", size.vocabulary, width)]
     before += make.table(f"{top}wpe", fields.number("n_positions", "n_ctx", default=1024), width)

@@ -101,7 +101,12 @@ def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> 
         uses = {tensor.name: tensor for tensor in fact.tensors}
         calls = {name: place for place, name in enumerate(uses)}  # modules may define parts in another order
         tensors = tuple(
-            replace(tensor, use=uses[tensor.name].use, active=uses[tensor.name].active)
+            replace(
+                tensor,
+                use=uses[tensor.name].use,
+                active=uses[tensor.name].active,
+                inputs_first=uses[tensor.name].inputs_first,
+            )
             if tensor.name in uses
             else tensor
             for tensor in sorted(block.tensors, key=lambda tensor: calls.get(tensor.name, len(calls)))

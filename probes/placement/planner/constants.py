@@ -21,8 +21,11 @@ class Constants:
     vram_rate: float  # kernels reading VRAM
     unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
     ranked_rate: float  # the same with 3-bit codes, whose escapes are counted: bound by integer operations
+    activation_rate: float  # kernels besides products reading and writing activations, mostly in a cache
     operations_rate: float  # the same by torch operations, where no kernel writes the wanted dtype
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
+    experts_rate: float  # experts' products reading their weights, one kernel for all of them
+    fused_rows_rate: float  # the same of several rows in matrices of few outputs: bound by their decoding
     link_rate: float  # copies of pinned memory to VRAM
     link_alpha_s: float  # and what each copy takes beyond its bytes
     pageable_rate: float

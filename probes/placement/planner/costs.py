@@ -24,13 +24,13 @@ FUSED_DTYPES: Final = ("bfloat16", "float16")
 FUSED_STEP: Final = 0.75
 MANY_ROWS_FUSED_STEP: Final = 2.1
 WIDEST_TILE: Final = 32  # outputs that the fused product of several rows computes at once, in large matrices
-NARROW_TILE: Final = 0.6  # of its rate where it computes fewer: 1600, 2304, 4096 and 6144 outputs
 ALIGNED: Final = 8  # outputs of 16 bits: the library has slow kernels for others
 UNALIGNED: Final = 0.14  # of the rate of products
 WIDE_ROWS: Final = 64  # of input, by which float32's products are computed
 WIDE_PRODUCT_S: Final = 5e-6  # that such a product takes more
 WIDE_READS: Final = 0.78  # of VRAM's rate, at which products read float32
 EXPERT_TILE: Final = 64  # rows: half a tile, which is empty for each expert on average
+EXPERTS_REACHED: Final = 0.75  # of the rate of products: nine resident passes on an H100 and an H200
 # Input rows that a library's kernel multiplies with weights that it has read once, and those of more rows for
 # which it reads them again: six matrices at 1 to 2,048 rows on an H200, by the link's rate.
 ONCE_ROWS: Final = 32
@@ -105,11 +105,18 @@ class Option:
     kept: bool = False  # with the bits that the model has, and converted for each call
     table: bool = False  # packed and never unpacked as a whole
     pieces: int = 1  # in which it is copied and unpacked, each by way of a slot
+    parts: tuple[
+        tuple[float, float], ...
+    ] = ()  # seconds of each piece's copy and unpacking; none: equal ones
 
     @property
     def way(self) -> tuple[Tier, bool, bool, bool, int]:
         """What distinguishes it among a block's options: the tier, the layout there, and the pieces."""
         return self.tier, self.dense, self.kept, self.table, self.pieces
+
+    def part(self, nth: int) -> tuple[float, float]:
+        """Seconds of a piece's copy and of its unpacking."""
+        return self.parts[nth] if self.parts else (self.copy_s / self.pieces, self.unpack_s / self.pieces)
 
     @property
     def lanes(self) -> tuple[float, ...]:
@@ -162,6 +169,11 @@ def cache_bytes(block: BlockDescription, work: Pass) -> int:
 def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Option, ...]:
     """Every tier that a block can go to."""
     return tuple(_Block(block, machine, work).options())
+
+
+def _is_experts(tensor: TensorDescription) -> bool:
+    """Whether it holds the matrices of several experts, of which each row needs some."""
+    return tensor.use == "product" and tensor.active < 1.0 and len(tensor.shape) > 2
 
 
 def _main_dtype(block: BlockDescription) -> str:
@@ -316,16 +328,41 @@ class _Block:
 
     def _in_pieces(self, streamed: Option) -> Option:
         """The same by way of slots that hold a piece of it: they take less VRAM."""
-        machine, more = self._machine, (PIECES - 1) * self._block.fetches
+        machine, fetches = self._machine, self._block.fetches
         room = aligned(int(streamed.slot_bytes * (1 + PIECE_SPARE) / PIECES))
+        parts = tuple(
+            (fetches * (machine.link_alpha_s + n_bytes / machine.link_rate), fetches * seconds)
+            for n_bytes, seconds in self._cut(room, dense=streamed.dense)
+        )
+        more = (len(parts) - 1) * fetches
         return replace(
             streamed,
-            copy_s=streamed.copy_s + more * machine.link_alpha_s,
-            unpack_s=streamed.unpack_s + more * machine.unpack_item_s,
+            copy_s=sum(copy_s for copy_s, _ in parts),
+            unpack_s=sum(unpack_s for _, unpack_s in parts),
             launch_s=streamed.launch_s + more * self._python(COPY + UNPACK),
             slot_bytes=room,
-            pieces=PIECES,
+            pieces=len(parts),
+            parts=parts,
         )
+
+    def _cut(self, room: int, *, dense: bool) -> list[tuple[float, float]]:
+        """Bytes of each piece and seconds of its unpacking, as the runtime cuts it for slots of `room`.
+
+        A tensor that is larger than a slot is cut into equal parts. Neighbours that fit a slot together are
+        one piece, so a piece may be much smaller than a slot.
+        """
+        made: list[tuple[float, float]] = []
+        for tensor in self._block.tensors:
+            packed = packed_bytes(tensor, dense=dense)
+            count = -(-packed // room)
+            unpack = self._unpacking(tensor, dense=dense, parts=count)
+            for _ in range(count):
+                if made and made[-1][0] + packed / count <= room:
+                    before = made.pop()
+                    made.append((before[0] + packed / count, before[1] + unpack / count))
+                else:
+                    made.append((packed / count, unpack / count))
+        return made
 
     def _as_table(self) -> Iterator[Option]:
         """Packed in VRAM: lookups unpack the rows that they need, products no more than a piece at a time."""
@@ -371,16 +408,16 @@ class _Block:
 
     def _compute_fused(self, packed: int) -> float:
         """The GPU's time for products that read packed weights."""
-        rows, rate = self._work.rows, self._machine.fused_rate
+        rows, machine = self._work.rows, self._machine
         main = max(self._block.tensors, key=lambda tensor: tensor.n_bytes)
         tile = fused(rows, main.shape)
-        if rows > 1 and tile is not None and tile.rows < WIDEST_TILE:
-            rate *= NARROW_TILE
+        narrow = rows > 1 and tile is not None and tile.rows < WIDEST_TILE
+        rate = machine.fused_rows_rate if narrow else machine.fused_rate
         step = MANY_ROWS_FUSED_STEP if rows > 1 else FUSED_STEP
         return self._compute(rate, share=packed / self._bytes, step=step)
 
-    def _unpacking(self, tensor: TensorDescription, *, dense: bool) -> float:
-        """The GPU's time for one tensor, or for its copy where it isn't packed.
+    def _unpacking(self, tensor: TensorDescription, *, dense: bool, parts: int = 1) -> float:
+        """The GPU's time for one tensor in so many parts, or for its copy where it isn't packed.
 
         Kernels write the dtype that was packed; operations convert. 3-bit codes of a small tensor wait for
         one program, those of a large one for all of them.
@@ -388,13 +425,14 @@ class _Block:
         machine = self._machine
         packed = packed_bytes(tensor, dense=dense)
         moved = packed + tensor.n_bytes
+        items = parts * machine.unpack_item_s
         if packed >= tensor.given_bytes:
-            return machine.unpack_item_s + moved / machine.vram_rate
+            return items + moved / machine.vram_rate
         if self._converts:
-            return machine.unpack_item_s + moved / machine.operations_rate
+            return items + moved / machine.operations_rate
         if (dense and tensor.numbers >= DENSE_FROM) or tensor.dtype == "float16":
-            return math.hypot(RANKED_LEAST_S, moved / machine.ranked_rate)
-        return machine.unpack_item_s + moved / machine.unpack_rate
+            return math.hypot(parts * RANKED_LEAST_S, moved / machine.ranked_rate)
+        return items + moved / machine.unpack_rate
 
     def _on_cpu(self) -> Option:
         machine, work, block = self._machine, self._work, self._block
@@ -436,7 +474,7 @@ class _Block:
     def _compute(self, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
         """The GPU's time: weights are read at a rate, and take a share of their bytes."""
         each = (self._read_s(tensor, rate, share=share, step=step) for tensor in self._block.tensors)
-        return self._fixed + self._block.calls * (sum(each) + self._touched() / self._machine.vram_rate)
+        return self._fixed + self._block.calls * (sum(each) + self._touched() / self._machine.activation_rate)
 
     def _read_s(self, tensor: TensorDescription, rate: float, *, share: float, step: float) -> float:
         """The GPU's time for one tensor in one call.
@@ -446,6 +484,8 @@ class _Block:
         H100 are within 21 % of this, 7.6 % on average.
         """
         machine, rows = self._machine, self._work.rows
+        if _is_experts(tensor):
+            rate = min(rate, machine.experts_rate)
         reads = tensor.bytes_read(rows) * share / rate
         if tensor.use != "product":
             return reads
@@ -456,18 +496,19 @@ class _Block:
                 return machine.product_s + reads
             products = self._products_s(tensor, -(-rows // WIDE_ROWS) * WIDE_ROWS)
             return machine.product_s + WIDE_PRODUCT_S + math.hypot(reads, products)
-        turns = tensor.shape[-1] * machine.product_step_s * step
+        turns = tensor.inputs * machine.product_step_s * step
         overlapped = math.cbrt(reads**3 + self._products_s(tensor, rows) ** 3)
         return machine.product_s + math.hypot(overlapped, turns)
 
     def _products_s(self, tensor: TensorDescription, rows: int) -> float:
         """Seconds of multiplications. Each expert's rows fill whole tiles."""
         work = tensor.products * rows
-        if tensor.active < 1.0 and len(tensor.shape) > 2:
+        rate = self._machine.rate_of_products(tensor.dtype)
+        if _is_experts(tensor):
             experts = tensor.shape[0] * (1.0 - (1.0 - tensor.active) ** rows)
             work += EXPERT_TILE * experts * tensor.numbers / tensor.shape[0]
-        rate = self._machine.rate_of_products(tensor.dtype)
-        if rows > 1 and tensor.shape[0] % ALIGNED and len(tensor.shape) == 2:
+            rate *= EXPERTS_REACHED
+        if rows > 1 and len(tensor.shape) == 2 and tensor.outputs % ALIGNED:
             rate *= UNALIGNED
         return 2 * work / rate
 

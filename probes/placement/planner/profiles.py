@@ -74,16 +74,23 @@ class _Profile:
         flops = {
             k: v * 1e12 * self._reached("flops") for k, v in self._machine["tflops"].items() if k != "source"
         }
+        vram = peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read")
+        fused = peak * self._reached("fused") if triton else 0.0
         matrix_units = bool(self._machine["bfloat16"]["value"])
         return Constants(
             name=str(self._machine["title"]),
             origin=f"predicted: profile {self._name}",
             vram_bytes=int(self._value("vram_gib") * GIB),
-            vram_rate=peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read"),
+            vram_rate=vram,
             unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=self._ranked() if triton else peak * self._reached("torch_unpack"),
+            ranked_rate=self._at_most(peak * self._reached("unpack"), "ranked")
+            if triton
+            else peak * self._reached("torch_unpack"),
+            activation_rate=self._at_most(vram, "activations"),
             operations_rate=peak * self._reached("torch_unpack"),
-            fused_rate=peak * self._reached("fused") if triton else 0.0,
+            experts_rate=self._at_most(vram, "experts"),
+            fused_rate=fused,
+            fused_rows_rate=self._at_most(fused, "fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
             pageable_rate=link if unified else link * self._reached("pageable"),
@@ -111,11 +118,9 @@ class _Profile:
             notes=("nothing here was measured on an AMD card",) if amd else (),
         )
 
-    def _ranked(self) -> float:
-        """As fast as integer operations allow, and no faster than 4-bit codes."""
-        by_operations = self._machine["tflops"]["float32"] * 1e12 * self._reached("ranked")
-        most = self._value("vram_gb_per_s") * 1e9 * self._reached("unpack")
-        return float(min(by_operations, most))
+    def _at_most(self, rate: float, key: str) -> float:
+        """A rate of VRAM, or what the GPU's units reach where that is less."""
+        return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key))
 
     def _link(self) -> float:
         link = self._machine["link"]

