@@ -1,7 +1,7 @@
 """What a model consists of, from its module tree. It may be on meta: nothing is read from its weights."""
 
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -11,6 +11,10 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.modules import Block, Entry, find_blocks, is_divisible
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
+
+# Besides products: torch computes such a layer in inference by a function of its own, with two norms, two
+# sums, attention (four kernels) and two copies at most.
+ENCODER_KERNELS: Final = 10
 
 Module: TypeAlias = nn.Module  # for modules that don't import torch
 
@@ -55,11 +59,12 @@ def _block(block: Block) -> BlockDescription:
     tensors = tuple(_tensor(entry) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
-    alone = len(block.modules) == 1 and type(block.modules[0]) is nn.Linear
+    kind = type(block.modules[0]) if len(block.modules) == 1 else None
     return BlockDescription(
         block.name,
         tensors,
-        operations=int(alone),
+        operations=int(kind is nn.Linear),
+        kernels=ENCODER_KERNELS if kind is nn.TransformerEncoderLayer else 0,
         looked_up=looked_up,
         anytime=not block.called,
         divisible=is_divisible(block),
