@@ -25,7 +25,7 @@ FUSED_STEP: Final = 0.75
 MANY_ROWS_FUSED_STEP: Final = 2.1
 WIDEST_TILE: Final = 32  # outputs that the fused product of several rows computes at once, in large matrices
 ALIGNED: Final = 8  # outputs of 16 bits: the library has slow kernels for others
-UNALIGNED: Final = 0.14  # of the rate of products
+UNALIGNED: Final = 0.14  # of the rate of products, in whole tiles of TILE_ROWS rows: GPT-2's, H100 and H200
 WIDE_ROWS: Final = 64  # of input, by which float32's products are computed
 WIDE_PRODUCT_S: Final = 5e-6  # that such a product takes more
 WIDE_READS: Final = 0.78  # of VRAM's rate, at which products read float32
@@ -510,6 +510,7 @@ class _Block:
             rate *= EXPERTS_REACHED
         if rows > 1 and len(tensor.shape) == 2 and tensor.outputs % ALIGNED:
             rate *= UNALIGNED
+            work = tensor.products * -(-rows // TILE_ROWS) * TILE_ROWS
         return 2 * work / rate
 
     def _touched(self) -> float:
