@@ -124,13 +124,9 @@ class Option:
 
         The last lane isn't one: it makes a resident block the choice where it costs no time.
         """
-        return self.lanes_if(1.0)
-
-    def lanes_if(self, longer: float) -> tuple[float, ...]:
-        """The same if copies took so many times as long."""
         return (
             self.compute_s + self.unpack_s + self.cpu_s,
-            longer * self.copy_s + self.shared_s,
+            self.copy_s + self.shared_s,
             self.disk_s,
             self.launch_s + self.cpu_s,
             0.0 if self.tier == "resident" else UPKEEP * self.compute_s,

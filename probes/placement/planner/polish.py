@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.placement.planner.costs import Option
-from probes.placement.planner.timeline import Timeline, simulate
+from probes.placement.planner.timeline import seconds
 from probes.placement.values import Rings
 
 MOST_STEPS: Final = 24_000  # simulated blocks in all, about a tenth of a second
@@ -39,11 +39,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Placed:
-    """Options in call order, with the rings they need, and the pass that follows."""
+    """Options in call order, with the rings they need, and the simulated time of the pass that follows."""
 
     chosen: Chosen
     rings: Rings
-    timeline: Timeline
+    seconds: float
 
 
 def ring_bytes(rings: Rings) -> int:
@@ -71,15 +71,14 @@ def rings_room(used: Sequence[tuple[Option, int]], limits: Limits) -> tuple[int,
     return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used)
 
 
-def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> Timeline:
-    """The pass through the blocks. Of very many blocks only some windows are simulated."""
+def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> float:
+    """Seconds of the pass through the blocks. Of very many blocks only some windows are simulated."""
     if len(chosen) <= MANY_BLOCKS:
-        return simulate(chosen, rings, replayed=limits.replayed)
+        return seconds(chosen, rings, replayed=limits.replayed)
     last = len(chosen) - WINDOW
     starts = [round(i * last / (WINDOWS - 1)) for i in range(WINDOWS)]
-    parts = [simulate(chosen[at : at + WINDOW], rings, replayed=limits.replayed) for at in starts]
-    seconds = sum(part.seconds for part in parts) * len(chosen) / (WINDOWS * WINDOW)
-    return Timeline(seconds, 0.0, ())
+    parts = [seconds(chosen[at : at + WINDOW], rings, replayed=limits.replayed) for at in starts]
+    return sum(parts) * len(chosen) / (WINDOWS * WINDOW)
 
 
 def placed(chosen: Chosen, limits: Limits) -> Placed | None:
@@ -90,14 +89,19 @@ def placed(chosen: Chosen, limits: Limits) -> Placed | None:
     slot, scratch, left = room
     best, pieces = None, max(option.pieces for option in chosen)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
-    for slots, scratches in itertools.product(counts, SCRATCH_COUNTS if scratch else (0,)):
+    for slots, scratches in itertools.product(counts, _scratch_counts(scratch, limits)):
         rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
         if ring_bytes(rings) > left:
             continue
-        timeline = simulated(chosen, rings, limits)
-        if best is None or timeline.seconds < best.timeline.seconds * (1 - GAIN):
-            best = Placed(chosen, rings, timeline)
+        found = simulated(chosen, rings, limits)
+        if best is None or found < best.seconds * (1 - GAIN):
+            best = Placed(chosen, rings, found)
     return best
+
+
+def _scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
+    """A second one is of use to a graph alone, which unpacks a block ahead for the next pass."""
+    return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
 def polished(
@@ -113,7 +117,7 @@ def polished(
             if left < 0:
                 return best
             tried = placed(chosen, limits)
-            if tried and tried.timeline.seconds < best.timeline.seconds * (1 - GAIN):
+            if tried and tried.seconds < best.seconds * (1 - GAIN):
                 best, moving = tried, True
                 break
     return best

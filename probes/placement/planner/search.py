@@ -4,6 +4,7 @@ Blocks that cost the same are one group, so a model of 80 layers is a program of
 group are then spread evenly over its blocks, so that copies can run while resident blocks compute.
 """
 
+import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -22,27 +23,24 @@ from probes.placement.planner.polish import (
     ring_bytes,
     rings_room,
 )
-from probes.placement.planner.solver.integers import Choice, Counts, Group, Program, solve
-from probes.placement.planner.timeline import Timeline, simulate
+from probes.placement.planner.solver.integers import Choice, Counts, Group, Program, Search, solve
+from probes.placement.planner.timeline import ARRIVAL_S, RELEASE_S, Timeline, simulate
 from probes.placement.split import spread
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
-FEWER_SIZES: Final = 4  # where there are many kinds
-MANY_KINDS: Final = 6
+ALIKE: Final = 1.1  # times a size: the largest within that stands for all of them
+SLOTS: Final = (1, 2, 4)  # that there is room for while blocks are counted
+MOST_RINGS: Final = 24  # of which the best counts are looked for, the most promising ones
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
-NEARLY: Final = 1.05  # times the least that lanes take: counts that are about as good
-SIMULATED: Final = 6  # such counts that are simulated
-FEW_ENOUGH: Final = 1_000  # blocks, of which that takes less than a tenth of a second
 SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of other sizes is tried
 SMALL: Final = 0.005  # of the largest block: no ring is made for smaller ones
 WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
 MOST_POLISHED: Final = 6  # placements, the quickest ones
-# Tiers without which a search is made too; the plan is the one that the simulation finds quickest.
+# Tiers without which counts are looked for too; the plan is the one that the simulation finds quickest.
 LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
-    (),
     ("cpu",),
     ("packed", "streamed_packed"),
     ("in_place",),
@@ -51,12 +49,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 )
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
-SLOTS_OF_PIECES: Final = (2, 3)
-# Where there are many kinds each search takes long, so fewer are made.
-LONGER_OF_MANY: Final = LONGER[1:2]
-SLOTS_OF_MANY: Final = SLOTS_OF_PIECES[1:]
-ROOM_OF_A_SLOT: Final = 0.02  # of the memory that a slot takes, from which one fewer is worth a search
-LEFT_OUT_OF_MANY: Final = (LEFT_OUT[0], LEFT_OUT[3], LEFT_OUT[-1])
+VARIED: Final = 4  # rings, the best ones, for which that is done
 # Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
 QUICKER: Final = (0.6, 0.8)  # of it, on hosts for which a plan shall do as well, the first that is possible
 STEADIER: Final = 1.02  # of the shortest time, that a plan may take which does better there
@@ -104,7 +97,7 @@ def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
     if len(best.chosen) > MANY_BLOCKS or launch < HANDED_OVER * best.timeline.seconds:
         return best
     by_place = options_by_block(found)
-    for share in QUICKER if len(found) <= MANY_KINDS else QUICKER[:1]:
+    for share in QUICKER:
         quick = search([_with_quicker_python(kind, share) for kind in found], limits)
         if quick is None:
             continue
@@ -128,59 +121,120 @@ def _with_quicker_python(kind: Kind, share: float) -> Kind:
 
 
 def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
-    """The best by simulation among the best counts with all tiers, and without some, each improved.
+    """The best by simulation among the best counts for many rings, and without some tiers, each improved.
 
     The integer program takes lanes for independent. With a few slots they aren't: copies stand still while
     one block is computed or unpacked for long.
     """
-    starts, promised = _starts(found, limits)
-    if not starts:  # the budget is so tight that no split of the search came to whole counts
+    starts = _Starts(found, limits)
+    starts.of_all_rings()
+    if not starts.made:  # the budget is so tight that no split of the search came to whole counts
         tight = anything(found, limits)
         made = polished(tight, options_by_block(found), limits) if tight else None
         return _found(made, limits, gap=1.0) if made else None
-    best, gap = min(((one, counts.gap) for one, counts in starts), key=lambda one: one[0].timeline.seconds)
-    if best.timeline.seconds > promised * (1 + WORTH_POLISHING):
-        each = {id(one): one for one, _ in starts}.values()
-        different = sorted(each, key=lambda one: one.timeline.seconds)[:MOST_POLISHED]
+    if starts.may_be_better():
+        starts.of_the_best_rings()
+    best, gap = starts.made[0].placed, starts.made[0].counts.gap
+    if starts.may_be_better():
+        different = [start.placed for start in starts.made[:MOST_POLISHED]]
         choices, steps = options_by_block(found), MOST_STEPS // len(different)
-        best = min(
-            (polished(one, choices, limits, steps=steps) for one in different),
-            key=lambda one: one.timeline.seconds,
-        )
+        best = min((polished(one, choices, limits, steps=steps) for one in different), key=_seconds)
     return _found(best, limits, gap=gap)
 
 
-def _starts(found: Sequence[Kind], limits: Limits) -> tuple[list[tuple[Placed, Counts]], float]:
-    """Placements to begin with, and the least time that the program promises."""
-    few = len(found) <= MANY_KINDS
-    left_out, longer_by = (LEFT_OUT, LONGER) if few else (LEFT_OUT_OF_MANY, LONGER_OF_MANY)
-    known: dict[Used, Placed | None] = {}
-    whole = [replace(kind, options=tuple(o for o in kind.options if o.pieces < 2)) for kind in found]
-    starts = [_best(_without(whole, tiers), limits, known) for tiers in left_out]
-    if any(one[0].rings.slot_bytes > ROOM_OF_A_SLOT * limits.vram for one in starts if one):
-        starts.append(_best(whole, limits, known, slots=1))
-        used = {(one[0].rings.slot_bytes, one[0].rings.scratch_bytes) for one in starts if one}
-        starts += [
-            _best(whole, limits, known, slots=slots, longer=longer, sizes=used)
-            for longer, slots in itertools.product(longer_by, (1, 2))
+def _seconds(one: Placed) -> float:
+    return one.seconds
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Counts, the rings that they were found for, and their blocks placed."""
+
+    counts: Counts
+    rings: Rings
+    placed: Placed
+
+
+class _Starts:
+    """Placements to begin with, of different counts, the quickest first."""
+
+    def __init__(self, found: Sequence[Kind], limits: Limits) -> None:
+        self._found, self._limits = found, limits
+        self.made: list[_Start] = []
+        self.promised = math.inf  # the least time that the program promises
+        self._known: set[Used] = set()
+
+    @property
+    def _least(self) -> float:
+        return self.made[0].placed.seconds if self.made else math.inf
+
+    def may_be_better(self) -> bool:
+        """Whether a pass may take notably less time than the best so far."""
+        return self._least > self.promised * (1 + WORTH_POLISHING)
+
+    def of_all_rings(self) -> None:
+        """The best counts for each of the rings that promise less than the best placement so far takes."""
+        waiting: list[tuple[float, int, Rings, _Allowed]] = []
+        ticket, seen = itertools.count(), set()
+
+        def wait(rings: Rings) -> None:
+            if rings not in seen:
+                seen.add(rings)
+                one = _Allowed(self._found, self._limits, rings)
+                heapq.heappush(waiting, (one.search.promise, next(ticket), rings, one))
+
+        for rings in _rings(self._found, self._limits):
+            wait(rings)
+        self.promised = waiting[0][0] if waiting else math.inf
+        for _ in range(MOST_RINGS):
+            if not waiting or waiting[0][0] >= self._least:
+                break
+            _, _, rings, allowed = heapq.heappop(waiting)
+            if needed := self._try(allowed, rings, better_than=self._least):
+                wait(needed)
+
+    def of_the_best_rings(self) -> None:
+        """Counts for those rings as if the link took longer, and without the tiers that the best uses."""
+        used = {option.tier for option in self.made[0].placed.chosen}
+        best = list(dict.fromkeys(start.rings for start in self.made))[:VARIED]
+        for rings in best:
+            for longer in LONGER:
+                self._try(_Allowed(self._found, self._limits, rings, longer), rings)
+        for tiers in LEFT_OUT:
+            if used & set(tiers):
+                for rings in best[:2]:
+                    self._try(_Allowed(_without(self._found, tiers), self._limits, rings), rings)
+
+    def _try(self, allowed: "_Allowed", rings: Rings, better_than: float = math.inf) -> Rings | None:
+        """Place the best counts. The rings that they need, if those are smaller."""
+        counts = allowed.search.run(better_than)
+        if counts is None:
+            return None
+        used = _used(allowed.kinds, counts)
+        if used not in self._known:
+            self._known.add(used)
+            ways = (_spread(allowed.kinds, counts, early=e) for e in sorted({False, self._limits.replayed}))
+            made = filter(None, (placed(chosen, self._limits) for chosen in ways))
+            if best := min(made, key=_seconds, default=None):
+                self.made.append(_Start(counts, rings, best))
+                self.made.sort(key=lambda start: start.placed.seconds)
+        every = [option for one in used for option, _ in one]
+        return _with_sizes(rings, max(o.slot_bytes for o in every), max(o.scratch_bytes for o in every))
+
+
+class _Allowed:
+    """The options of each kind that rings have room for, and the search for counts of them."""
+
+    def __init__(self, found: Sequence[Kind], limits: Limits, rings: Rings, longer: float = 1.0) -> None:
+        slot, scratch = rings.slot_bytes, rings.scratch_bytes
+        self.kinds = [
+            replace(kind, options=undominated(_fitting(kind.options, slot, scratch))) for kind in found
         ]
-    pieces = {option.slot_bytes for kind in found for option in kind.options if option.pieces > 1}
-    if of_pieces := [size for size in _sizes(found, limits) if size[0] in pieces]:
-        starts += [
-            _best(found, limits, known, slots=slots, longer=longer, sizes=of_pieces)
-            for longer, slots in itertools.product(
-                (1.0, *longer_by), SLOTS_OF_PIECES if few else SLOTS_OF_MANY
-            )
-        ]
-        starts += [_best(_without(found, tiers), limits, known, sizes=of_pieces) for tiers in left_out[1:]]
-    found_any = [one for one in starts if one]
-    return found_any, min((counts.cost for _, counts in found_any), default=0.0)
+        self.search = Search(_program(self.kinds, rings, limits, longer))
 
 
 def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
-    timeline = best.timeline
-    if not timeline.raw:  # only windows of it were simulated
-        timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
+    timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
     return Found(best.chosen, best.rings, timeline, gap)
 
 
@@ -219,42 +273,6 @@ def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
     return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in found]
 
 
-def _best(
-    found: Sequence[Kind],
-    limits: Limits,
-    known: dict[Used, Placed | None],
-    *,
-    slots: int = 2,
-    longer: float = 1.0,
-    sizes: Collection[tuple[int, int]] = (),
-) -> tuple[Placed, Counts] | None:
-    """The best counts, placed. `known` has what was placed before, by what is used of each kind.
-
-    `longer`: how much longer the link is taken to be busy. `sizes`: of rings, all by default.
-
-    Lanes don't show that small blocks wait more often and that large ones need large buffers. So of a few
-    counts with which lanes take about the same time, the simulation decides, unless there are many blocks.
-    """
-    least, tried = math.inf, []
-    for slot, scratch in sorted(sizes or _sizes(found, limits), reverse=True):
-        if one := _with_rings(found, limits, Rings(slots, slot, 1, scratch), longer, better_than=least):
-            tried.append(one)
-            least = one[0].cost
-    simulated = SIMULATED if sum(len(kind.places) for kind in found) <= FEW_ENOUGH else 1
-    made = []
-    for counts, allowed in tried[: -simulated - 1 : -1]:  # each is better than the one before
-        if counts.cost > least * NEARLY:
-            break
-        used = _used(allowed, counts)
-        if used not in known:
-            ways = [_spread(allowed, counts, early=early) for early in sorted({False, limits.replayed})]
-            made_of_it = filter(None, (placed(chosen, limits) for chosen in ways))
-            known[used] = min(made_of_it, key=lambda one: one.timeline.seconds, default=None)
-        if (fitting := known[used]) is not None:
-            made.append((fitting, counts))
-    return min(made, key=lambda one: one[0].timeline.seconds, default=None)
-
-
 def _used(found: Sequence[Kind], counts: Counts) -> Used:
     """The options that are used of each kind, and how often."""
     return tuple(
@@ -263,47 +281,45 @@ def _used(found: Sequence[Kind], counts: Counts) -> Used:
     )
 
 
-def _with_rings(
-    found: Sequence[Kind], limits: Limits, rings: Rings, longer: float, *, better_than: float
-) -> tuple[Counts, Sequence[Kind]] | None:
-    """The best counts with rings of these sizes, which shrink to what those counts use."""
-    best, slot, scratch = None, rings.slot_bytes, rings.scratch_bytes
-    while True:
-        allowed = [
-            replace(kind, options=undominated(_fitting(kind.options, slot, scratch))) for kind in found
-        ]
-        rings = Rings(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
-        counts = solve(_program(allowed, rings, limits, longer), better_than=better_than)
-        if counts is None:
-            return best
-        best, better_than = (counts, allowed), counts.cost * (1 + 1e-9)
-        used = [
-            option
-            for kind, numbers in zip(allowed, counts.counts, strict=True)
-            for option, number in zip(kind.options, numbers, strict=True)
-            if number
-        ]
-        smaller = max(o.slot_bytes for o in used), max(o.scratch_bytes for o in used)
-        if smaller == (slot, scratch):
-            return best
-        slot, scratch = smaller
-
-
 def _fitting(found: Sequence[Option], slot: int, scratch: int) -> list[Option]:
     return [option for option in found if option.slot_bytes <= slot and option.scratch_bytes <= scratch]
 
 
 def _program(found: Sequence[Kind], rings: Rings, limits: Limits, longer: float = 1.0) -> Program:
+    """The integer program; `longer`: how many times as long the link is taken to be busy with copies."""
     groups = tuple(
         Group(
             len(kind.places),
-            tuple(Choice(option.lanes_if(longer), option.memories) for option in kind.options),
+            tuple(Choice(_lanes(option, rings.slots, longer), option.memories) for option in kind.options),
         )
         for kind in found
     )
     staging = 2 * rings.slot_bytes if any(o.tier == "disk" for kind in found for o in kind.options) else 0
     room = (limits.vram - ring_bytes(rings), limits.host - staging, limits.pinned - staging)
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
+
+
+def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
+    """Seconds of the lanes, with what it takes to wait for copies and for slots.
+
+    A slot holds a block from the begin of its copy until it has been unpacked or computed.
+    """
+    if not option.copy_s:
+        return option.lanes
+    device, link, *others = option.lanes
+    waits = option.pieces * ARRIVAL_S
+    held = option.copy_s + waits + option.pieces * RELEASE_S + (option.unpack_s or option.compute_s)
+    return (device + waits, link + max(longer * option.copy_s, held / slots) - option.copy_s, *others)
+
+
+def _rings(found: Sequence[Kind], limits: Limits) -> Iterator[Rings]:
+    for slot, scratch in _sizes(found, limits):
+        for slots in SLOTS if slot else (0,):
+            yield _with_sizes(Rings(slots), slot, scratch)
+
+
+def _with_sizes(rings: Rings, slot: int, scratch: int) -> Rings:
+    return Rings(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
 
 
 def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
@@ -314,24 +330,29 @@ def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
     """
     if not all(kind.options for kind in found):
         return
-    slot = max(option.slot_bytes for kind in found for option in kind.options)
-    scratch = max(option.scratch_bytes for kind in found for option in kind.options)
+    options = [option for kind in found for option in kind.options]
+    slot, scratch = max(o.slot_bytes for o in options), max(o.scratch_bytes for o in options)
     if 2 * slot + scratch < SMALL_RINGS * limits.vram:
         yield from dict.fromkeys(((0, 0), (slot, scratch)))
         return
-    most = MOST_SIZES if len(found) <= MANY_KINDS else FEWER_SIZES
-    slots = _few({option.slot_bytes for kind in found for option in kind.options}, most)
-    scratches = _few({option.scratch_bytes for kind in found for option in kind.options}, most)
-    yield from ((slot, scratch) for slot in slots for scratch in scratches)
+    slots, scratches = _few({o.slot_bytes for o in options}), _few({o.scratch_bytes for o in options})
+    sizes = {(o.slot_bytes, o.scratch_bytes) for o in options}
+    yield from dict.fromkeys(_needed(sizes, slot, scratch) for slot in slots for scratch in scratches)
 
 
-def _few(sizes: set[int], most: int) -> list[int]:
+def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tuple[int, int]:
+    """The largest sizes that options have which fit these."""
+    fitting = [size for size in sizes if size[0] <= slot and size[1] <= scratch]
+    return max(slot for slot, _ in fitting), max(scratch for _, scratch in fitting)
+
+
+def _few(sizes: set[int], most: int = MOST_SIZES) -> list[int]:
     """Nothing, the largest, and some in between."""
     ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
     ordered = [
         size
         for size, next_one in zip(ordered, [*ordered[1:], math.inf], strict=True)
-        if next_one > 1.01 * size
+        if next_one > ALIKE * size
     ]
     if len(ordered) <= most:
         return ordered

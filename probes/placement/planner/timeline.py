@@ -3,23 +3,29 @@
 The predicted time of a pass is the simulation's: of the third pass of a row, when copies for its first blocks
 were begun during the one before. Lanes: the link copies in call order; the GPU unpacks and computes in call
 order; the disk reads ahead; Python hands each block over before it can begin. A pass ends with a
-synchronisation.
+synchronisation. Scratch buffers are never waited for: the GPU unpacks the next block after it has computed
+the one before.
 
 A pass that is replayed as a graph is a closed piece of work: what it fetches ahead for the next one's first
 blocks is a part of it, and nothing of the next one begins before it has ended. The runtime's order for that:
-scratch buffers first, then slots.
+scratch buffers first, then slots. So its second pass is like all others.
+
+Most blocks of a large model stay where they are. Between two that move they change the lanes as one block
+would, so a pass takes as long to simulate as it has blocks that move.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from probes.placement.planner.costs import Option
 from probes.placement.values import Rings
 
 Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]
 PASSES: Final = 3
+REPLAYED_PASSES: Final = 2
 # Between lanes, beyond what each takes: a kernel that waits for a copy begins so much later, even if the copy
 # has ended long ago; a copy so much after the kernel that it waits for. Graphs on an H100: 4 to 6 and 1.7 us.
 ARRIVAL_S: Final = 5e-6
@@ -56,18 +62,39 @@ class Timeline:
 
 
 @dataclass(slots=True)
+class _Run:
+    """Blocks in a row that nothing moves for, as one."""
+
+    first: Option
+    launch_s: float = 0.0
+    work_s: float = 0.0  # of the GPU
+    late_s: float = 0.0  # from when Python begins with the first until the GPU has ended, if it was idle
+
+    def add(self, option: Option) -> None:
+        """Append a block."""
+        self.launch_s += option.launch_s
+        if work := option.unpack_s + option.compute_s:
+            self.work_s += work
+            self.late_s = max(self.late_s, self.launch_s) + work
+
+
+_Steps: TypeAlias = list[tuple[int, Option | _Run]]
+
+
+@dataclass(slots=True)
 class _Card:
     """When the link and the buffers of one card are free."""
 
+    chosen: Sequence[Option]
+    steps: _Steps
     slots: list[float]
     called: list[float]  # when the block that last used the slot was handed over
-    scratches: list[float]
     stretch: float  # of copies, by kernels that run meanwhile
+    ahead: tuple[int, ...]  # blocks that are unpacked at the end of the pass before, if there is time
     copy: float = 0.0
     moved: int = 0  # pieces in this pass: each has its slot by its place among them
-    unpacked: int = 0  # blocks, likewise with scratch buffers
     copied_ahead: set[int] = field(default_factory=set)  # pieces whose copies are in the pass before
-    unpacked_ahead: set[int] = field(default_factory=set)  # likewise unpacked
+    unpacked_ahead: set[int] = field(default_factory=set)  # blocks that were unpacked there
 
 
 @dataclass(slots=True)
@@ -88,32 +115,42 @@ def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) 
 
 def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
-    cards = [
-        _Card(
-            [0.0] * max(rings.slots, 1),
-            [0.0] * max(rings.slots, 1),
-            [0.0] * max(rings.scratches, 1),
-            _stretch(chosen),
-        )
-        for chosen, rings in stages
-    ]
-    lanes = _Lanes(cards[0])
-    begun = 0.0
-    for _ in range(PASSES):
-        begun = lanes.python
-        lanes.spans = []
-        index = 0
-        for card, (chosen, _) in zip(cards, stages, strict=True):
-            lanes.card = card
-            card.moved = card.unpacked = 0
-            _blocks(lanes, index, chosen)
-            if replayed:
-                _fetch_ahead(lanes, index, chosen)
-            index += len(chosen)
-        lanes.python = max(lanes.python, lanes.device)
-        if replayed:
-            lanes.python = lanes.device = max(lanes.python, *(card.copy for card in cards))
-    return Timeline(lanes.python - begun, begun, tuple(lanes.spans))
+    return _passes([_card(*stage, replayed=replayed, drawn=True) for stage in stages], replayed=replayed)
+
+
+def seconds(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> float:
+    """The time of that pass alone, which is found much faster."""
+    return _passes([_card(chosen, rings, replayed=replayed, drawn=False)], replayed=replayed).seconds
+
+
+def _card(chosen: Sequence[Option], rings: Rings, *, replayed: bool, drawn: bool) -> _Card:
+    """A card where nothing has begun.
+
+    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
+    """
+    ahead: tuple[int, ...] = ()
+    if replayed and rings.scratches > 1:
+        unpacked = (place for place, option in enumerate(chosen) if option.unpack_s)
+        ahead = tuple(itertools.islice(unpacked, rings.scratches))
+    slots = max(rings.slots, 1)
+    steps = _steps(chosen, ahead, drawn=drawn)
+    return _Card(chosen, steps, [0.0] * slots, [0.0] * slots, _stretch(chosen), ahead)
+
+
+def _steps(chosen: Sequence[Option], ahead: Sequence[int], *, drawn: bool) -> _Steps:
+    """Blocks that something moves for, and runs of others, of one block each if they are drawn."""
+    steps: _Steps = []
+    run: _Run | None = None
+    for place, option in enumerate(chosen):
+        if option.copy_s or option.cpu_s or option.shared_s or place in ahead:
+            steps.append((place, option))
+            run = None
+            continue
+        if run is None or drawn:
+            run = _Run(option)
+            steps.append((place, run))
+        run.add(option)
+    return steps
 
 
 def _stretch(chosen: Sequence[Option]) -> float:
@@ -124,18 +161,41 @@ def _stretch(chosen: Sequence[Option]) -> float:
     return 1.0 + BUSY * min(sum(option.compute_s + option.unpack_s for option in chosen) / copied, 1.0)
 
 
-def _blocks(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
-    """One pass through the blocks of a card. Most of a large model stays where it is: it only computes."""
-    spans = lanes.spans
-    for index, option in enumerate(chosen, first):
-        if option.copy_s or option.unpack_s or option.cpu_s or option.shared_s:
-            _block(lanes, index, option)
+def _passes(cards: Sequence[_Card], *, replayed: bool) -> Timeline:
+    lanes = _Lanes(cards[0])
+    begun = 0.0
+    for _ in range(REPLAYED_PASSES if replayed else PASSES):
+        begun = lanes.python
+        lanes.spans = []
+        index = 0
+        for card in cards:
+            lanes.card = card
+            card.moved = 0
+            _pass(lanes, index)
+            if replayed:
+                _fetch_ahead(lanes, index)
+            index += len(card.chosen)
+        lanes.python = max(lanes.python, lanes.device)
+        if replayed:
+            lanes.python = lanes.device = max(lanes.python, *(card.copy for card in cards))
+    return Timeline(lanes.python - begun, begun, tuple(lanes.spans))
+
+
+def _pass(lanes: _Lanes, first: int) -> None:
+    """One pass through the blocks of a card."""
+    for place, step in lanes.card.steps:
+        if not isinstance(step, _Run):
+            _block(lanes, first + place, step)
             continue
-        lanes.python += option.launch_s
-        if option.compute_s:
-            begin = max(lanes.device, lanes.python)
-            lanes.device = end = begin + option.compute_s
-            spans.append((index, "compute", begin, end))
+        begun = lanes.python
+        lanes.python = begun + step.launch_s
+        if step.work_s:
+            lanes.device = end = max(lanes.device + step.work_s, begun + step.late_s)
+            between = end - step.first.compute_s
+            if step.first.unpack_s:
+                lanes.spans.append((first + place, "unpack", end - step.work_s, between))
+            if step.first.compute_s:
+                lanes.spans.append((first + place, "compute", between, end))
 
 
 def _block(lanes: _Lanes, index: int, option: Option) -> None:
@@ -163,9 +223,7 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
         lanes.spans.append((index, "cpu", begin, lanes.device))
     if unpacks and slot is None:
         ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait), 0.0
-    if option.unpack_s and not unpacks:
-        card.unpacked_ahead.remove(index)
-        card.unpacked += 1
+    card.unpacked_ahead.discard(index)
     if option.compute_s:
         begin = max(lanes.device, lanes.python, ready) + wait
         lanes.device = begin + option.compute_s
@@ -174,43 +232,34 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
             card.copy = start + option.shared_s
             lanes.spans.append((index, "copy", start, card.copy))
         lanes.spans.append((index, "compute", begin, lanes.device))
-    if option.unpack_s:
-        card.scratches[(card.unpacked - 1) % len(card.scratches)] = lanes.device
-    elif slot is not None:
+    if slot is not None and not option.unpack_s:
         card.slots[slot] = lanes.device + RELEASE_S
 
 
-def _fetch_ahead(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
+def _fetch_ahead(lanes: _Lanes, first: int) -> None:
     """Fill scratch buffers and slots with the first blocks of the next pass, as far as those are free.
 
-    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead. Nor does it
-    unpack ahead a block that is larger than all slots.
+    The runtime doesn't unpack ahead a block that is larger than all slots.
     """
     card = lanes.card
-    card.unpacked = 0
-    ahead = len(card.scratches) if len(card.scratches) > 1 else 0
-    unpacked = [i for i, option in enumerate(chosen) if option.unpack_s][:ahead]
     held: set[int] = set()
     piece = 0
-    for place, option in enumerate(chosen):
+    for place, option in enumerate(card.chosen):
         pieces = option.pieces if option.copy_s else 0
-        if not pieces and place not in unpacked:
+        if not pieces and place not in card.ahead:
             continue
         index, ready = first + place, 0.0
         slots = [(piece + nth) % len(card.slots) for nth in range(pieces)]
-        unpacks = place in unpacked and pieces <= len(card.slots)
         for nth, slot in enumerate(slots):
             if slot in held:
                 return
             ready = _copy(lanes, index, option, slot, nth=nth)
             card.copied_ahead.add(piece + nth)
             held.add(slot)
-        if unpacks:
-            begin = lanes.card.unpacked
+        if place in card.ahead and pieces <= len(card.slots):
             for nth in range(option.pieces):
                 wait = ARRIVAL_S if option.copy_s else 0.0
                 ready = _unpack(lanes, index, option, ready=ready, wait=wait, nth=nth)
-            card.scratches[begin % len(card.scratches)] = ready
             card.unpacked_ahead.add(index)
             for slot in slots:
                 card.slots[slot] = ready + RELEASE_S
@@ -219,22 +268,19 @@ def _fetch_ahead(lanes: _Lanes, first: int, chosen: Sequence[Option]) -> None:
 
 
 def _copy(lanes: _Lanes, index: int, option: Option, slot: int, *, nth: int) -> float:
-    ready = 0.0
+    card, ready = lanes.card, 0.0
     if option.disk_s:
-        begin = max(lanes.disk, lanes.card.called[slot])
+        begin = max(lanes.disk, card.called[slot])
         ready = lanes.disk = begin + option.disk_s
         lanes.spans.append((index, "disk", begin, ready))
-    begin = max(lanes.card.copy, lanes.card.slots[slot], lanes.card.called[slot], ready)
-    lanes.card.copy = begin + option.part(nth)[0] * lanes.card.stretch
-    lanes.spans.append((index, "copy", begin, lanes.card.copy))
-    return lanes.card.copy
+    begin = max(card.copy, card.slots[slot], card.called[slot], ready)
+    card.copy = end = begin + option.part(nth)[0] * card.stretch
+    lanes.spans.append((index, "copy", begin, end))
+    return end
 
 
 def _unpack(lanes: _Lanes, index: int, option: Option, *, ready: float, wait: float, nth: int = 0) -> float:
-    card = lanes.card
-    card.unpacked += nth == 0
-    scratch = (card.unpacked - 1) % len(card.scratches)
-    begin = max(lanes.device, ready, lanes.python, card.scratches[scratch]) + wait
-    lanes.device = begin + option.part(nth)[1]
-    lanes.spans.append((index, "unpack", begin, lanes.device))
-    return lanes.device
+    begin = max(lanes.device, ready, lanes.python) + wait
+    lanes.device = end = begin + option.part(nth)[1]
+    lanes.spans.append((index, "unpack", begin, end))
+    return end

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from probes.placement.planner.solver.simplex import maximise
+from probes.placement.planner.solver.simplex import Tableau, maximise
 
 GAP: Final = 1e-3  # the search ends when no better choice can gain more than this share of the time
 LOOSE_GAP: Final = 1e-2  # and after so many nodes, with this share
@@ -57,15 +57,6 @@ class Counts:
     counts: tuple[tuple[int, ...], ...]
     cost: float
     gap: float
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A limit to one variable: at most, or at least, so many."""
-
-    place: int
-    most: bool  # else at least
-    number: int
 
 
 def cost(program: Program, counts: Sequence[Sequence[int]]) -> float | None:
@@ -135,9 +126,7 @@ def _total(lanes: Sequence[float]) -> float:
 
 def solve(program: Program, *, better_than: float = math.inf) -> Counts | None:
     """The counts with the least cost below `better_than`; None where there are none, or nothing fits."""
-    if any(not group.choices for group in program.groups):
-        return None
-    return _Search(program, better_than).run()
+    return Search(program).run(better_than)
 
 
 class _Relaxation:
@@ -159,11 +148,10 @@ class _Relaxation:
         self._scale = sum(_slowest(program)) or 1.0
         self._rows: list[list[float]] = []
         self._limits: list[float] = []
-        lanes = [
-            self._line([[c.lanes[i] for c in g.choices] for g in program.groups])
-            for i in range(len(program.busy))
-        ]
-        for (differences, base), busy in zip(lanes, program.busy, strict=True):
+        for i, busy in enumerate(program.busy):
+            if i and not busy and not any(c.lanes[i] for g in program.groups for c in g.choices):
+                continue
+            differences, base = self._line([[c.lanes[i] for c in g.choices] for g in program.groups])
             self._add(
                 [value / self._scale for value in differences] + [1.0], 1.0 - (busy + base) / self._scale
             )
@@ -172,14 +160,13 @@ class _Relaxation:
         ] + [1.0]
         self._constant = 1.0 + SECOND * math.fsum(1.0 - limit for limit in self._limits)
         for m, limit in enumerate(program.limits):
+            if math.fsum(g.count * max(c.memories[m] for c in g.choices) for g in program.groups) <= limit:
+                continue
             differences, base = self._line([[c.memories[m] for c in g.choices] for g in program.groups])
             unit = max(limit, base, 1.0)
             self._add([value / unit for value in differences] + [0.0], (limit - base) / unit)
-        self._alone = {
-            place for place, (g, _) in enumerate(self.places) if len(program.groups[g].choices) == 2
-        }
         for g, group in enumerate(program.groups):
-            if len(group.choices) > 2:  # one variable of its own is limited by a bound
+            if len(group.choices) > 1:
                 self._add([float(place[0] == g) for place in self.places] + [0.0], float(group.count))
 
     def _line(self, figures: list[list[float]]) -> tuple[list[float], float]:
@@ -192,48 +179,17 @@ class _Relaxation:
         self._rows.append(row)
         self._limits.append(limit)
 
-    def solve(self, bounds: Sequence[_Bound]) -> tuple[float, tuple[float, ...]] | None:
-        """The least cost within these bounds and the variables' values; None where nothing fits.
+    def solve(self) -> Tableau | None:
+        """The counts with the least cost as the tableau's point; None where nothing fits."""
+        return maximise(self._objective, self._rows, self._limits)
 
-        Only variables that the bounds leave free are columns; each counts from its lower bound.
-        """
-        lower, upper = self._ranges(bounds)
-        free = [place for place in range(len(self.places)) if upper[place] > lower[place]]
-        columns, shifted = [*free, -1], [(place, number) for place, number in enumerate(lower) if number]
-        rows = [[row[column] for column in columns] for row in self._rows]
-        limits = [
-            limit - math.fsum(row[place] * number for place, number in shifted)
-            for row, limit in zip(self._rows, self._limits, strict=True)
-        ]
-        for nth, place in enumerate(free):
-            if place in self._alone or upper[place] < self._groups[self.places[place][0]].count:
-                rows.append([0.0] * len(columns))
-                rows[-1][nth] = 1.0
-                limits.append(float(upper[place] - lower[place]))
-        found = maximise([self._objective[column] for column in columns], rows, limits)
-        if found is None:
-            return None
-        point = [float(number) for number in lower]
-        for place, value in zip(free, found.point, strict=False):
-            point[place] += value
-        fixed = math.fsum(self._objective[place] * number for place, number in shifted)
-        return (self._constant - found.value - fixed) * self._scale, tuple(point)
+    def cost(self, solved: Tableau) -> float:
+        """The least cost of counts within all bounds."""
+        return (self._constant - solved.value) * self._scale
 
-    def _ranges(self, bounds: Sequence[_Bound]) -> tuple[list[int], list[int]]:
-        """The least and the largest number of each variable."""
-        lower = [0] * len(self.places)
-        upper = [self._groups[g].count for g, _ in self.places]
-        for bound in bounds:
-            if bound.most:
-                upper[bound.place] = min(upper[bound.place], bound.number)
-            else:
-                lower[bound.place] = max(lower[bound.place], bound.number)
-        taken = [0] * len(self._groups)
-        for (g, _), number in zip(self.places, lower, strict=True):
-            taken[g] += number
-        for place, (g, _) in enumerate(self.places):  # what others of the group must have isn't left for it
-            upper[place] = min(upper[place], self._groups[g].count - taken[g] + lower[place])
-        return lower, upper
+    def value(self, cost: float) -> float:
+        """The other way round: of the tableau's objective."""
+        return self._constant - cost / self._scale
 
     def whole(self, point: Sequence[float]) -> tuple[tuple[int, ...], ...]:
         """Whole counts near a point, by largest remainders in each group."""
@@ -273,41 +229,56 @@ def _rounded(shares: Sequence[float], count: int) -> tuple[int, ...]:
     return tuple(floors)
 
 
-class _Search:
+class Search:
     """Best first: the node whose relaxation promises most is split at its most fractional count."""
 
-    def __init__(self, program: Program, better_than: float) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._relaxation = _Relaxation(program)
         self._best: tuple[tuple[int, ...], ...] | None = None
-        self._cost = better_than
+        self._cost = math.inf
         self._ticket = itertools.count()
-        self._waiting: list[tuple[float, int, tuple[_Bound, ...], tuple[float, ...]]] = []
+        self._waiting: list[tuple[float, int, Tableau]] = []
+        if all(group.choices for group in program.groups):
+            self._relaxation = _Relaxation(program)
+            self._push(self._relaxation.solve())
 
-    def run(self) -> Counts | None:
-        """The best counts found."""
-        self._push(())
+    @property
+    def promise(self) -> float:
+        """No counts cost less than this; infinite where nothing fits."""
+        return self._waiting[0][0] if self._waiting else math.inf
+
+    def run(self, better_than: float = math.inf) -> Counts | None:
+        """The best counts found that cost less than `better_than`."""
+        self._cost = better_than
+        if not self._waiting:
+            return None
         for count in range(min(MOST_NODES, MOST_WORK // max(len(self._relaxation.places), 1))):
             gap = GAP if count < EARLY_NODES else LOOSE_GAP
-            if not self._waiting or self._waiting[0][0] >= self._cost * (1 - gap):
+            if self.promise >= self._cost * (1 - gap):
                 break
-            _, _, bounds, point = heapq.heappop(self._waiting)
+            _, _, solved = heapq.heappop(self._waiting)
+            point = solved.point(len(self._relaxation.places))
             whole = self._relaxation.whole(point)
             self._try(whole if self._best else repaired(self._program, whole))
-            place = max(range(len(point)), key=lambda i: abs(point[i] - round(point[i])), default=None)
-            if place is None or abs(point[place] - round(point[place])) <= WHOLE:
-                continue
-            self._push((*bounds, _Bound(place, most=True, number=math.floor(point[place]))))
-            self._push((*bounds, _Bound(place, most=False, number=math.ceil(point[place]))))
+            self._split(solved, point)
         if self._best is None:
             return None
-        open_ = self._waiting[0][0] if self._waiting else self._cost
+        open_ = min(self.promise, self._cost)
         return Counts(self._best, self._cost, max(0.0, 1 - open_ / self._cost) if self._cost else 0.0)
 
-    def _push(self, bounds: tuple[_Bound, ...]) -> None:
-        found = self._relaxation.solve(bounds)
-        if found and found[0] < self._cost * (1 - GAP):
-            heapq.heappush(self._waiting, (found[0], next(self._ticket), bounds, found[1]))
+    def _split(self, solved: Tableau, point: Sequence[float]) -> None:
+        """Two nodes with fewer, and with more of the most fractional count."""
+        place = max(range(len(point)), key=lambda i: abs(point[i] - round(point[i])), default=None)
+        if place is None or abs(point[place] - round(point[place])) <= WHOLE:
+            return
+        worth = self._relaxation.value(self._cost * (1 - GAP)) if self._cost < math.inf else -math.inf
+        for most, number in ((True, math.floor(point[place])), (False, math.ceil(point[place]))):
+            self._push(solved.bounded(place, number, most=most, worth=worth))
+
+    def _push(self, solved: Tableau | None) -> None:
+        found = self._relaxation.cost(solved) if solved else math.inf
+        if solved and found < self._cost * (1 - GAP):
+            heapq.heappush(self._waiting, (found, next(self._ticket), solved))
 
     def _try(self, counts: tuple[tuple[int, ...], ...]) -> None:
         """Keep these counts if they fit and cost less, and then any that one moved block makes better."""

@@ -1,6 +1,7 @@
 """Linear programs of a few dozen variables, solved by the simplex method on a dense tableau. Pure.
 
-Small on purpose: a plan has a handful of kinds of blocks with a handful of tiers each.
+Small on purpose: a plan has a handful of kinds of blocks with a handful of tiers each. A program that was
+solved can be given one more bound, which takes a few pivots of the dual method from there.
 """
 
 from collections.abc import Sequence
@@ -14,32 +15,57 @@ BLAND_AFTER: Final = 200  # pivots; then the rule that can't cycle
 Row = list[float]
 
 
-@dataclass(frozen=True)
-class Solution:
-    """A point with the largest value of the objective."""
-
-    value: float
-    point: tuple[float, ...]
-
-
 @dataclass
-class _Tableau:
-    """Rows `x_basis = right - sum(a x)`, the right side last; `objective` holds reduced costs likewise."""
+class Tableau:
+    """Rows `x_basis + sum(a x_other) = right`, the right side last; `objective` likewise, of what is largest.
+
+    Variables are numbered: first the caller's, then one for each row.
+    """
 
     rows: list[Row]
     objective: Row
     basis: list[int]
+    others: list[int]
+
+    @property
+    def value(self) -> float:
+        """The objective's at this point."""
+        return self.objective[-1]
+
+    def point(self, width: int) -> list[float]:
+        """The values of the caller's variables."""
+        found = [0.0] * width
+        for row, basic in zip(self.rows, self.basis, strict=True):
+            if basic < width:
+                found[basic] = row[-1]
+        return found
+
+    def bounded(self, variable: int, number: float, *, most: bool, worth: float) -> "Tableau | None":
+        """The best point with a basic variable at most, or at least, this; None if none is worth it."""
+        row = self.rows[self.basis.index(variable)]
+        more = [-value for value in row] if most else row[:]
+        more[-1] += number if most else -number
+        found = Tableau(
+            [*(row[:] for row in self.rows), more],
+            self.objective[:],
+            [*self.basis, len(self.basis) + len(self.others)],
+            self.others[:],
+        )
+        return found if found._descend(worth) else None
 
     def pivot(self, row: int, column: int) -> None:
+        """Exchange a basic variable and another."""
         line = self.rows[row]
         factor = 1.0 / line[column]
         line = self.rows[row] = [value * factor for value in line]
-        held = [(i, value) for i, value in enumerate(line) if value]  # one in six
+        line[column] = factor
+        held = [(i, value) for i, value in enumerate(line) if value]
         for other in (*self.rows[:row], *self.rows[row + 1 :], self.objective):
             if share := other[column]:
+                other[column] = 0.0
                 for i, value in held:
                     other[i] -= share * value
-        self.basis[row] = column
+        self.basis[row], self.others[column] = self.others[column], self.basis[row]
 
     def climb(self) -> bool:
         """Pivot until no column improves the objective. False: it grows without bound, or takes too long."""
@@ -56,9 +82,10 @@ class _Tableau:
     def _column(self, *, careful: bool) -> int | None:
         costs = self.objective[:-1]
         if careful:
-            return next((i for i, cost in enumerate(costs) if cost > TINY), None)
-        best = max(range(len(costs)), key=costs.__getitem__)
-        return best if costs[best] > TINY else None
+            better = (i for i, cost in enumerate(costs) if cost < -TINY)
+            return min(better, key=self.others.__getitem__, default=None)
+        least = min(costs, default=0.0)
+        return costs.index(least) if least < -TINY else None
 
     def _row(self, column: int) -> int | None:
         steps = [
@@ -66,50 +93,60 @@ class _Tableau:
         ]
         return min(steps)[2] if steps else None
 
+    def _descend(self, worth: float) -> bool:
+        """From a point that is better than any that fits, pivot until all rows fit."""
+        for _ in range(MOST_PIVOTS):
+            row = min(range(len(self.rows)), key=lambda i: self.rows[i][-1])
+            line = self.rows[row]
+            if line[-1] >= -TINY:
+                return True
+            steps = [(self.objective[i] / -value, i) for i, value in enumerate(line[:-1]) if value < -TINY]
+            if not steps or self.value <= worth:
+                return False
+            self.pivot(row, min(steps)[1])
+        return False
+
 
 def maximise(
     objective: Sequence[float], rows: Sequence[Sequence[float]], limits: Sequence[float]
-) -> Solution | None:
+) -> Tableau | None:
     """The point x >= 0 with the largest objective * x, where each row * x is at most its limit.
 
     None where no point fits, or the objective has no largest value.
     """
     width, height = len(objective), len(rows)
-    tableau = _Tableau(
-        [
-            [*map(float, row), *([0.0] * i), 1.0, *([0.0] * (height - 1 - i)), float(limit)]
-            for i, (row, limit) in enumerate(zip(rows, limits, strict=True))
-        ],
+    tableau = Tableau(
+        [[*map(float, row), float(limit)] for row, limit in zip(rows, limits, strict=True)],
         [],
         list(range(width, width + height)),
+        list(range(width)),
     )
     if min(limits, default=0.0) < 0 and not _feasible(tableau):
         return None
-    reduced = [*map(float, objective), *([0.0] * (height + 1))]
+    costs = [*map(float, objective), *([0.0] * height)]
+    reduced = [*(-costs[other] for other in tableau.others), 0.0]
     for row, basic in zip(tableau.rows, tableau.basis, strict=True):
-        if reduced[basic]:
-            reduced = [a - reduced[basic] * b for a, b in zip(reduced, row, strict=True)]
+        if share := costs[basic]:
+            reduced = [a + share * b for a, b in zip(reduced, row, strict=True)]
     tableau.objective = reduced
-    if not tableau.climb():
-        return None
-    point = [0.0] * (width + height)
-    for row, basic in zip(tableau.rows, tableau.basis, strict=True):
-        point[basic] = row[-1]
-    return Solution(-tableau.objective[-1], tuple(point[:width]))
+    return tableau if tableau.climb() else None
 
 
-def _feasible(tableau: _Tableau) -> bool:
+def _feasible(tableau: Tableau) -> bool:
     """Move to a point that fits every row, by way of one more variable that relaxes them all at once."""
-    extra = len(tableau.rows[0]) - 1
+    extra = len(tableau.basis) + len(tableau.others)
     tableau.rows = [[*row[:-1], -1.0, row[-1]] for row in tableau.rows]
-    tableau.objective = [0.0] * extra + [-1.0, 0.0]
+    tableau.objective = [*([0.0] * len(tableau.others)), 1.0, 0.0]
+    tableau.others = [*tableau.others, extra]
     worst = min(range(len(tableau.rows)), key=lambda i: tableau.rows[i][-1])
-    tableau.pivot(worst, extra)
-    if not tableau.climb() or abs(tableau.objective[-1]) > 1e-7:
+    tableau.pivot(worst, len(tableau.others) - 1)
+    if not tableau.climb() or abs(tableau.value) > 1e-7:
         return False
     if extra in tableau.basis:
         row = tableau.basis.index(extra)
-        column = max(range(extra), key=lambda i: abs(tableau.rows[row][i]))
-        tableau.pivot(row, column)
-    tableau.rows = [[*row[:-2], row[-1]] for row in tableau.rows]
+        tableau.pivot(row, max(range(len(tableau.others)), key=lambda i: abs(tableau.rows[row][i])))
+    column = tableau.others.index(extra)
+    del tableau.others[column]
+    for line in tableau.rows:
+        del line[column]
     return True
