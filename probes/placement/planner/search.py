@@ -31,7 +31,7 @@ from probes.placement.values import Rings, Tier
 MOST_SIZES: Final = 7  # of each ring that are tried
 ALIKE: Final = 1.1  # times a size: the largest within that stands for all of them
 SLOTS: Final = (1, 2, 4)  # that there is room for while blocks are counted
-MOST_RINGS: Final = 24  # of which the best counts are looked for, the most promising ones
+MOST_RINGS: Final = 40  # of which the best counts are looked for, the most promising ones
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
@@ -147,11 +147,21 @@ def _seconds(one: Placed) -> float:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """How counts are looked for."""
+
+    rings: Rings
+    least: int = 0  # bytes of the slot that a block which moves needs at least
+    longer: float = 1.0  # times, that the link is taken to be busy with copies
+    without: tuple[Tier, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Start:
-    """Counts, the rings that they were found for, and their blocks placed."""
+    """Counts, how they were found, and their blocks placed."""
 
     counts: Counts
-    rings: Rings
+    way: _Way
     placed: Placed
 
 
@@ -174,39 +184,37 @@ class _Starts:
 
     def of_all_rings(self) -> None:
         """The best counts for each of the rings that promise less than the best placement so far takes."""
-        waiting: list[tuple[float, int, Rings, _Allowed]] = []
+        waiting: list[tuple[float, int, _Allowed]] = []
         ticket, seen = itertools.count(), set()
 
-        def wait(rings: Rings) -> None:
-            if rings not in seen:
-                seen.add(rings)
-                one = _Allowed(self._found, self._limits, rings)
-                heapq.heappush(waiting, (one.search.promise, next(ticket), rings, one))
+        def wait(way: _Way) -> None:
+            one = _Allowed(self._found, self._limits, way)
+            if (way.rings, one.moving) not in seen:
+                seen.add((way.rings, one.moving))
+                heapq.heappush(waiting, (one.search.promise, next(ticket), one))
 
         for rings in _rings(self._found, self._limits):
-            wait(rings)
+            for least in (0, rings.slot_bytes // 2) if rings.slots else (0,):
+                wait(_Way(rings, least))
         self.promised = waiting[0][0] if waiting else math.inf
         for _ in range(MOST_RINGS):
             if not waiting or waiting[0][0] >= self._least:
                 break
-            _, _, rings, allowed = heapq.heappop(waiting)
-            if needed := self._try(allowed, rings, better_than=self._least):
-                wait(needed)
+            _, _, allowed = heapq.heappop(waiting)
+            if smaller := self._try(allowed, better_than=self._least):
+                wait(replace(allowed.way, rings=smaller))
 
     def of_the_best_rings(self) -> None:
         """Counts for those rings as if the link took longer, and without the tiers that the best uses."""
         used = {option.tier for option in self.made[0].placed.chosen}
-        best = list(dict.fromkeys(start.rings for start in self.made))[:VARIED]
-        for rings in best:
-            for longer in LONGER:
-                self._try(_Allowed(self._found, self._limits, rings, longer), rings)
-        for tiers in LEFT_OUT:
-            if used & set(tiers):
-                for rings in best[:2]:
-                    self._try(_Allowed(_without(self._found, tiers), self._limits, rings), rings)
+        best = list(dict.fromkeys(start.way for start in self.made))[:VARIED]
+        ways = [replace(way, longer=longer) for way in best for longer in LONGER]
+        ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in best[:2]]
+        for way in ways:
+            self._try(_Allowed(self._found, self._limits, way))
 
-    def _try(self, allowed: "_Allowed", rings: Rings, better_than: float = math.inf) -> Rings | None:
-        """Place the best counts. The rings that they need, if those are smaller."""
+    def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
+        """Place the best counts. The rings that they need, if there are any counts."""
         counts = allowed.search.run(better_than)
         if counts is None:
             return None
@@ -216,21 +224,24 @@ class _Starts:
             ways = (_spread(allowed.kinds, counts, early=e) for e in sorted({False, self._limits.replayed}))
             made = filter(None, (placed(chosen, self._limits) for chosen in ways))
             if best := min(made, key=_seconds, default=None):
-                self.made.append(_Start(counts, rings, best))
+                self.made.append(_Start(counts, allowed.way, best))
                 self.made.sort(key=lambda start: start.placed.seconds)
         every = [option for one in used for option, _ in one]
-        return _with_sizes(rings, max(o.slot_bytes for o in every), max(o.scratch_bytes for o in every))
+        rings, slot = allowed.way.rings, max(o.slot_bytes for o in every)
+        return _with_sizes(rings, slot, max(o.scratch_bytes for o in every))
 
 
 class _Allowed:
     """The options of each kind that rings have room for, and the search for counts of them."""
 
-    def __init__(self, found: Sequence[Kind], limits: Limits, rings: Rings, longer: float = 1.0) -> None:
-        slot, scratch = rings.slot_bytes, rings.scratch_bytes
-        self.kinds = [
-            replace(kind, options=undominated(_fitting(kind.options, slot, scratch))) for kind in found
-        ]
-        self.search = Search(_program(self.kinds, rings, limits, longer))
+    def __init__(self, found: Sequence[Kind], limits: Limits, way: _Way) -> None:
+        self.way, self.kinds = way, []
+        for kind in _without(found, way.without):
+            fitting = _fitting(kind.options, way.rings.slot_bytes, way.rings.scratch_bytes)
+            fitting = [one for one in fitting if not 0 < one.slot_bytes < way.least]
+            self.kinds.append(replace(kind, options=undominated(fitting)))
+        self.moving = frozenset(o.slot_bytes for kind in self.kinds for o in kind.options)
+        self.search = Search(_program(self.kinds, way.rings, limits, way.longer))
 
 
 def _found(best: Placed, limits: Limits, *, gap: float) -> Found:

@@ -612,7 +612,7 @@ def test_blocks_in_pieces_make_no_plan_slower(
 
     with_pieces = seconds()
     monkeypatch.setattr(costs, "LEAST_PIECE", GIB)
-    assert with_pieces <= seconds()
+    assert with_pieces <= 1.001 * seconds()
 
 
 def diffusion() -> ModelDescription:
