@@ -29,7 +29,7 @@ from probes.placement.split import spread
 from probes.placement.values import Rings, Tier
 
 MOST_SIZES: Final = 7  # of each ring that are tried
-ALIKE: Final = 1.1  # times a size: the largest within that stands for all of them
+ALIKE: Final = 1.1  # times a size: of those that are as alike, the largest is tried
 SLOTS: Final = (1, 2, 4)  # that there is room for while blocks are counted
 MOST_RINGS: Final = 40  # of which the best counts are looked for, the most promising ones
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
