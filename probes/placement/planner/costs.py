@@ -288,16 +288,18 @@ class _Block:
         launch = self._launch + fetches * self._python(self._call + more)
         scratch = self._bytes  # also of fused blocks, for passes of many rows
         if fused:
-            compute, unpack = self._compute_fused(packed), 0.0
+            compute, unpack, there = self._compute_fused(packed), 0.0, 0.0
         else:
             compute = self._compute(machine.vram_rate)
             gap = 0.0 if self._work.captured else UNPACK_GAP_S
-            each = (self._unpacking(tensor, dense=dense) for tensor in self._block.tensors)
-            unpack = fetches * (sum(each) + gap)
+            each = [(t, self._unpacking(t, dense=dense)) for t in self._block.tensors]
+            unpack = fetches * (sum(seconds for _, seconds in each) + gap)
+            raw = (seconds for t, seconds in each if packed_bytes(t) >= t.given_bytes)
+            there = 0.0 if self._converts else fetches * sum(raw)  # calls read them where they are
         yield Option(
             "packed",
             compute_s=compute,
-            unpack_s=unpack,
+            unpack_s=unpack - there,
             launch_s=launch,
             vram_bytes=packed + self._cache,
             scratch_bytes=scratch,
