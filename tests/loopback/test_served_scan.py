@@ -257,6 +257,18 @@ def test_a_server_that_answers_no_request_is_refused_before_anything_is_timed(
     assert "Traceback" not in found.stderr
 
 
+def test_a_model_may_have_any_name_that_json_can_say(tmp_path: Path) -> None:
+    def asked(line: socket.socket, number: int) -> bool:
+        line.sendall(answer(rb'[{"name": "\ud800"}]') if number == 0 else answer(b"", "503 Busy"))
+        return True
+
+    with server(asked) as port:
+        found = scan(port, tmp_path, "--url", f"http://127.0.0.1:{port}")
+    assert found.returncode == Exit.DEVICE
+    assert "status 503" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_refusals_under_load_are_counted_apart_from_errors(tmp_path: Path) -> None:
     def infer(line: socket.socket, number: int) -> bool:
         if number % 3 == 2:

@@ -203,7 +203,8 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     _refuse_redirect(answer, authority)
     if answer.status != 200:
         raise ServerUnusable("the server doesn't list its models", "name one: --served-model NAME")
-    name = quote(described.only_model(bytes(answer.body)), safe="")
+    # whatever JSON can say goes back as it came, half of a surrogate pair too
+    name = quote(described.only_model(bytes(answer.body)), safe="", errors="surrogatepass")
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
 
