@@ -8,6 +8,7 @@ from probes.throughput.served.servedscan import Level, ServedSettings
 SHARES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)  # of the best closed-loop throughput
 FLAT = 2  # levels in a row without growth
 KEPT_UP = 0.9  # of the arrivals answered while they came: below it the queue grows without end
+UNDER_WAY = 3  # requests that a server which keeps up may have at a level's end, however few arrived
 
 
 def next_callers(levels: Sequence[Level], settings: ServedSettings) -> tuple[int | None, str]:
@@ -53,7 +54,7 @@ def saturated(level: Level) -> str:
     answered = sum(window.answered for window in level.windows)
     if not level.latency_s:
         return f"at {level.rate_per_s:.4g}/s no answer was good: {ends_of(level)}"
-    if answered < KEPT_UP * arrived:
+    if arrived - answered > max((1 - KEPT_UP) * arrived, UNDER_WAY):
         return f"at {level.rate_per_s:.4g}/s the server answered {answered / arrived:.0%} of what arrived"
     return ""
 

@@ -176,6 +176,17 @@ def test_a_server_that_falls_behind_is_saturated() -> None:
     assert "60%" in rising.saturated(behind)
 
 
+def test_a_few_requests_still_under_way_are_no_saturation() -> None:
+    slow = level(1, 0.5, loop="open", rate=0.5)
+    assert (
+        rising.saturated(replace(slow, windows=(Window(6.0, 3, 3, 1.0),) * 2 + (Window(6.0, 3, 2, 1.0),)))
+        == ""
+    )
+    assert "58%" in rising.saturated(
+        replace(slow, windows=(Window(6.0, 4, 3, 1.0),) * 2 + (Window(6.0, 4, 1, 1.0),))
+    )
+
+
 def test_the_rate_within_an_slo_is_the_highest_whose_p99_surely_holds() -> None:
     levels = [
         level(9, 200, loop="open", rate=200.0, latency_s=0.02),
