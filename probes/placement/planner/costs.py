@@ -221,7 +221,7 @@ class _Block:
             launch_s=self._launch,
             vram_bytes=self._bytes + self._cache,
         )
-        if self._block.anytime:
+        if self._block.anytime or not self._bytes:
             return
         if self._given < self._bytes:
             yield replace(self._converted("resident"), vram_bytes=self._given + self._cache)

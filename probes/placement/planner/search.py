@@ -94,7 +94,7 @@ def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
     waits for that.
     """
     launch = sum(option.launch_s for option in best.chosen)
-    if len(best.chosen) > MANY_BLOCKS or launch < HANDED_OVER * best.timeline.seconds:
+    if len(best.chosen) > MANY_BLOCKS or launch <= HANDED_OVER * best.timeline.seconds:
         return best
     by_place = options_by_block(found)
     for share in QUICKER:

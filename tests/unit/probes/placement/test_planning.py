@@ -671,3 +671,27 @@ def test_a_better_machine_is_no_slower_than_with_the_plan_of_a_worse_one(
     same = [next(o for o in options[at] if o.way == one.way) for at, one in enumerate(there.chosen)]
     moved = simulate(same, there.rings, replayed=captured)
     assert here.timeline.seconds <= 1.02 * moved.seconds
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_model_with_an_empty_tensor_is_placed_or_refused_in_a_tight_budget(captured: bool) -> None:
+    """Nothing is gained by moving a block of no bytes: a slot for it has none either."""
+    sizes = {"empty": (0, 1024)} | {f"layers.{i}": (1024, 1024) for i in range(3)}
+    blocks = [
+        BlockDescription(name, (TensorDescription(f"{name}.weight", shape, "bfloat16"),))
+        for name, shape in sizes.items()
+    ]
+    model = ModelDescription("drawn", tuple(blocks), "drawn")
+    how = {"host": None, "workload": Workload(), "objective": "exact", "captured": captured}
+    with pytest.raises(PlanImpossible):
+        make(model, profile("h100"), vram=0, **how)  # type: ignore[arg-type]
+    made = make(model, profile("h100"), vram=GIB, **how)  # type: ignore[arg-type]
+    assert {block.tier for block in made.plan.blocks} == {"resident"}
+
+
+def test_a_model_whose_blocks_take_no_time_has_a_plan() -> None:
+    model = ModelDescription("drawn", (BlockDescription("none", ()),), "drawn")
+    made = make(
+        model, profile("h100"), vram=GIB, host=None, workload=Workload(), objective="exact", captured=False
+    )
+    assert made.plan.time.middle_s == 0
