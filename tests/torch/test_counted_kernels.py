@@ -11,31 +11,37 @@ from probes.placement.models.moduletree import described
 transformers = pytest.importorskip("transformers")
 
 WIDTH, TOKENS = 256, 16
-ATTENTION = (
-    3  # kernels around torch's own attention: two fill its outputs, one is the memset that was replaced
-)
+# Times on an H200 in units of 2.3 us, a kernel of the planner's: of operations on contiguous numbers, on
+# strided or broadcast ones, of norms and sums along rows, and of torch's attention with what precedes it.
+PLAIN, STRIDED = 0.8, 1.25
+SLOW = {"layer_norm": 2.1, "mean": 1.9, "attention": 4.2}
 FREE = {"view", "_unsafe_view", "transpose", "t", "expand", "slice", "select", "unsqueeze", "split", "chunk"}
 FREE |= {"dropout", "empty", "empty_like", "alias", "detach", "reshape", "unbind", "permute", "squeeze"}
 PRODUCTS = {"linear", "mm", "addmm", "bmm", "baddbmm"}
+LLAMA = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 3 * WIDTH}
+GEMMA = {**LLAMA, "head_dim": 64, "num_key_value_heads": 2}
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations besides views and products, and the numbers that they read and write."""
+    """Sums up operations besides views and products, and the numbers that they read and write."""
 
     def __init__(self):
         super().__init__()
-        self.count = self.numbers = 0
+        self.kernels = self.numbers = 0
 
-    def note(self, inputs, outputs):
-        self.count += 1
+    def note(self, name, inputs, outputs):
         self.numbers += sum(t.numel() for t in (*inputs, *outputs))
+        whole = [t for t in (*inputs, *outputs) if t.dim()]
+        plain = name not in ("cat", "contiguous") and len({(t.shape, t.dtype) for t in whole}) < 2
+        plain = plain and all(t.is_contiguous() for t in whole)
+        self.kernels += SLOW.get(name, PLAIN if plain else STRIDED)
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         found = op(*args, **(kwargs or {}))
         name = op.overloadpacket.__name__.rstrip("_")
         if name not in FREE | PRODUCTS:
             tensors = [[t for t in tree_leaves(x) if isinstance(t, torch.Tensor)] for x in (args, found)]
-            self.note(*tensors)
+            self.note(name, *tensors)
         return found
 
 
@@ -49,11 +55,10 @@ def operations(monkeypatch, kind, layers, batch, **sizes):
     counted = Operations()
 
     def attention(query, key, value, *_, **__):
-        counted.note((query, key, value), (query,))
-        return value.new_empty(query.shape) if key.shape == query.shape else torch.empty_like(query)
+        counted.note("attention", (query, key, value), (query,))
+        return torch.empty_like(query)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
     monkeypatch.setattr(masking_utils, "is_tracing", lambda *_: True)
     with torch.inference_mode(), counted:
         model(input_ids=torch.zeros(batch, TOKENS, dtype=torch.long, device="meta"), use_cache=False)
@@ -64,21 +69,17 @@ def operations(monkeypatch, kind, layers, batch, **sizes):
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
-        ("GPTNeoX", {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}),
-        ("Phi", {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}),
+        ("GPTNeoX", LLAMA),
+        ("Phi", LLAMA),
         ("GPT2", {"n_embd": WIDTH, "n_head": 4}),
         ("OPT", {"hidden_size": WIDTH, "num_attention_heads": 4, "ffn_dim": 4 * WIDTH}),
-        ("Llama", {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 3 * WIDTH}),
-        (
-            "Qwen3",
-            {
-                "hidden_size": WIDTH,
-                "num_attention_heads": 4,
-                "head_dim": 64,
-                "intermediate_size": 768,
-                "num_key_value_heads": 2,
-            },
-        ),
+        ("Llama", LLAMA),
+        ("Phi3", {**LLAMA, "num_key_value_heads": 4, "pad_token_id": 0}),
+        ("Granite", {**LLAMA, "num_key_value_heads": 2}),
+        ("Qwen3", GEMMA),
+        ("Gemma", GEMMA),
+        ("Gemma2", GEMMA),
+        ("Gemma3Text", GEMMA),
     ],
 )
 def test_a_layers_kernels_and_activations_are_those_of_its_code(monkeypatch, kind, sizes):
@@ -86,7 +87,7 @@ def test_a_layers_kernels_and_activations_are_those_of_its_code(monkeypatch, kin
         return operations(monkeypatch, kind, layers, batch, **sizes)
 
     (one, _), (two, layer), (more, _), (most, _) = of(2, 1), of(3, 1), of(2, 2), of(3, 2)
-    kernels = two.count - one.count + ATTENTION
+    kernels = two.kernels - one.kernels
     numbers = (most.numbers - more.numbers - two.numbers + one.numbers) / TOKENS
     assert layer.kernels == pytest.approx(kernels, rel=0.25)
     # activations stay in the cache in part; a module that counts none is guessed by its products' outputs
