@@ -49,6 +49,11 @@ NOT_RUN = {
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,
     "weir probe throughput --url http://127.0.0.1:8000 --into reports/throughput/scan.json": LOADED,
     "weir probe html reports/throughput/scan.json": LOADED,
+    "weir probe throughput --model encoder --device cpu --backend pytorch --precision fp32 "
+    "--max-batch 8 --trials 24 --aim 0 --out reports/served": TORCH,
+    "weir probe throughput --url http://127.0.0.1:8000 --dim 128 --most-callers 8 --quick-load "
+    "--into reports/served/*.json": LOADED,
+    "weir probe html reports/served/*.json": LOADED,
     "weir probe compare before.json after.json": LOADED,
     "weir probe prometheus reports/throughput/scan.json": LOADED,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
