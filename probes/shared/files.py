@@ -27,13 +27,14 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """An empty file to write into; it replaces `path` if the block succeeds, else it is removed.
 
     The block must write into that very file: a rename over it would lose its lock. Symbolic links are
     followed. A destination that isn't a regular file (a device, a FIFO, /dev/stdout) is written into at the
     end of the block instead of being replaced. The file gets the mode and owner of the file it replaces, else
-    those of any new file of this process. Raises OSError.
+    those of any new file of this process. `durable` False is for what can be made again: nothing waits for
+    the disk, so a file may have lost its bytes after a power failure. Raises OSError.
     """
     destination = _regular(path)
     if destination is None:
@@ -44,9 +45,11 @@ def replacing(path: Path) -> Iterator[Path]:
     partial, descriptor = _create(destination)
     try:
         yield partial
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         partial.replace(destination)
-        sync_directory(destination.parent)
+        if durable:
+            sync_directory(destination.parent)
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -93,9 +96,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole UTF-8 file or nothing. Raises OSError."""
-    with replacing(path) as partial:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a whole UTF-8 file or nothing; `durable` as for `replacing`. Raises OSError."""
+    with replacing(path, durable=durable) as partial:
         partial.write_bytes(text.encode(errors="backslashreplace"))
 
 

@@ -19,7 +19,6 @@ from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.load import load
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing import cache
-from probes.placement.runtime import settling
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.values import Tier
 
@@ -63,8 +62,8 @@ class Counting:
 
     def __init__(self, monkeypatch):
         self.times = 0
-        self.real = settling.pack
-        monkeypatch.setattr(settling, "pack", self)
+        self.real = cache.pack_into
+        monkeypatch.setattr(cache, "pack_into", self)
 
     def __call__(self, *args, **options):
         self.times += 1

@@ -49,8 +49,9 @@ class OpenFile:
         Raises CheckpointUnreadable when the disk fails, or the file has changed since it was opened.
         """
         starts = range(0, len(target), PIECE_BYTES)
+        read = map if len(starts) < 2 else pool.map  # so threads of others may read pieces
         try:
-            for _ in pool.map(lambda at: self._piece(target[at : at + PIECE_BYTES], offset + at), starts):
+            for _ in read(lambda at: self._piece(target[at : at + PIECE_BYTES], offset + at), starts):
                 pass
         except OSError as error:
             raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error

@@ -1,8 +1,6 @@
 """The values of a model's parameters and buffers, read from a checkpoint when they are asked for."""
 
-import threading
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import nn
@@ -10,7 +8,8 @@ from torch import nn
 from probes.errors import PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.fitting import Filling, fit, targets, torch_dtype
-from probes.placement.loading.tensorbytes import Staging, bytes_of
+from probes.placement.loading.tensorbytes import bring
+from probes.placement.packing.buffers import Buffers, bytes_of
 from probes.placement.packing.cache import Origin
 from probes.placement.runtime.converting import refusal
 
@@ -29,25 +28,28 @@ class CheckpointValues:
         shaped = checkpoint.tensors
         fillings = fit(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
         self._fillings = {id(filling.target.tensor): filling for filling in fillings}
-        self._staging: Staging | None = None
-        self._lock = threading.Lock()  # one thread reads ahead while another gives values back
+        self.buffers = Buffers()
         for filling in fillings:
             self._refuse_unequal_ties(filling)
 
-    def bring(self, parameter: torch.Tensor, target: torch.Tensor) -> None:
-        """Fill `target` with the values of a parameter of the model, converted where its dtype is another.
+    def bring(
+        self, parameter: torch.Tensor, target: torch.Tensor, *, first: int = 0, buffers: Buffers | None = None
+    ) -> None:
+        """Fill `target` with the values of a parameter of the model, from the `first` on.
 
-        Raises CheckpointUnreadable, and PlacementError for a number that is too large for that dtype.
+        They are converted where its dtype is another. Raises CheckpointUnreadable, and PlacementError for a
+        number that is too large for that dtype.
         """
         name = self._fillings[id(parameter)].sources[0]
         stored = self.dtype(parameter)
-        read = partial(self._read, name)
-        with self._lock:
-            self._staging = self._staging or Staging(pinned=target.device.type == "cuda")
-            try:
-                self._staging.bring(read, stored, target)
-            except OverflowError as error:
-                raise refusal(name, error) from error
+
+        def read(memory: memoryview, start: int) -> None:
+            self._checkpoint.read_into(name, memory, first * stored.itemsize + start)
+
+        try:
+            bring(read, stored, target, given=parameter.dtype, buffers=buffers or self.buffers)
+        except OverflowError as error:
+            raise refusal(name, error) from error
 
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that the parameter is stored in."""
@@ -62,9 +64,6 @@ class CheckpointValues:
         if torch_dtype(stored) is not parameter.dtype or not parameter.is_contiguous():
             return None
         return Origin(self._checkpoint.file_of(stored.name), stored.offset, stored.offset + stored.n_bytes)
-
-    def _read(self, name: str, target: memoryview, start: int) -> None:
-        self._checkpoint.read_into(name, target, start)
 
     def fill_buffers(self) -> None:
         """Read the buffers that the checkpoint has. The others keep the values that the factory gave them."""

@@ -13,18 +13,17 @@ from probes.placement.loading.checkpoint import opened
 from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
-from probes.placement.loading.tensorbytes import host_buffer
 from probes.placement.models.modules import Entry
-from probes.placement.packing.cache import Cache, usual_folder
-from probes.placement.packing.packed import Packed
+from probes.placement.packing.buffers import Buffers, host_buffer
+from probes.placement.packing.cache import Cache, Content, Kept, usual_folder
+from probes.placement.packing.tensors import Values
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.wires import Wire
-from probes.placement.runtime.converting import require_entry
 from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.preparing import lanes_of, require_plan
-from probes.placement.runtime.settling import own_values, packed_on
+from probes.placement.runtime.settling import own_values
 from probes.placement.values import CardsPlan, Plan
 
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
@@ -59,7 +58,7 @@ def load(
         files = stack.enter_context(opened(Path(checkpoint)))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
-        kept = _cache(cache)
+        kept = _cache(cache, values.buffers)
         sources = [
             FromCheckpoint(values, card, lanes, pinned=pinned, cache=kept)
             for card, lanes in zip(cards, every, strict=True)
@@ -73,13 +72,14 @@ def load(
         else:
             model.__dict__["placement"] = settle(model, plan, sources[0], every[0], pinned=pinned)
             sources[0].files = stack.pop_all()
+    values.buffers.release()
     return model
 
 
-def _cache(asked: Path | str | bool) -> Cache | None:
+def _cache(asked: Path | str | bool, buffers: Buffers) -> Cache | None:
     if asked is False:
         return None
-    return Cache(usual_folder(os.environ) if asked is True else Path(asked))
+    return Cache(usual_folder(os.environ) if asked is True else Path(asked), buffers=buffers)
 
 
 class FromCheckpoint:
@@ -91,6 +91,7 @@ class FromCheckpoint:
         self, values: CheckpointValues, plan: Plan, lanes: Lanes, *, pinned: bool, cache: Cache | None
     ) -> None:
         self._values = values
+        self._converting = Buffers(1)  # for pieces, while others are in the buffers of `values`
         self._cache = cache
         self._lanes = lanes
         self._pinned = pinned and lanes.device.type == "cuda"
@@ -100,29 +101,38 @@ class FromCheckpoint:
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """Read into its place, by way of the model's own dtype."""
-        if not entry.converts or self._values.dtype(entry.parameter) is entry.given:
-            self._values.bring(entry.parameter, target)
-            return
-        own = torch.empty(entry.shape, dtype=entry.given)
-        self._values.bring(entry.parameter, own)
-        if target.dtype is not entry.given:
-            require_entry(entry, own)
-        target.copy_(own)
+        self._values.bring(entry.parameter, target)
 
-    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
-        """Packed, or read as it was packed before."""
-        packer = partial(packed_on, self._lanes.device, dense=dense)
+    def packed(self, entry: Entry, *, dense: bool) -> Kept | None:
+        """Packed, or known from when it was packed before."""
+        device = self._lanes.device
+        on_device = partial(self._whole, entry, device) if device.type == "cuda" else None
+        content = Content(partial(self._in_pieces, entry), on_device, dense)
         if not self._cache:
-            return packer(self._stored(entry))
-        origin = self._values.origin(entry.parameter)
-        return self._cache.packed(partial(self._stored, entry), origin=origin, dense=dense, packer=packer)
+            return Kept.nowhere(content)
+        return self._cache.packed(content, origin=self._values.origin(entry.parameter))
 
-    def _stored(self, entry: Entry) -> torch.Tensor:
-        """The values with the dimensions in the order of memory."""
+    def _whole(self, entry: Entry, device: torch.device) -> Values:
+        """The values in the order of memory."""
         order = memory_order(entry)
-        found = torch.empty([entry.shape[d] for d in order], dtype=entry.given)
+        found = torch.empty([entry.shape[d] for d in order], dtype=entry.given, device=device)
         self.fill(entry, found.permute([order.index(d) for d in range(len(order))]))
-        return found
+        return Values.of(found)
+
+    def _in_pieces(self, entry: Entry) -> Values:
+        """The same on the host: read again and again, but for values stored in another order, read whole."""
+        host = torch.device("cpu")
+        if memory_order(entry) != tuple(range(len(entry.shape))):
+            return self._whole(entry, host)
+
+        def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
+            if memory is None:
+                memory = torch.empty((last - first) * entry.given.itemsize, dtype=torch.uint8)
+            found = memory.view(entry.given)
+            self._values.bring(entry.parameter, found, first=first, buffers=self._converting)
+            return found
+
+        return Values(entry.given, entry.shape, host, read)
 
     def way_back(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """They are read again."""

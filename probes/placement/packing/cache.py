@@ -4,9 +4,10 @@ An entry is named after the SHA-256 of the tensor's bytes, dtype and shape. A sm
 which range of which file (by inode, size and times, as git's index does) had which content: so a second load
 finds the entry without reading the unpacked bytes. Entries carry a digest of their own: a damaged one is
 removed and made again. Entries are written whole or not at all, and several processes may use one folder.
+
+Bytes are written while they are packed, and read in pieces to where they belong.
 """
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -14,25 +15,26 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
+from math import prod
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.forms import ALIGNMENT, PackedForm, aligned
-from probes.placement.packing.packed import Packed, form, packed_in, write_into
-from probes.placement.packing.tensors import pack
+from probes.placement.packing.buffers import Buffers, bytes_of
+from probes.placement.packing.forms import ALIGNMENT, PackedForm
+from probes.placement.packing.packed import Packed, Put, form, outline, scattered
+from probes.placement.packing.tensors import Values, pack_into
 from probes.shared.codec import decode, encode, load
 from probes.shared.files import replacing, sweep_partials, write_text
 
-_VERSION: Final = 1  # of the layouts and of these files: another one has other names
-_PIECE: Final = 1 << 23  # bytes that one thread digests at once
-_MOST_HEADER: Final = 1 << 16
+_VERSION: Final = 2  # of the layouts and of these files: another one has other names
+_MOST_HEADER: Final = 8 * ALIGNMENT
 _SETTLED_NS: Final = 100_000_000  # a file changed more recently may change again within one tick of its times
 _MOST_BYTES: Final = 64 << 30
 _KEY: Final = re.compile("[0-9a-f]{64}")
@@ -59,7 +61,65 @@ class Origin:
 @dataclass(frozen=True)
 class _Header:
     digest: str  # of the form's JSON and the bytes that follow
+    early: str  # of the form's JSON and the part `starts`, which are used before the rest is read
     form: PackedForm | None  # None: packing this tensor saves nothing
+
+
+@dataclass(frozen=True)
+class Content:
+    """A tensor that can be packed, as often as need be.
+
+    `on_host` has the values piece by piece, `on_device` as a whole in a GPU's memory, if that has room.
+    """
+
+    on_host: Callable[[], Values]
+    on_device: Callable[[], Values] | None = None
+    dense: bool = False
+
+    def values(self) -> Values:
+        """In the GPU's memory where that is possible."""
+        if self.on_device:
+            with suppress(torch.cuda.OutOfMemoryError):
+                return self.on_device()
+        return self.on_host()
+
+    def pack(self, put: Put, values: Values | None = None) -> Packed | None:
+        """As `pack_into` does, on the host where the GPU has too little memory."""
+        with suppress(torch.cuda.OutOfMemoryError):
+            return pack_into(put, values or self.values(), dense=self.dense)
+        return pack_into(put, self.on_host(), dense=self.dense)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A packed tensor of which only the outline is in memory."""
+
+    outline: Packed
+    content: Content
+    cache: "Cache | None" = None
+    key: str = ""
+
+    @staticmethod
+    def nowhere(content: Content, values: Values | None = None) -> "Kept | None":
+        """One that is packed again when it is written; None where packing saves nothing."""
+        found = content.pack(_forget, values)
+        return Kept(found, content) if found else None
+
+    def write(self, parts: Iterable[tuple[Packed, torch.Tensor]]) -> bool:
+        """Bring parts of the outline to their buffers; False where the content isn't what it was.
+
+        The bytes come from the cache, where a damaged entry is made again first.
+        """
+        put, of = scattered(parts), form(self.outline)
+        if self.cache and self.cache.read(self.key, of, put):
+            return True
+        if self.cache and self.cache.restore(self.key, self.content) and self.cache.read(self.key, of, put):
+            return True
+        again = self.content.pack(put)
+        return again is not None and form(again) == of
+
+
+Looked = TypeVar("Looked")
 
 
 class Cache:
@@ -69,36 +129,47 @@ class Cache:
     packed again.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, most_bytes: int = _MOST_BYTES, buffers: Buffers | None = None
+    ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
+        self._buffers = buffers or Buffers()
 
-    def packed(
-        self,
-        read: Callable[[], torch.Tensor],
-        *,
-        origin: Origin | None = None,
-        dense: bool = False,
-        packer: Callable[[torch.Tensor], Packed | None] | None = None,
-    ) -> Packed | None:
-        """The tensor that `read` returns, packed on the CPU; None where packing saves nothing.
+    def packed(self, content: Content, *, origin: Origin | None = None) -> Kept | None:
+        """The tensor packed; None where that saves nothing.
 
-        `read` isn't called where the origin is known already. `packer` packs in another way than `pack` does
-        on the tensor's own device, such as on a GPU; its result is moved to the CPU.
+        The content isn't read where the origin is known already.
         """
-        before = _identity(origin, dense) if origin else None
-        if before and (key := self._noted(before)) and (entry := self._load(key)):
-            return entry[0]
-        tensor = read()
-        key = content_key(tensor, dense=dense)
-        entry = self._load(key)
-        if entry is None:
-            made = packer(tensor) if packer else pack(tensor, dense=dense)
-            entry = (made.to("cpu") if made else None,)
-            self._store(key, entry[0])
-        if origin and before and before == _identity(origin, dense):  # not changed while it was read
-            self._note(before, key)
-        return entry[0]
+        before = _identity(origin, content.dense) if origin else None
+        key = self._noted(before) if before else None
+        found = self._outline(key) if key else None
+        if key is None or found is None:
+            values = content.values()
+            key = content_key(values, dense=content.dense, buffers=self._buffers)
+            found = self._outline(key) or self._store(key, content, values)
+            if found is None:
+                return Kept.nowhere(content, values)
+            if origin and before and before == _identity(origin, content.dense):  # not changed meanwhile
+                self._note(before, key)
+        return Kept(found[0], content, self, key) if found[0] else None
+
+    def read(self, key: str, of: PackedForm, put: Put) -> bool:
+        """Give the bytes of an entry of that form to `put`. False where there is no such entry.
+
+        A damaged entry is noticed at its end, when `put` has got wrong bytes, and removed.
+        """
+
+        def whole(entry: _Entry) -> bool:
+            return entry.header.form == of and entry.digest(self._buffers, put) == entry.header.digest
+
+        return bool(self._look(key, whole))
+
+    def restore(self, key: str, content: Content) -> bool:
+        """Store an entry again; False where the content has another key now."""
+        values = content.values()
+        found = content_key(values, dense=content.dense, buffers=self._buffers)
+        return found == key and self._store(key, content, values) is not None
 
     def _noted(self, origin: str) -> str | None:
         try:
@@ -110,36 +181,49 @@ class Cache:
 
     def _note(self, origin: str, key: str) -> None:
         with suppress(OSError):
-            write_text(self.folder / (origin + _ORIGIN), key)
+            write_text(self.folder / (origin + _ORIGIN), key, durable=False)
 
-    def _load(self, key: str) -> tuple[Packed | None] | None:
-        """What is stored for a content; None if nothing is. A damaged entry is removed."""
-        path = self.folder / (key + _ENTRY)
+    def _outline(self, key: str) -> tuple[Packed | None] | None:
+        """What is stored for a content, by its header; None if nothing is."""
+        found = self._look(key, lambda entry: (entry.outline(),))
+        if found:
+            with suppress(OSError):
+                os.utime(self._path(key))
+        return found or None
+
+    def _look(self, key: str, look: Callable[["_Entry"], Looked]) -> Looked | None:
+        """What `look` finds in an entry; None if there is none. A damaged one is removed."""
+        path = self._path(key)
         try:
             with _opened(path) as file:
-                found = _read(file)
+                if found := look(_Entry.of(file)):
+                    return found
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError):  # ValueError: Misfit, JSON, dtypes, lengths
-            with suppress(OSError):
-                path.unlink()
-            return None
+            pass
         with suppress(OSError):
-            os.utime(path)
-        return (found,)
+            path.unlink()
+        return None
 
-    def _store(self, key: str, packed: Packed | None) -> None:
-        flat = torch.empty(form(packed).n_bytes if packed else 0, dtype=torch.uint8)
-        if flat.numel() > self.most_bytes:
-            return
-        if packed:
-            write_into(packed, flat)
-        path = self.folder / (key + _ENTRY)
+    def _store(self, key: str, content: Content, values: Values) -> tuple[Packed | None] | None:
+        """Pack into an entry; None if it can't be written."""
+        path = self._path(key)
         with suppress(OSError):
             sweep_partials(self.folder)
-            with replacing(path) as partial, partial.open("wb") as file:
-                _write(file, form(packed) if packed else None, flat)
+            with replacing(path, durable=False) as partial_path:
+                descriptor = os.open(partial_path, os.O_RDWR)
+                try:
+                    made = content.pack(partial(_write, descriptor), values)
+                    _complete(descriptor, made, self.most_bytes, self._buffers)
+                finally:
+                    os.close(descriptor)
             self._make_room(path)
+            return (made,)
+        return None
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (key + _ENTRY)
 
     def _make_room(self, newest: Path) -> None:
         """Remove what was unused the longest, until the rest fits."""
@@ -157,11 +241,19 @@ class Cache:
                 path.unlink(missing_ok=True)
 
 
-def content_key(tensor: torch.Tensor, *, dense: bool = False) -> str:
+def content_key(values: Values, *, dense: bool = False, buffers: Buffers | None = None) -> str:
     """The name of a tensor's content, 64 hexadecimal digits: of its bytes, dtype, shape and layout."""
-    flat = tensor.detach().resolve_neg().cpu().contiguous().view(-1)
-    about = json.dumps([_VERSION, str(tensor.dtype), list(tensor.shape), dense])
-    return _digest(about, flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8))
+    about = json.dumps([_VERSION, str(values.dtype), list(values.shape), dense])
+    size = values.dtype.itemsize
+
+    def piece(start: int, memory: torch.Tensor) -> bytes:
+        first, last = start // size, (start + memory.numel()) // size
+        found = values.read(first, last, memory)
+        if found.device.type != "cpu":
+            found = memory.copy_(found.view(torch.uint8))
+        return hashlib.sha256(bytes_of(found)).digest()
+
+    return _digest(about, (buffers or Buffers()).each(prod(values.shape) * size, piece))
 
 
 def _identity(origin: Origin, dense: bool) -> str | None:
@@ -177,6 +269,59 @@ def _identity(origin: Origin, dense: bool) -> str | None:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """An entry that is open."""
+
+    descriptor: int
+    start: int  # of the bytes behind the header
+    header: _Header
+
+    @staticmethod
+    def of(file: BufferedReader) -> "_Entry":
+        """Raises ValueError or KeyError for a file that isn't what was written."""
+        line = file.readline(_MOST_HEADER)
+        if not line.endswith(b"\n") or len(line) != _MOST_HEADER:
+            raise ValueError("the header is cut")
+        header = decode(_Header, load(line))
+        n_bytes = header.form.n_bytes if header.form else 0
+        if os.fstat(file.fileno()).st_size != len(line) + n_bytes:
+            raise ValueError("the file's size isn't its header's")
+        return _Entry(file.fileno(), len(line), header)
+
+    def outline(self) -> Packed | None:
+        """Raises ValueError or KeyError likewise."""
+        of = self.header.form
+        starts = torch.empty(0, dtype=torch.int32)
+        if of:
+            names = [part.name for part in of.parts]
+            at = names.index("starts")
+            starts = torch.empty(of.parts[at].length, dtype=torch.int32)
+            self._fill(of.offsets()[at], starts)
+        if _early(of, starts) != self.header.early:
+            raise ValueError("the outline isn't the one that was written")
+        return outline(of, starts) if of else None
+
+    def digest(self, buffers: Buffers, put: Put) -> str:
+        """That of the form and the bytes, which `put` gets."""
+        of = self.header.form
+
+        def piece(start: int, memory: torch.Tensor) -> bytes:
+            self._fill(start, memory)
+            put(start, memory)
+            return hashlib.sha256(bytes_of(memory)).digest()
+
+        return _digest(json.dumps(encode(of)), buffers.each(of.n_bytes if of else 0, piece))
+
+    def _fill(self, start: int, target: torch.Tensor) -> None:
+        view, at = bytes_of(target), self.start + start
+        while view:
+            count = os.preadv(self.descriptor, [view], at)
+            if not count:
+                raise ValueError("the file was cut")
+            view, at = view[count:], at + count
+
+
 def _opened(path: Path) -> BufferedReader:
     """An ordinary file, to be read. Raises OSError for anything else: nobody may write into a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -187,40 +332,38 @@ def _opened(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def _write(file: BinaryIO, of: PackedForm | None, flat: torch.Tensor) -> None:
-    digest = _digest(json.dumps(encode(of)), flat)
-    header = json.dumps(encode(_Header(digest, of))).encode()
-    file.write(header.ljust(aligned(len(header) + 1) - 1) + b"\n")
-    file.write(_bytes(flat))
+def _write(descriptor: int, start: int, piece: torch.Tensor) -> None:
+    """Packed bytes to their place in an entry."""
+    piece = piece.cpu()  # which the view needs as long as it is used
+    view, at = bytes_of(piece), _MOST_HEADER + start
+    while view:
+        count = os.pwrite(descriptor, view, at)
+        view, at = view[count:], at + count
 
 
-def _read(file: BufferedReader) -> Packed | None:
-    """Raises ValueError or KeyError for a file that isn't what was written."""
-    line = file.readline(_MOST_HEADER)
-    if not line.endswith(b"\n") or len(line) % ALIGNMENT:
-        raise ValueError("the header is cut")
-    header = decode(_Header, load(line))
-    of = header.form
+def _forget(_start: int, _piece: torch.Tensor) -> None:
+    """Packed bytes are of no use where only the outline is wanted."""
+
+
+def _complete(descriptor: int, packed: Packed | None, most_bytes: int, buffers: Buffers) -> None:
+    """Write the header. Raises OSError for an entry that would be too large."""
+    of = form(packed) if packed else None
     n_bytes = of.n_bytes if of else 0
-    if os.fstat(file.fileno()).st_size != len(line) + n_bytes:
-        raise ValueError("the file's size isn't its header's")
-    flat = torch.empty(n_bytes, dtype=torch.uint8)
-    if file.readinto(_bytes(flat)) != n_bytes or _digest(json.dumps(encode(of)), flat) != header.digest:
-        raise ValueError("the bytes aren't those that were written")
-    return packed_in(of, flat) if of else None
+    if n_bytes > most_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    os.ftruncate(descriptor, _MOST_HEADER + n_bytes)
+    early = _early(of, packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32))
+    digest = _Entry(descriptor, _MOST_HEADER, _Header("", early, of)).digest(buffers, _forget)
+    line = json.dumps(encode(_Header(digest, early, of))).encode().ljust(_MOST_HEADER - 1) + b"\n"
+    if len(line) > _MOST_HEADER:
+        raise OSError(errno.EFBIG, "the header is too long")
+    os.pwrite(descriptor, line, 0)
 
 
-def _digest(about: str, flat: torch.Tensor) -> str:
-    """SHA-256 of the digests of a uint8 tensor's pieces, made by several threads, and of a text."""
-    view = _bytes(flat)
-    pieces = range(0, len(view), _PIECE)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        digests = threads.map(lambda at: hashlib.sha256(view[at : at + _PIECE]).digest(), pieces)
-        return hashlib.sha256(about.encode() + b"".join(digests)).hexdigest()
+def _early(of: PackedForm | None, starts: torch.Tensor) -> str:
+    return hashlib.sha256(json.dumps(encode(of)).encode() + bytes_of(starts)).hexdigest()
 
 
-def _bytes(flat: torch.Tensor) -> memoryview:
-    """The memory of a contiguous uint8 tensor on the CPU, which must outlive the view."""
-    if not flat.numel():
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_uint8 * flat.numel()).from_address(flat.data_ptr())).cast("B")
+def _digest(about: str, pieces: Iterable[bytes]) -> str:
+    """SHA-256 of a text and of the digests of pieces."""
+    return hashlib.sha256(about.encode() + b"".join(pieces)).hexdigest()

@@ -1,7 +1,11 @@
-"""A packed tensor: its parts, and its way into and out of one flat buffer."""
+"""A packed tensor: its parts, and its way into and out of one flat buffer.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+An outline is a packed tensor that is elsewhere: its parts are on meta, all but `starts`, which says where it
+can be cut.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -136,17 +140,48 @@ def packed_in(of: PackedForm, flat: torch.Tensor) -> Packed:
     return Packed(LAYOUTS[of.layout], of.shape, parts, base=of.base, table=of.table)
 
 
-def write_into(packed: Packed, flat: torch.Tensor) -> None:
+Put = Callable[[int, torch.Tensor], None]  # takes bytes of a flat buffer: where they begin there, and uint8
+
+
+def outline(of: PackedForm, starts: torch.Tensor) -> Packed:
+    """The outline of a packed tensor. Parts of it know where in the whole's flat buffer they are."""
+    whole = packed_in(of, torch.empty(of.n_bytes, dtype=torch.uint8, device="meta"))
+    return replace(whole, parts={**whole.parts, "starts": starts})
+
+
+def scattered(parts: Iterable[tuple[Packed, torch.Tensor]]) -> Put:
+    """What takes the bytes of an outline's flat buffer to where its parts are written.
+
+    `parts`: parts of the outline, and for each a buffer as in `write_into`.
+    """
+    places = [place for part, flat in parts for place in write_into(part, flat)]
+
+    def put(start: int, piece: torch.Tensor) -> None:
+        for begin, view in places:
+            low, high = max(begin, start), min(begin + view.numel(), start + piece.numel())
+            if low < high:
+                view[low - begin : high - begin].copy_(piece[low - start : high - start])
+
+    return put
+
+
+def write_into(packed: Packed, flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
     """Copy the parts to their places in `flat`, on any device; the gaps that alignment leaves become zero.
 
-    Raises ValueError for a buffer that is too short or of another dtype.
+    Parts on meta aren't copied: returns where in the whole's flat buffer they begin, and their places, as
+    bytes. Raises ValueError for a buffer that is too short or of another dtype.
     """
     of = form(packed)
     _check(of, flat)
+    missing = []
     ends = [*of.offsets()[1:], of.n_bytes]
     for part, view, end in zip(packed.parts.values(), _views(of, flat), ends, strict=True):
-        view.copy_(part)
+        if part.is_meta:
+            missing.append((part.storage_offset() * part.itemsize, view.view(torch.uint8)))
+        else:
+            view.copy_(part)
         flat[end - (-part.nbytes % 256) : end] = 0
+    return missing
 
 
 def _check(of: PackedForm, flat: torch.Tensor) -> None:

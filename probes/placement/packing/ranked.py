@@ -17,7 +17,7 @@ import torch
 
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.layouts import Layout
-from probes.placement.packing.window import chunk
+from probes.placement.packing.window import Place, Words, chunk
 
 CODES: Final = 7
 _BLOCK: Final = 2048  # what the kernel handles
@@ -36,31 +36,36 @@ def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
     return tuple(sorted(chosen.tolist())), share
 
 
-def encode(layout: Layout, words: torch.Tensor, table: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """The parts of the words, which are a whole number of blocks."""
-    n, block, low_bits = words.numel(), block_of(words.numel()), layout.mantissa_bits - 7
-    rest, more, two = (
-        torch.empty(n * bits // 8, dtype=torch.uint8, device=words.device) for bits in (8, low_bits + 1, 2)
-    )
+def encode(
+    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place
+) -> dict[str, torch.Tensor]:
+    """Place the large parts of `n` words, which are a whole number of blocks; the others are returned."""
+    block, low_bits = block_of(n), layout.mantissa_bits - 7
     exponents, escapes = [], []
     code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=words.device)
     code_of[torch.tensor(table, device=words.device)] = torch.arange(
         1, CODES + 1, dtype=torch.uint8, device=words.device
     )
     for span in _chunks(n, block, words.device):
-        piece = words[span]
+        piece = words.read(span.start, span.stop)
         field = (piece >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
         code = code_of.index_select(0, field.to(torch.int32))
         sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
-        rest[span] = (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits
+        place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
         low = ((piece & ((1 << low_bits) - 1)) << 1).to(torch.uint8)
-        _put(more, span, low | (code >> 2), bits=low_bits + 1, block=block)
-        _put(two, span, code & 3, bits=2, block=block)
+        more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
+        place("more", span.start * (low_bits + 1) // 8, more)
+        place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
         escapes.append((code == 0).view(-1, block).sum(1))
         exponents.append(field[code == 0].to(torch.uint8))
     counts = torch.cat(escapes)
     starts = (counts.cumsum(0) - counts).to(torch.int32)
-    return {"rest": rest, "more": more, "two": two, "exponents": torch.cat(exponents), "starts": starts}
+    return {"exponents": torch.cat(exponents), "starts": starts}
+
+
+def large_parts(layout: Layout, n: int) -> dict[str, int]:
+    """The parts whose bytes are known before the `n` words are."""
+    return {"rest": n, "more": n * (layout.mantissa_bits - 6) // 8, "two": n // 4}
 
 
 def decoded(
@@ -99,13 +104,14 @@ def _chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
         yield slice(first, min(first + step, n))
 
 
-def _put(plane: torch.Tensor, span: slice, values: torch.Tensor, *, bits: int, block: int) -> None:
+def _shared(values: torch.Tensor, *, bits: int, block: int) -> torch.Tensor:
+    """Values of a few bits in bytes that they share."""
     per_byte = 8 // bits
     sharing = values.view(-1, per_byte, block // per_byte)
     byte = sharing[:, 0].clone()
     for i in range(1, per_byte):
         byte |= sharing[:, i] << (bits * i)
-    plane[span.start // per_byte : span.stop // per_byte] = byte.view(-1)
+    return byte.view(-1)
 
 
 def _get(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> torch.Tensor:

@@ -3,7 +3,10 @@
 On a GPU that Triton supports, kernels unpack (`launch`); everywhere else torch operations do.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -11,10 +14,12 @@ import torch
 
 from probes.placement.packing import ranked, window
 from probes.placement.packing.estimate import worth_it
+from probes.placement.packing.forms import PackedForm, PartForm, aligned
 from probes.placement.packing.grid import grid
 from probes.placement.packing.kernels import launching
-from probes.placement.packing.layouts import B11, B12, B12F32, BF16, F28, H14, H14F32, Layout
-from probes.placement.packing.packed import Packed, form
+from probes.placement.packing.layouts import B11, B12, B12F32, BF16, F28, H14, H14F32, LAYOUTS, Layout
+from probes.placement.packing.packed import Packed, Put, outline
+from probes.placement.packing.window import Place
 
 _USUAL: Final[Mapping[torch.dtype, Layout]] = MappingProxyType(
     {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}
@@ -24,19 +29,81 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _LEAST: Final = 0.85  # share of weights with a code, below which no layout saves anything
 
 
+@dataclass(frozen=True)
+class Values:
+    """A tensor in the order of memory, which needn't be in memory as a whole.
+
+    `read` gives the values from one to another, flat, on the device. It may write them into the bytes that it
+    is given, if any, on the host.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+    read: Callable[[int, int, torch.Tensor | None], torch.Tensor]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "Values":
+        """Those of a tensor in memory."""
+        flat = tensor.detach().resolve_neg().contiguous().view(-1)  # without gradients
+        return Values(tensor.dtype, tuple(tensor.shape), flat.device, lambda first, last, _: flat[first:last])
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """All values, and where each piece begins."""
+        step = window.chunk(self.device)
+        for first in range(0, prod(self.shape), step):
+            yield first, self.read(first, min(first + step, prod(self.shape)), None)
+
+
 def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
     """Pack a tensor on its device, or return None where that isn't worth it or its dtype has no layout.
 
     `dense` chooses 3-bit codes for bfloat16 (11.2 bits a weight instead of 12), from which no product can
     be computed. A subclass of Tensor isn't packed: its bits may not be its own.
     """
-    if type(tensor) not in _PLAIN or tensor.dtype not in _USUAL or not tensor.numel() or tensor.is_meta:
+    if type(tensor) not in _PLAIN or tensor.is_meta:
         return None
-    with torch.no_grad():
-        flat = tensor.detach().resolve_neg().contiguous().view(-1)
-        layout, words = _narrowest(flat, dense=dense)
-        packed = _pack(layout, words, tuple(tensor.shape))
-    return packed if packed and worth_it(form(packed).n_bytes, packed.raw_bytes) else None
+    parts: dict[str, torch.Tensor] = {}
+
+    def place(name: str, start: int, piece: torch.Tensor) -> None:
+        parts[name][start : start + piece.numel()] = piece
+
+    def allocate(sizes: Mapping[str, int]) -> Place:
+        for name, size in sizes.items():
+            parts[name] = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+        return place
+
+    found = _encode(Values.of(tensor), allocate, dense=dense)
+    if found is None:
+        return None
+    of, others = found
+    return Packed(LAYOUTS[of.layout], of.shape, parts | others, base=of.base, table=of.table)
+
+
+def pack_into(put: Put, values: Values, *, dense: bool = False) -> Packed | None:
+    """Pack values that needn't be in memory as a whole, as `pack` does, and return the outline.
+
+    `put` gets the bytes of the flat buffer, in no order, without the gaps between its parts. Where packing
+    isn't worth it, it may have got bytes that are of no use.
+    """
+    offsets: dict[str, int] = {}
+
+    def place(name: str, start: int, piece: torch.Tensor) -> None:
+        put(offsets[name] + start, piece.to(torch.uint8))
+
+    def allocate(sizes: Mapping[str, int]) -> Place:
+        ends = accumulate(aligned(size) for size in sizes.values())
+        offsets.update(zip(sizes, (0, *ends), strict=False))
+        return place
+
+    found = _encode(values, allocate, dense=dense)
+    if found is None:
+        return None
+    of, others = found
+    for part, offset in zip(of.parts, of.offsets(), strict=True):
+        if part.name in others:
+            put(offset, others[part.name].view(torch.uint8))
+    return outline(of, others["starts"].cpu())
 
 
 def unpack(packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -99,57 +166,97 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
     return True
 
 
-def _narrowest(flat: torch.Tensor, *, dense: bool) -> tuple[Layout, torch.Tensor]:
-    """The layout for weights, and their words: 16 bits of float32 weights where the others say nothing."""
-    if flat.dtype is torch.float32:
-        words = flat.view(torch.int32)
-        if not (words & 0xFFFF).any():
-            return B12F32, (words >> 16).to(torch.int16)
-        half = flat.to(torch.float16)
-        # a NaN's bits depend on who converts it
-        if not half.isnan().any() and torch.equal(half.to(torch.float32).view(torch.int32), words):
-            return H14F32, half.view(torch.int16)
-        return F28, words
-    layout = B11 if dense and flat.dtype is torch.bfloat16 else _USUAL[flat.dtype]
-    return layout, flat.view(torch.int16)
+def _encode(
+    values: Values, allocate: Callable[[Mapping[str, int]], Place], *, dense: bool
+) -> tuple[PackedForm, dict[str, torch.Tensor]] | None:
+    """Place the large parts, for which `allocate` gets the bytes. Returns the form and the other parts."""
+    n = prod(values.shape)
+    if values.dtype not in _USUAL or not n:
+        return None
+    layout = _narrowest(values, dense=dense)
+    code = _code(layout, values)
+    if code is None:
+        return None
+    base, table = code
+
+    def read(first: int, last: int) -> torch.Tensor:
+        piece = _words(layout, values.read(first, min(last, n), None))
+        padding = table[0] << layout.mantissa_bits if table else 0
+        return torch.nn.functional.pad(piece, (0, last - n), value=padding) if last > n else piece
+
+    words = window.Words(values.device, read)
+    if table:
+        padded = n + -n % ranked.block_of(n)
+        sizes = ranked.large_parts(layout, padded)
+        others = ranked.encode(layout, words, padded, table=table, place=allocate(sizes))
+    else:
+        cut = grid(values.shape)
+        sizes = window.large_parts(layout, cut)
+        others = window.encode(layout, words, cut, base=base, place=allocate(sizes))
+    parts = [PartForm(name, "uint8", size) for name, size in sizes.items()]
+    parts += [
+        PartForm(name, str(part.dtype).removeprefix("torch."), part.numel()) for name, part in others.items()
+    ]
+    of = PackedForm(layout.name, values.shape, base, table, tuple(parts))
+    return (of, others) if worth_it(of.n_bytes, n * values.dtype.itemsize) else None
 
 
-def _pack(layout: Layout, words: torch.Tensor, shape: tuple[int, ...]) -> Packed | None:
-    sampled = words[:: (words.numel() // _SAMPLE) | 1]  # an odd step: no column of a matrix is preferred
-    for sample in (sampled, words):  # a sample that says no may be wrong
-        counts = _exponent_counts(layout, sample)
+def _narrowest(values: Values, *, dense: bool) -> Layout:
+    """The layout for weights: one of 16 bits for float32 weights where the others say nothing."""
+    if values.dtype is not torch.float32:
+        return B11 if dense and values.dtype is torch.bfloat16 else _USUAL[values.dtype]
+    narrow = half = True
+    for _, piece in values.pieces():
+        narrow = narrow and not bool((piece.view(torch.int32) & 0xFFFF).any())
+        half = half and _is_half(piece)
+        if not narrow and not half:
+            return F28
+    return B12F32 if narrow else H14F32
+
+
+def _is_half(piece: torch.Tensor) -> bool:
+    half = piece.to(torch.float16)
+    # a NaN's bits depend on who converts it
+    return not half.isnan().any() and torch.equal(
+        half.to(torch.float32).view(torch.int32), piece.view(torch.int32)
+    )
+
+
+def _code(layout: Layout, values: Values) -> tuple[int, tuple[int, ...]] | None:
+    """The base or table that most weights have a code with; None where too few have one."""
+    # an odd step: no column of a matrix is preferred; and a sample that says no may be wrong
+    for step in (prod(values.shape) // _SAMPLE | 1, 1):
+        counts, zeros = _counts(layout, values, step)
         if layout.coded_bits == 3:
-            table, share = ranked.best_table(counts)
-            base = 0
+            base, (table, share) = 0, ranked.best_table(counts)
         else:
-            base, share = window.best_base(counts)
-            share, table = share + _zeros(sample), ()
+            table, (base, share) = (), window.best_base(counts)
+            share += zeros
         if share >= _LEAST:
+            return base, table
+        if step == 1:
             break
-        if sample.numel() == words.numel():
-            return None
-    if layout.coded_bits == 3:
-        padding = -words.numel() % ranked.block_of(words.numel())
-        padded = torch.nn.functional.pad(words, (0, padding), value=table[0] << layout.mantissa_bits)
-        return Packed(layout, shape, ranked.encode(layout, padded, table), table=table)
-    cut = grid(shape)
-    padded = torch.nn.functional.pad(words, (0, cut.padding)) if cut.padding else words
-    return Packed(layout, shape, window.encode(layout, padded, cut, base), base=base)
+    return None
 
 
-def _exponent_counts(layout: Layout, words: torch.Tensor) -> torch.Tensor:
-    """How often each exponent occurs."""
+def _counts(layout: Layout, values: Values, step: int) -> tuple[torch.Tensor, float]:
+    """How often each exponent occurs in every `step`-th weight, and the share of zeros."""
     bins = 1 << layout.exponent_bits
-    counts = torch.zeros(bins, dtype=torch.int64, device=words.device)
-    for piece in words.split(window.chunk(words.device)):
-        field = (piece >> layout.mantissa_bits) & (bins - 1)
+    counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
+    zeros = torch.zeros((), dtype=torch.int64, device=values.device)
+    for start, piece in values.pieces():
+        words = _words(layout, piece[-start % step :: step])
+        field = (words >> layout.mantissa_bits) & (bins - 1)
         counts += torch.bincount(field.to(torch.int32), minlength=bins)
-    return counts
+        zeros += ((words << 1) == 0).sum()
+    return counts, float(zeros / counts.sum().clamp(min=1))
 
 
-def _zeros(words: torch.Tensor) -> float:
-    """The share of zeros, which need no code."""
-    return float(((words << 1) == 0).sum() / max(words.numel(), 1))
+def _words(layout: Layout, piece: torch.Tensor) -> torch.Tensor:
+    """Weights as the integers that are packed."""
+    if layout is B12F32:
+        return (piece.view(torch.int32) >> 16).to(torch.int16)
+    return piece.to(layout.via).view(layout.word)
 
 
 def _floats(layout: Layout, words: torch.Tensor) -> torch.Tensor:

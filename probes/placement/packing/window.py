@@ -10,7 +10,8 @@ byte), `values` (words) and `positions` (within the group of rows, unsigned) of 
 whole matrix's first escape).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -25,6 +26,16 @@ _WINDOW: Final = 15
 _HIGHEST_BASE: Final = 127  # 2**base is a factor of the products and must be a float32
 _POSITION_BITS: Final = 16
 
+Place = Callable[[str, int, torch.Tensor], None]  # bytes of a part, as any integers, and their index there
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words that are packed. `read` gives those from one to another, flat, on the device."""
+
+    device: torch.device
+    read: Callable[[int, int], torch.Tensor]
+
 
 def best_base(counts: torch.Tensor) -> tuple[int, float]:
     """The base whose window holds most weights, and the share that it holds.
@@ -36,25 +47,33 @@ def best_base(counts: torch.Tensor) -> tuple[int, float]:
     return base, float(sums[base] / counts.sum().clamp(min=1))
 
 
-def encode(layout: Layout, words: torch.Tensor, cut: Grid, base: int) -> dict[str, torch.Tensor]:
-    """The parts of the words (flat, padded to whole rows)."""
-    n, half = words.numel(), cut.width // 2
-    planes = [torch.empty(n, dtype=torch.uint8, device=words.device) for _ in range(_planes(layout))]
-    codes = torch.empty((cut.rows, half), dtype=torch.uint8, device=words.device)
-    found = []
+def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) -> dict[str, torch.Tensor]:
+    """Place the large parts of the words (flat, padded to whole rows); the others are returned."""
+    half = cut.width // 2
+    found, values = [], []
     for first, last in row_chunks(cut, words.device):
-        span = slice(first * cut.width, last * cut.width)
-        code, escape = _codes(layout, words[span], base)
-        rest = (words[span] >> layout.exponent_bits) & (1 << layout.mantissa_bits)
-        rest |= words[span] & ((1 << layout.mantissa_bits) - 1)
+        start = first * cut.width
+        piece = words.read(start, last * cut.width)
+        code, escape = _codes(layout, piece, base)
+        rest = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
+        rest |= piece & ((1 << layout.mantissa_bits) - 1)
         rest.masked_fill_(escape, 0)
-        for i, plane in enumerate(planes):
-            plane[span] = rest >> (8 * i) if i else rest
+        for i in range(_planes(layout)):
+            place(f"rest{i}", start, rest >> (8 * i) if i else rest)
         pair = code.view(last - first, 2, half)
-        torch.bitwise_or(pair[:, 0], pair[:, 1] << 4, out=codes[first:last])
-        found.append(escape.nonzero().squeeze(1) + span.start)
-    parts = {f"rest{i}": plane for i, plane in enumerate(planes)} | {"codes": codes.view(-1)}
-    return parts | _escapes(words, torch.cat(found) if found else words[:0].long(), cut)
+        place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
+        indices = escape.nonzero().squeeze(1)
+        values.append(piece[indices])
+        found.append(indices + start)
+    empty = words.read(0, 0)
+    indices = torch.cat(found) if found else empty.long()
+    return _escapes(torch.cat(values) if values else empty, indices, cut)
+
+
+def large_parts(layout: Layout, cut: Grid) -> dict[str, int]:
+    """The parts whose bytes are known before the words are."""
+    n = cut.rows * cut.width
+    return {f"rest{i}": n for i in range(_planes(layout))} | {"codes": n // 2}
 
 
 def decoded(
@@ -138,11 +157,11 @@ def _codes(layout: Layout, words: torch.Tensor, base: int) -> tuple[torch.Tensor
     return code.to(torch.uint8), ~coded & ((words << 1) != 0)
 
 
-def _escapes(words: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str, torch.Tensor]:
+def _escapes(values: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str, torch.Tensor]:
     size = cut.group_rows * cut.width
-    edges = torch.arange(cut.groups + 1, device=words.device) * size
+    edges = torch.arange(cut.groups + 1, device=values.device) * size
     return {
-        "values": words[indices],
+        "values": values,
         "positions": (indices % max(size, 1)).to(torch.int16),
         "starts": torch.searchsorted(indices, edges).to(torch.int32),
     }

@@ -72,11 +72,12 @@ def require_packed(entry: Entry, packed: Packed) -> None:
     """The same of packed values, which are unpacked only where their exponents leave a doubt."""
     if entry.dtype is not torch.float16 or not entry.converts:
         return
-    if not packed.table and "values" in packed.parts and packed.base + 15 < _FIRST_BEYOND:
-        exponents = (packed.parts["values"] >> 7) & 255
-        if not bool((exponents >= _FIRST_BEYOND).any()):
-            return
-    require_entry(entry, unpack(packed))
+    if packed.table:
+        largest, others = max(packed.table), packed.parts["exponents"]
+    else:
+        largest, others = packed.base + 15, (packed.parts["values"] >> 7) & 255
+    if largest >= _FIRST_BEYOND or bool((others >= _FIRST_BEYOND).any()):
+        require_entry(entry, unpack(packed.to("cpu")))
 
 
 def refusal(name: str, why: object) -> PlacementError:

@@ -15,8 +15,7 @@ from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.forms import ALIGNMENT, PackedForm, aligned
-from probes.placement.packing.layouts import BF16
-from probes.placement.packing.packed import Packed, as_it_is, form, write_into
+from probes.placement.packing.packed import Packed, as_it_is, form, packed_in, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.arena import DeviceArena, HostArena, node_of_gpu
 from probes.placement.runtime.blocks.blockstore import (
@@ -47,10 +46,34 @@ PACKED = ("packed", "streamed_packed")
 MOVING = ("streamed", "streamed_packed", "disk")
 
 
+class PackedValues(Protocol):
+    """A packed tensor that may be elsewhere: its outline, and how its bytes come to their places."""
+
+    @property
+    def outline(self) -> Packed:
+        """The tensor, its parts perhaps on meta, all but `starts`."""
+
+    def write(self, parts: Sequence[tuple[Packed, torch.Tensor]]) -> bool:
+        """Write parts of the outline into buffers; False where the values aren't what they were."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """One that is in memory."""
+
+    outline: Packed
+
+    def write(self, parts: Sequence[tuple[Packed, torch.Tensor]]) -> bool:
+        """Copy."""
+        for part, flat in parts:
+            write_into(part, flat)
+        return True
+
+
 class Source(Protocol):
     """Where a model's values come from: the module itself, or a checkpoint.
 
-    `again`: values may be asked for twice, so packed ones aren't kept until VRAM for them is allocated.
+    `again`: values may be asked for twice, so packed ones aren't kept in memory until they have their place.
     """
 
     again: bool
@@ -62,7 +85,7 @@ class Source(Protocol):
         hold.
         """
 
-    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
+    def packed(self, entry: Entry, *, dense: bool) -> PackedValues | None:
         """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing.
 
         `dense`: with 3-bit codes.
@@ -103,9 +126,10 @@ class ModuleSource:
             )
         return entry.parameter.detach()
 
-    def packed(self, entry: Entry, *, dense: bool) -> Packed | None:
+    def packed(self, entry: Entry, *, dense: bool) -> PackedValues | None:
         """Packed now."""
-        return packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
+        packed = packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
+        return InMemory(packed) if packed else None
 
     def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Converted back; what the conversion changed is noted now."""
@@ -138,7 +162,7 @@ class _Settled:
     block: Block
     tier: Tier
     stored: Stored
-    packs: tuple[Callable[[], Packed | None], ...] = ()  # of each entry
+    packed: tuple[PackedValues | None, ...] = ()  # of each entry
     wire: Wire | None = None
     memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
     original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
@@ -220,24 +244,23 @@ class Settling:
                 self.homes.adopt(entry, made, self._way_back(entry, made))
 
     def _packed(self, block: Block, tier: Tier) -> _Settled:
-        """A block's packed tensors; only their forms where the source gives them again for VRAM.
+        """A block's packed tensors.
 
         Tensors that are converted for each call have a form as well, where they aren't packed.
         """
-        again = self.source.again and tier in IN_VRAM
         original = self._original(block) if self._is_compared(block) else None
         most = self._piece_bytes if tier == "streamed_packed" else 0
         forms: list[PackedForm | None] = []
         cuts: list[Cuts] = []
-        packs: list[Callable[[], Packed | None]] = []
+        found: list[PackedValues | None] = []
         for entry in block.entries:
             dense = block.name in self.dense and prod(entry.shape) >= DENSE_FROM
-            pack_it = partial(self._pack, entry, dense=dense) if tier in PACKED else partial(_same, None)
-            packed = pack_it()
+            values = self.source.packed(entry, dense=dense) if tier in PACKED else None
+            packed = values.outline if values else None
             forms.append(form(packed) if packed else _as_given(block, entry, self.kept))
             cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
-            packs.append(pack_it if again else partial(_same, packed))
-            if again:
+            found.append(values)
+            if self.source.again:
                 self.homes.later(entry, partial(own_values, self.source, entry))
             elif packed is not None:  # the values are kept twice no longer than necessary
                 self.homes.later(entry, partial(_unpacked, entry, packed))
@@ -247,7 +270,7 @@ class Settling:
             stored = replace(cut, most=most)
         if block.name in self.tables and forms[0] is not None:
             stored = replace(stored, table=True, room=room_of(block.entries[0]))
-        return _Settled(block, tier, stored, tuple(packs), original=original)
+        return _Settled(block, tier, stored, tuple(found), original=original)
 
     def _is_compared(self, block: Block) -> bool:
         """Whether products with the whole table are needed, which are read in place, to compare with."""
@@ -271,12 +294,6 @@ class Settling:
         (entry,) = one.block.entries
         return raw_view(entry, (zero_copy(one.original) if gpu else one.original)[: entry.n_bytes])
 
-    def _pack(self, entry: Entry, *, dense: bool) -> Packed | None:
-        packed = self.source.packed(entry, dense=dense)
-        if packed is not None:
-            require_packed(entry, packed)
-        return packed
-
     def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
         """How the values come to the host again; None where `view` has them there."""
         if entry.converts:
@@ -292,17 +309,20 @@ class Settling:
                 self.source.fill(item.entry, view)
                 self.homes.adopt(item.entry, view, self._way_back(item.entry, view))
                 continue
-            packed = one.packs[index]()
-            if packed is None and item.form.layout == BF16.name:
+            packed = one.packed[index]
+            if packed is None:
                 self.source.fill(item.entry, item.given(memory))
                 require_entry(item.entry, item.given(memory))
-            elif packed is None or form(packed) != item.form:
-                raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
             else:
-                for unit in item.units:
-                    write_into(packed.part(unit.first, unit.last), memory[unit.offset :][: unit.n_bytes])
+                places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
+                parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
+                if not packed.write(list(zip(parts, places, strict=True))):
+                    raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
+                for unit, place in zip(item.units, places, strict=True):
+                    assert unit.form
+                    require_packed(item.entry, packed_in(unit.form, place))
             self.homes.later(item.entry, partial(_unpacked_from, item, memory))
-        one.packs = ()
+        one.packed = ()
 
     def _into_vram(self) -> None:
         """One allocation for everything that stays in VRAM, filled."""
@@ -411,10 +431,6 @@ class Settling:
         self.settled.clear()
         self._ways_back.clear()
         self.host = self.vram = None
-
-
-def _same(packed: Packed | None) -> Packed | None:
-    return packed
 
 
 def _plain(block: Block, tier: Tier) -> _Settled:

@@ -1,34 +1,59 @@
 """Packed tensors are kept on disk: a second load reads them, damage is noticed, room is limited."""
 
 import errno
+import hashlib
+import json
 import multiprocessing
 import os
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from test_round_trip import gaussian, same
 
+from probes.placement.packing import buffers
 from probes.placement.packing import cache as module
-from probes.placement.packing.cache import Cache, Origin, content_key, usual_folder
-from probes.placement.packing.tensors import pack, unpack
+from probes.placement.packing.cache import Cache, Content, Kept, Origin, content_key, usual_folder
+from probes.placement.packing.packed import Packed, form, packed_in
+from probes.placement.packing.tensors import Values, unpack
 
 
 class Reader:
-    """Counts how often the unpacked tensor was read and packed."""
+    """Counts how often the unpacked tensor was asked for and packed."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.reads, self.packs = tensor, 0, 0
 
-    def __call__(self) -> torch.Tensor:
+    def read(self) -> Values:
         self.reads += 1
-        return self.tensor
+        return Values.of(self.tensor)
 
-    def pack(self, tensor: torch.Tensor):
-        self.packs += 1
-        return pack(tensor)
+
+@dataclass(frozen=True)
+class Counted(Content):
+    """Of a reader."""
+
+    reader: Reader | None = None
+
+    def pack(self, put, values=None):
+        self.reader.packs += 1
+        return super().pack(put, values)
+
+
+def packed(kept: Cache, reader, origin=None, *, dense=False) -> Packed | None:
+    """The tensor of a reader, packed and brought to memory of its own."""
+    reader = reader if isinstance(reader, Reader) else Reader(reader)
+    found = kept.packed(Counted(reader.read, dense=dense, reader=reader), origin=origin)
+    return written(found) if found else None
+
+
+def written(found: Kept) -> Packed:
+    flat = torch.full((form(found.outline).n_bytes,), 99, dtype=torch.uint8)
+    assert found.write([(found.outline, flat)])
+    return packed_in(form(found.outline), flat)
 
 
 @pytest.fixture
@@ -42,7 +67,7 @@ def origin(tmp_path) -> Origin:
 def test_a_second_load_neither_packs_nor_reads_the_unpacked_tensor(tmp_path, origin):
     reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
     for _ in range(3):
-        assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
+        assert same(unpack(packed(kept, reader, origin)), reader.tensor)
     assert (reader.reads, reader.packs) == (1, 1)
 
 
@@ -50,9 +75,9 @@ def test_a_second_load_neither_packs_nor_reads_the_unpacked_tensor(tmp_path, ori
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_same_content_of_another_file_is_not_packed_again(tmp_path, dtype, dense):
     reader, kept = Reader(gaussian(300, 515, dtype=dtype)), Cache(tmp_path)
-    first = kept.packed(reader, dense=dense)
+    first = packed(kept, reader, dense=dense)
     again = Reader(reader.tensor.clone())
-    found = kept.packed(again, dense=dense, packer=again.pack)
+    found = packed(kept, again, dense=dense)
     assert (again.reads, again.packs) == (1, 0)
     assert found.layout is first.layout
     assert same(unpack(found), reader.tensor)
@@ -61,19 +86,19 @@ def test_the_same_content_of_another_file_is_not_packed_again(tmp_path, dtype, d
 def test_a_tensor_that_does_not_pack_is_not_tried_again(tmp_path, origin):
     reader = Reader(torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16))
     kept = Cache(tmp_path / "packed")
-    assert kept.packed(reader, origin=origin, packer=reader.pack) is None
-    assert kept.packed(reader, origin=origin, packer=reader.pack) is None
+    assert packed(kept, reader, origin) is None
+    assert packed(kept, reader, origin) is None
     assert (reader.reads, reader.packs) == (1, 1)
 
 
 def test_a_changed_file_is_read_again(tmp_path, origin):
     kept = Cache(tmp_path / "packed")
     old, new = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
-    kept.packed(old, origin=origin)
+    packed(kept, old, origin)
     origin.path.write_bytes(b"y")
-    assert same(unpack(kept.packed(new, origin=origin)), new.tensor)
+    assert same(unpack(packed(kept, new, origin)), new.tensor)
     time.sleep(0.12)
-    assert same(unpack(kept.packed(new, origin=origin)), new.tensor)
+    assert same(unpack(packed(kept, new, origin)), new.tensor)
     assert new.reads == 2  # too young to be noted the first time
 
 
@@ -81,27 +106,32 @@ def test_a_file_that_changes_while_it_is_read_is_not_noted(tmp_path, origin):
     kept = Cache(tmp_path / "packed")
     old, new = gaussian(64, 1024), gaussian(64, 1024, seed=1)
 
-    def reading():
-        origin.path.write_bytes(b"yy")
-        return old
+    class Changing(Reader):
+        def read(self):
+            origin.path.write_bytes(b"yy")
+            return super().read()
 
-    kept.packed(reading, origin=origin)
+    packed(kept, Changing(old), origin)
     time.sleep(0.12)
-    assert same(unpack(kept.packed(lambda: new, origin=origin)), new)
+    assert same(unpack(packed(kept, new, origin)), new)
 
 
 def test_dtype_shape_and_layout_are_part_of_the_content():
     tensor = gaussian(64, 1024)
     keys = {
-        content_key(tensor),
-        content_key(tensor, dense=True),
-        content_key(tensor.view(1024, 64)),
-        content_key(tensor.view(torch.float16)),
-        content_key(tensor.view(torch.int16)),
+        key(tensor),
+        key(tensor, dense=True),
+        key(tensor.view(1024, 64)),
+        key(tensor.view(torch.float16)),
+        key(tensor.view(torch.int16)),
     }
     assert len(keys) == 5
-    assert content_key(tensor.T.contiguous().T) == content_key(tensor)
-    assert content_key(torch.empty(0)) != content_key(torch.empty(0, 1))
+    assert key(tensor.T.contiguous().T) == key(tensor)
+    assert key(torch.empty(0)) != key(torch.empty(0, 1))
+
+
+def key(tensor: torch.Tensor, *, dense: bool = False) -> str:
+    return content_key(Values.of(tensor), dense=dense)
 
 
 def entry(folder: Path) -> Path:
@@ -111,7 +141,7 @@ def entry(folder: Path) -> Path:
 @pytest.mark.parametrize("spoil", ["cut", "flip", "form", "empty", "longer", "other", "header", "deep"])
 def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
-    kept.packed(reader, packer=reader.pack)
+    packed(kept, reader)
     path = entry(tmp_path)
     whole = bytearray(path.read_bytes())
     if spoil == "cut":
@@ -127,47 +157,47 @@ def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     elif spoil == "longer":
         spoilt = whole + b"x"
     elif spoil == "other":
-        spoilt = bytearray(b"[]" + b" " * 253 + b"\n")
+        spoilt = bytearray(b"[]" + b" " * 2045 + b"\n")
     elif spoil == "header":
         spoilt = bytearray(b"{" * 100_000)
     else:
         spoilt = bytearray()
     path.write_bytes(spoilt)
-    assert same(unpack(kept.packed(reader, packer=reader.pack)), reader.tensor)
+    assert same(unpack(packed(kept, reader)), reader.tensor)
     assert reader.packs == 2
     assert path.read_bytes() != spoilt
-    kept.packed(reader, packer=reader.pack)
+    packed(kept, reader)
     assert reader.packs == 2
 
 
 @pytest.mark.parametrize("noted", [b"\0" * 64, b"../../" + b"a" * 58, b"", b"\xff" * 64, b"a" * 70])
 def test_a_damaged_note_of_an_origin_only_costs_reading_again(tmp_path, origin, noted):
     reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
-    kept.packed(reader, origin=origin, packer=reader.pack)
+    packed(kept, reader, origin)
     (note,) = kept.folder.glob("*.origin")
     note.write_bytes(noted)
-    assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
+    assert same(unpack(packed(kept, reader, origin)), reader.tensor)
     assert (reader.reads, reader.packs) == (2, 1)
 
 
 def test_what_was_unused_the_longest_makes_room(tmp_path):
     tensors = [gaussian(64, 1024, seed=seed) for seed in range(4)]
     kept = Cache(tmp_path)
-    kept.packed(lambda: tensors[0])
+    packed(kept, tensors[0])
     size = entry(tmp_path).stat().st_size
     kept = Cache(tmp_path, most_bytes=3 * size + 100)
     for age, tensor in enumerate(tensors[:3]):
-        kept.packed(lambda tensor=tensor: tensor)
-        os.utime(tmp_path / (content_key(tensor) + ".packed"), (age, age))
-    kept.packed(lambda: tensors[0])  # used again, so 1 is the oldest
-    kept.packed(lambda: tensors[3])
+        packed(kept, tensor)
+        os.utime(tmp_path / (key(tensor) + ".packed"), (age, age))
+    packed(kept, tensors[0])  # used again, so 1 is the oldest
+    packed(kept, tensors[3])
     there = {path.stem for path in tmp_path.glob("*.packed")}
-    assert there == {content_key(tensors[i]) for i in (0, 2, 3)}
+    assert there == {key(tensors[i]) for i in (0, 2, 3)}
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= kept.most_bytes
 
 
 def test_an_entry_larger_than_the_bound_is_not_stored(tmp_path):
-    assert Cache(tmp_path, most_bytes=1000).packed(lambda: gaussian(64, 1024)) is not None
+    assert packed(Cache(tmp_path, most_bytes=1000), gaussian(64, 1024)) is not None
     assert not list(tmp_path.iterdir())
 
 
@@ -176,17 +206,17 @@ def test_a_full_or_forbidden_disk_only_costs_packing_again(tmp_path, monkeypatch
     def refuse(*args):
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(module, "_write", refuse)
+    monkeypatch.setattr(module, "_complete", refuse)
     monkeypatch.setattr(module, "write_text", refuse)
     tensor = gaussian(64, 1024)
-    assert same(unpack(Cache(tmp_path).packed(lambda: tensor)), tensor)
+    assert same(unpack(packed(Cache(tmp_path), tensor)), tensor)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_in_the_folders_place_only_costs_packing_again(tmp_path):
     (tmp_path / "packed").write_text("")
     tensor = gaussian(64, 1024)
-    assert same(unpack(Cache(tmp_path / "packed").packed(lambda: tensor)), tensor)
+    assert same(unpack(packed(Cache(tmp_path / "packed"), tensor)), tensor)
 
 
 def _many(folder: Path, seed: int) -> None:
@@ -194,7 +224,7 @@ def _many(folder: Path, seed: int) -> None:
     kept = Cache(folder, most_bytes=400_000)
     for i in range(12):
         tensor = gaussian(64, 1024, seed=(seed + i) % 6)
-        assert same(unpack(kept.packed(lambda tensor=tensor: tensor)), tensor)
+        assert same(unpack(packed(kept, tensor)), tensor)
 
 
 def test_several_processes_use_one_folder(tmp_path):
@@ -213,11 +243,13 @@ def test_several_processes_use_one_folder(tmp_path):
 
 def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
     tensor = gaussian(64, 1024)
-    key = content_key(tensor)
     other = tensor.clone()
     other[63, 1023] = 1.0
-    monkeypatch.setattr(module, "_PIECE", 1 << 23)
-    assert content_key(other) != key == content_key(tensor)
+    monkeypatch.setattr(buffers, "PIECE_BYTES", 1 << 12)
+    flat = tensor.view(torch.uint8).view(-1)
+    pieces = b"".join(hashlib.sha256(piece.numpy().tobytes()).digest() for piece in flat.split(1 << 12))
+    about = json.dumps([module._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
+    assert key(tensor) == hashlib.sha256(about + pieces).hexdigest() != key(other)
 
 
 def test_the_folder_is_where_other_caches_are():
@@ -230,13 +262,14 @@ def test_the_folder_is_where_other_caches_are():
 def test_a_pipe_or_folder_in_the_place_of_an_entry_only_costs_packing_again(tmp_path, origin, what):
     """Opening a pipe as a file would wait for somebody who writes into it."""
     reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
-    kept.packed(reader, origin=origin, packer=reader.pack)
+    packed(kept, reader, origin)
     for path in list(kept.folder.iterdir()):
         path.unlink()
         os.mkfifo(path) if what == "fifo" else path.mkdir()
     for _ in range(2):
-        assert same(unpack(kept.packed(reader, origin=origin, packer=reader.pack)), reader.tensor)
-    assert reader.packs == (2 if what == "fifo" else 3)  # a pipe is removed, a folder isn't ours
+        assert same(unpack(packed(kept, reader, origin)), reader.tensor)
+    # a pipe is removed; a folder isn't ours, so it is packed for its outline and again into its place
+    assert reader.packs == (2 if what == "fifo" else 1 + 2 * 2)
 
 
 def test_a_disk_that_is_really_full_only_costs_packing_again(tmp_path):
@@ -249,13 +282,13 @@ def test_a_disk_that_is_really_full_only_costs_packing_again(tmp_path):
         pytest.skip("mounting a small file system needs rights that this user lacks")
     try:
         reader, kept = Reader(gaussian(300, 515)), Cache(folder)
-        for packs in (1, 2):
-            assert same(unpack(kept.packed(reader, packer=reader.pack)), reader.tensor)
-            assert reader.packs == packs
+        for times in (1, 2):
+            assert same(unpack(packed(kept, reader)), reader.tensor)
+            assert reader.packs == 3 * times  # until the disk is full, for the outline, into its place
             assert [path.name for path in folder.iterdir() if path.suffix == ".packed"] == []
         small = Reader(gaussian(16, 512))
         for _ in range(2):
-            assert same(unpack(kept.packed(small, packer=small.pack)), small.tensor)
+            assert same(unpack(packed(kept, small)), small.tensor)
         assert small.packs == 1  # what fits is kept: nothing of the failed ones is left behind
     finally:
         subprocess.run(["umount", str(folder)], check=True)

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.placement.packing import ranked, tensors, window
+from probes.placement.packing import tensors, window
 from probes.placement.packing.estimate import estimate
 from probes.placement.packing.forms import PackedForm
-from probes.placement.packing.grid import grid
 from probes.placement.packing.layouts import B11, B12, BF16, F28, H14, LAYOUTS
 from probes.placement.packing.packed import Packed, form, packed_in, write_into
 from probes.placement.packing.tensors import pack, unpack, unpack_by_operations
@@ -42,20 +41,13 @@ def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) ->
 def forced(tensor: torch.Tensor, layout=None) -> Packed:
     """Packed even where it isn't worth it."""
     layout = layout or {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}[tensor.dtype]
-    words = bits(tensor)
-    counts = torch.bincount(
-        ((words >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)).int(),
-        minlength=1 << layout.exponent_bits,
-    )
-    if layout.coded_bits == 3:
-        table, _ = ranked.best_table(counts)
-        padding = -words.numel() % ranked.block_of(words.numel())
-        padded = torch.nn.functional.pad(words, (0, padding), value=table[0] << layout.mantissa_bits)
-        return Packed(layout, tuple(tensor.shape), ranked.encode(layout, padded, table), table=table)
-    base, _ = window.best_base(counts)
-    cut = grid(tuple(tensor.shape))
-    padded = torch.nn.functional.pad(words, (0, cut.padding))
-    return Packed(layout, tuple(tensor.shape), window.encode(layout, padded, cut, base), base=base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "_LEAST", -1.0)
+        patch.setattr(tensors, "worth_it", lambda _packed, _raw: True)
+        patch.setattr(tensors, "_narrowest", lambda _values, *, dense: layout)
+        packed = pack(tensor)
+    assert packed
+    return packed
 
 
 @pytest.mark.parametrize("layout", [B12, B11, H14], ids=lambda layout: layout.name)

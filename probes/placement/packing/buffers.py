@@ -1,0 +1,74 @@
+"""Memory that bytes pass through, piece by piece, between files, the host and a GPU.
+
+A few threads each handle a piece at a time, and each piece has a buffer that is used again. So what this
+takes in host memory doesn't depend on how large a tensor is.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final, TypeVar
+
+import torch
+
+PIECE_BYTES: Final = 8 << 20  # large enough for a disk, small enough to share among threads
+THREADS: Final = min(6, os.cpu_count() or 1)
+# What loading takes in host memory beside what the plan keeps there: these buffers, and less than 16 MiB for
+# the temporaries of packing on the host and what is noted of each tensor.
+LOADING_BYTES: Final = 64 << 20
+
+Found = TypeVar("Found")
+
+
+class Buffers:
+    """The threads' buffers, made at first use. They are pinned if a GPU is used by then."""
+
+    def __init__(self, count: int = THREADS) -> None:
+        self._count = count
+        self.release()
+
+    def release(self) -> None:
+        """Let the memory go; new buffers are made if need be."""
+        self._free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        for _ in range(self._count):
+            self._free.put(None)
+
+    def each(self, n_bytes: int, work: Callable[[int, torch.Tensor], Found]) -> list[Found]:
+        """What `work` returns for each piece of so many bytes: called with its start and a buffer as large.
+
+        Threads do it, in any order.
+        """
+        free = self._free
+
+        def one(start: int) -> Found:
+            memory = free.get()
+            try:
+                if memory is None:
+                    memory = host_buffer(PIECE_BYTES, pinned=torch.cuda.is_initialized())
+                return work(start, memory[: n_bytes - start])
+            finally:
+                free.put(memory)
+
+        starts = range(0, n_bytes, PIECE_BYTES)
+        if len(starts) < 2:
+            return [one(start) for start in starts]
+        with ThreadPoolExecutor(self._count, thread_name_prefix="weir-pieces") as threads:
+            return list(threads.map(one, starts))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host, writable. It's valid as long as the tensor is."""
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Host memory, pinned if wanted and granted: the driver or the system's limits may refuse it."""
+    if pinned:
+        with suppress(RuntimeError):
+            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(n_bytes, dtype=torch.uint8)
