@@ -67,8 +67,8 @@ def _over_budget(plan: Plan) -> Iterator[str]:
     taken = use.total - use.context
     if taken > plan.vram_budget:
         yield _beyond("of VRAM", taken, plan.vram_budget)
-    if host.pinned + host.pageable > plan.host_budget:
-        yield _beyond("of host memory", host.pinned + host.pageable, plan.host_budget)
+    if host.total > plan.host_budget:
+        yield _beyond("of host memory", host.total, plan.host_budget)
     blocks = sum(block.vram_bytes for block in plan.blocks)
     if blocks > use.weights:
         counted = binary_bytes(use.weights)

@@ -10,6 +10,9 @@ Objective = Literal["exact", "fast"]
 Becomes = Literal["", "float16", "float32"]
 
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
+# What loading takes in host memory beside what it brings there: buffers of 48 MiB that pieces of files pass
+# through, and less than 16 MiB for packing on the host and what is noted of each tensor.
+LOADING_BYTES: Final = 64 << 20
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)
 OBJECTIVES: Final = typing.get_args(Objective)
@@ -74,6 +77,12 @@ class HostUse:
     pinned: int
     pageable: int
     disk: int  # read from files in each pass; taken in page cache only
+    loading: int = 0  # besides, while `load` brings the model from its checkpoint
+
+    @property
+    def total(self) -> int:
+        """All that is taken at once."""
+        return self.pinned + self.pageable + self.loading
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def load_group(group: Any) -> None:
         title = f"Qwen2.5-3B, {nth} load"
         board.line({"loaded": title, **row})
         board.bar(f"{title}: differing bits", row["differing"], 0, "elements")
-        over = row["host_peak"] / (made.host.pinned + made.host.pageable)
+        over = row["host_peak"] / made.host.total
         board.bar(f"{title}: host memory over the plan's", over, 1.0, "x")
         board.bar(f"{title}: peak VRAM over the budget", row["reserved"] / made.vram_budget, 1.0, "x")
         board.figure(title, row["load_s"], "s")
@@ -150,7 +150,7 @@ def main(folder: Path) -> None:
         "load_s": seconds,
         "host_base": base,
         "host_peak": peak[0] - base,
-        "host_planned": made.host.pinned + made.host.pageable,
+        "host_planned": made.host.total,
         "reserved": seen["reserved"],
         "nvml": seen["nvml_now"],
         "captured_s": wall,

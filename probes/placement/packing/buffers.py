@@ -15,10 +15,7 @@ from typing import Final, TypeVar
 import torch
 
 PIECE_BYTES: Final = 8 << 20  # large enough for a disk, small enough to share among threads
-THREADS: Final = min(6, os.cpu_count() or 1)
-# What loading takes in host memory beside what the plan keeps there: these buffers, and less than 16 MiB for
-# the temporaries of packing on the host and what is noted of each tensor.
-LOADING_BYTES: Final = 64 << 20
+THREADS: Final = min(6, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
 
 Found = TypeVar("Found")
 

@@ -16,6 +16,7 @@ from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.search import Found, fits, search, steadier
 from probes.placement.soundness import MOST
 from probes.placement.values import (
+    LOADING_BYTES,
     OBJECTIVES,
     BlockPlan,
     Bound,
@@ -136,13 +137,13 @@ class _Task:
         self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
 
     def limits(self, vram: int, host: int | None) -> Limits:
-        """What is left for weights."""
+        """What is left for weights; in host memory, beside what loading takes."""
         machine = self.machine
         if host is None:
             host = machine.host_bytes if machine.host_bytes is not None else 4 * self.weight_bytes + 2**34
         pinned = int(machine.pinned_share * min(host, machine.host_bytes or host))
         left = self.around.left(vram, machine) if machine.has_gpu else 0
-        return Limits(left, host, pinned, replayed=self.work.captured)
+        return Limits(left, host - LOADING_BYTES, pinned, replayed=self.work.captured)
 
     def smallest(self, vram: int, host: int | None) -> tuple[str, str]:
         """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
@@ -154,15 +155,16 @@ class _Task:
         caches = sum(cache_bytes(kind.block, self.work) * len(kind.places) for kind in self.kinds)
         most = 8 * self.weight_bytes + caches + 2**34
         ways = []
+        limits, also = replace(limits, host=max(limits.host, 0)), limits.host < 0
         if self._fits(replace(limits, vram=most)):
             least = _least(lambda n: self._fits(replace(limits, vram=n)), most)
-            ways.append(self._smallest_vram(least))
+            ways.append(self._smallest_vram(least) + f" --host {LOADING_BYTES // MIB}MiB" * also)
         if self._fits(replace(limits, host=most, pinned=most)):
             share = self.machine.pinned_share
             least = _least(
                 lambda n: self._fits(replace(limits, host=n, pinned=int(n * share))), int(most / share)
             )
-            mib = -(-least // MIB)
+            mib = -(-(least + LOADING_BYTES) // MIB)
             ways.append(f"the smallest host memory that works is {binary_bytes(mib * MIB)}: --host {mib}MiB")
         return said, "; or ".join(ways)
 
@@ -201,6 +203,7 @@ class _Task:
                 + staging_bytes(found.chosen, found.rings.slot_bytes),
                 pageable=sum(o.pageable_bytes for o in found.chosen),
                 disk=sum(o.disk_bytes for o in found.chosen),
+                loading=LOADING_BYTES,
             ),
             time=self._time(found),
             captured=self.work.captured,

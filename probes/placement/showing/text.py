@@ -154,6 +154,7 @@ def _by_memory(plan: Plan) -> str:
         ["the driver's context", binary_bytes(use.context)],
         ["host memory, pinned", binary_bytes(host.pinned)],
         ["host memory, pageable", binary_bytes(host.pageable)],
+        ["host memory, besides, while it is loaded", binary_bytes(host.loading)],
         ["read from disk in each pass", binary_bytes(host.disk)],
     ]
     shown = [row for row in rows if row[1] != "0 B"]

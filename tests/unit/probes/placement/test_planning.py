@@ -24,7 +24,7 @@ from probes.placement.planner.solver import integers
 from probes.placement.planner.solver.integers import Program
 from probes.placement.planner.timeline import simulate
 from probes.placement.soundness import flaw
-from probes.placement.values import Objective, Plan, Rings, Workload
+from probes.placement.values import LOADING_BYTES, Objective, Plan, Rings, Workload
 
 MIB, GIB = 2**20, 2**30
 OBJECTIVES: tuple[Objective, ...] = ("exact", "fast")
@@ -64,7 +64,7 @@ def planned(seed: int) -> tuple[Made, ModelDescription, int, int | None] | None:
     rng = random.Random(seed)
     model, machine = drawn(rng), profile(rng.choice(names()))
     vram = int(model.weight_bytes * rng.uniform(0.0, 1.5)) + rng.choice((16, 64, 256)) * MIB
-    host = None if rng.random() < 0.5 else int(model.weight_bytes * rng.uniform(0.0, 3.0))
+    host = None if rng.random() < 0.5 else int(model.weight_bytes * rng.uniform(0.0, 3.0)) + LOADING_BYTES
     work = Workload(rng.choice((1, 3, 64)), rng.choice((1, 128)), rng.choice((0, 512)))
     how = {"workload": work, "objective": rng.choice(OBJECTIVES), "captured": rng.random() < 0.3}
     try:
@@ -93,7 +93,7 @@ def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
     assert plan.vram.total - plan.vram.context <= vram
     assert plan.vram.total <= profile(plan.constants.rpartition(" ")[2]).vram_bytes
     if host is not None:
-        assert plan.host.pinned + plan.host.pageable <= host
+        assert plan.host.total <= host
     assert min(plan.vram.weights, plan.vram.activations, plan.vram.rounding, plan.vram.kv_cache) >= 0
     assert sum(block.vram_bytes for block in plan.blocks) == plan.vram.weights
     moving = [option.slot_bytes for option in made.found.chosen]
