@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from probes.placement.loading.checkpoint import Checkpoint
-from probes.placement.loading.tensorbytes import Staging
+from probes.placement.loading.tensorbytes import bring
 from probes.placement.models.headers import DTYPES
+from probes.placement.packing.buffers import Buffers
 from service.model import bert, checkpoint
 from service.model.architecture import BertShape, parameter_shapes
 
@@ -20,12 +21,13 @@ def weights(shape: BertShape, path: Path) -> bert.Weights:
     """The file's weights in float32. Raises ModelUnreadable, also where the file changes meanwhile."""
     with checkpoint.opened(path) as file:
         checkpoint.check(shape, checkpoint.stored_in(file), path)
-        staging = Staging(pinned=False)
-        return {name: _tensor(file, name, staging) for name in parameter_shapes(shape)}
+        buffers = Buffers()
+        return {name: _tensor(file, name, buffers) for name in parameter_shapes(shape)}
 
 
-def _tensor(file: Checkpoint, name: str, staging: Staging) -> torch.Tensor:
+def _tensor(file: Checkpoint, name: str, buffers: Buffers) -> torch.Tensor:
     stored = file.tensors[name]
     made = torch.empty(stored.shape, dtype=torch.float32)
-    staging.bring(partial(file.read_into, name), getattr(torch, DTYPES[stored.dtype]), made)
+    own = getattr(torch, DTYPES[stored.dtype])
+    bring(partial(file.read_into, name), own, made, given=torch.float32, buffers=buffers)
     return made
