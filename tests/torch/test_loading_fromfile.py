@@ -17,7 +17,7 @@ from probes.placement.loading.fitting import targets
 from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.skeleton import build
 from probes.placement.models.headers import read_checkpoint
-from probes.placement.packing.buffers import host_buffer
+from probes.placement.packing.staging import host_buffer
 
 
 class Block(nn.Module):
@@ -195,7 +195,7 @@ def test_a_dtype_that_an_older_torch_lacks_is_refused_by_name(tmp_path, monkeypa
 def test_another_dtype_is_converted_as_torch_does(tmp_path, monkeypatch, stored, wanted):
     weights = torch.randn(100, 70).to(stored)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
-    monkeypatch.setattr("probes.placement.packing.buffers.PIECE_BYTES", 4096)
+    monkeypatch.setattr("probes.placement.packing.staging.PIECE_BYTES", 4096)
     with opened(tmp_path / "m.safetensors") as checkpoint:
         found = values_of(build(lambda: nn.Linear(70, 100, bias=False, dtype=wanted)), checkpoint)
     assert torch.equal(found["weight"], weights.to(wanted))

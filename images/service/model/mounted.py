@@ -12,7 +12,7 @@ import torch
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.tensorbytes import bring
 from probes.placement.models.headers import DTYPES
-from probes.placement.packing.buffers import Buffers
+from probes.placement.packing.staging import Buffers
 from service.model import bert, checkpoint
 from service.model.architecture import BertShape, parameter_shapes
 

@@ -14,8 +14,8 @@ from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
 from probes.placement.models.modules import Entry
-from probes.placement.packing.buffers import Buffers, host_buffer
 from probes.placement.packing.cache import Cache, Content, Kept, usual_folder
+from probes.placement.packing.staging import Buffers, host_buffer
 from probes.placement.packing.tensors import Values
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order
 from probes.placement.runtime.blocks.lanes import Lanes
@@ -120,7 +120,7 @@ class FromCheckpoint:
         return Values.of(found)
 
     def _in_pieces(self, entry: Entry) -> Values:
-        """The same on the host: read again and again, but for values stored in another order, read whole."""
+        """The same on the host, read as often as need be; whole where they are stored in another order."""
         host = torch.device("cpu")
         if memory_order(entry) != tuple(range(len(entry.shape))):
             return self._whole(entry, host)

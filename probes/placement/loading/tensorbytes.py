@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from probes.placement.packing.buffers import Buffers, bytes_of
+from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.runtime.converting import require_range
 
 Read = Callable[[memoryview, int], None]  # fills the memory from that byte of the stored tensor on

@@ -26,9 +26,9 @@ from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.buffers import Buffers, bytes_of
 from probes.placement.packing.forms import ALIGNMENT, PackedForm
 from probes.placement.packing.packed import Packed, Put, form, outline, scattered
+from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.packing.tensors import Values, pack_into
 from probes.shared.codec import decode, encode, load
 from probes.shared.files import replacing, sweep_partials, write_text

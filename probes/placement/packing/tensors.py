@@ -31,7 +31,7 @@ _LEAST: Final = 0.85  # share of weights with a code, below which no layout save
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor in the order of memory, which needn't be in memory as a whole.
+    """A tensor in the order of memory, whether or not it is in memory as a whole.
 
     `read` gives the values from one to another, flat, on the device. It may write them into the bytes that it
     is given, if any, on the host.
@@ -81,7 +81,7 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
 
 
 def pack_into(put: Put, values: Values, *, dense: bool = False) -> Packed | None:
-    """Pack values that needn't be in memory as a whole, as `pack` does, and return the outline.
+    """Pack values that may not be in memory as a whole, as `pack` does, and return the outline.
 
     `put` gets the bytes of the flat buffer, in no order, without the gaps between its parts. Where packing
     isn't worth it, it may have got bytes that are of no use.

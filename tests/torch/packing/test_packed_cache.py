@@ -14,8 +14,8 @@ import pytest
 import torch
 from test_round_trip import gaussian, same
 
-from probes.placement.packing import buffers
 from probes.placement.packing import cache as module
+from probes.placement.packing import staging
 from probes.placement.packing.cache import Cache, Content, Kept, Origin, content_key, usual_folder
 from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import Values, unpack
@@ -245,7 +245,7 @@ def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
     tensor = gaussian(64, 1024)
     other = tensor.clone()
     other[63, 1023] = 1.0
-    monkeypatch.setattr(buffers, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
     flat = tensor.view(torch.uint8).view(-1)
     pieces = b"".join(hashlib.sha256(piece.numpy().tobytes()).digest() for piece in flat.split(1 << 12))
     about = json.dumps([module._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
