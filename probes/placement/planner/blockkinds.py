@@ -9,7 +9,7 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.planner.constants import Constants
 from probes.placement.planner.costs import Option, Pass, options
 
-MOST_KINDS: Final = 200  # that a search counts one by one: its integer program takes the cube of their number
+MOST_KINDS: Final = 64  # that a search counts one by one: its integer programs take the cube of their number
 NEARLY: Final = 1.01  # times the bytes of another, that a kind is counted with first; then this squared
 
 

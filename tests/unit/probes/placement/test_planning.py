@@ -22,6 +22,7 @@ from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.solver import integers
 from probes.placement.planner.solver.integers import Program
+from probes.placement.planner.solver.simplex import Tableau
 from probes.placement.planner.timeline import simulate
 from probes.placement.soundness import flaw
 from probes.placement.values import LOADING_BYTES, Objective, Plan, Rings, Workload
@@ -420,6 +421,20 @@ def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch
     assert flaw(plan) == ""
     assert [block.weight_bytes for block in plan.blocks] == [512 * (300 + i) for i in range(1_000)]
     assert {block.tier for block in plan.blocks} > {"resident"}
+
+
+@pytest.mark.thorough
+def test_two_hundred_kinds_of_blocks_are_planned_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 took 24 s and 200 took minutes: every ring that was tried had a program with a row for each."""
+    real, total = Tableau.pivot, [0]
+
+    def counted(self: Tableau, row: int, column: int) -> None:
+        total[0] += len(self.rows) * len(self.objective)
+        assert total[0] < 1e8, "numbers changed by pivots"
+        real(self, row, column)
+
+    monkeypatch.setattr(Tableau, "pivot", counted)
+    assert flaw(half_resident(of_all_sizes(200))) == ""
 
 
 @pytest.mark.thorough
