@@ -31,7 +31,7 @@ from probes.placement.values import Rings, Tier
 MOST_SIZES: Final = 7  # of each ring that are tried
 ALIKE: Final = 1.1  # times a size: of those that are as alike, the largest is tried
 SLOTS: Final = (1, 2, 4)  # that there is room for while blocks are counted
-MOST_RINGS: Final = 40  # of which the best counts are looked for, the most promising ones
+MOST_WAYS: Final = 60  # in which the best counts are looked for, the most promising ones
 ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
 WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
 LANES: Final = 5  # of an option
@@ -50,6 +50,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
 VARIED: Final = 4  # rings, the best ones, for which that is done
+NEARBY: Final = 1.3  # times a size: those within are tried where the size is one of the two best
 # Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
 QUICKER: Final = (0.6, 0.8)  # of it, on hosts for which a plan shall do as well, the first that is possible
 STEADIER: Final = 1.02  # of the shortest time, that a plan may take which does better there
@@ -173,6 +174,7 @@ class _Starts:
         self.made: list[_Start] = []
         self.promised = math.inf  # the least time that the program promises
         self._known: set[Used] = set()
+        self._undominated: dict[tuple[int, ...], Kind] = {}
 
     @property
     def _least(self) -> float:
@@ -188,30 +190,36 @@ class _Starts:
         ticket, seen = itertools.count(), set()
 
         def wait(way: _Way) -> None:
-            one = _Allowed(self._found, self._limits, way)
+            one = self._allowed(way)
             if (way.rings, one.moving) not in seen:
                 seen.add((way.rings, one.moving))
                 heapq.heappush(waiting, (one.search.promise, next(ticket), one))
 
         for rings in _rings(self._found, self._limits):
-            for least in (0, rings.slot_bytes // 2) if rings.slots else (0,):
-                wait(_Way(rings, least))
+            wait(_Way(rings))
         self.promised = waiting[0][0] if waiting else math.inf
-        for _ in range(MOST_RINGS):
+        for _ in range(MOST_WAYS):
             if not waiting or waiting[0][0] >= self._least:
                 break
             _, _, allowed = heapq.heappop(waiting)
             if smaller := self._try(allowed, better_than=self._least):
                 wait(replace(allowed.way, rings=smaller))
+            if not allowed.way.least:  # promises no more than this, so it isn't looked at before
+                wait(replace(allowed.way, least=allowed.way.rings.slot_bytes // 2))
 
     def of_the_best_rings(self) -> None:
-        """Counts for those rings as if the link took longer, and without the tiers that the best uses."""
+        """Counts for those as if the link took longer, without tiers that the best uses, in sizes nearby."""
         used = {option.tier for option in self.made[0].placed.chosen}
         best = list(dict.fromkeys(start.way for start in self.made))[:VARIED]
         ways = [replace(way, longer=longer) for way in best for longer in LONGER]
         ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in best[:2]]
+        slots = {option.slot_bytes for kind in self._found for option in kind.options}
+        for way in best[:2]:
+            slot, scratch = way.rings.slot_bytes, way.rings.scratch_bytes
+            near = (size for size in slots if size != slot and slot < NEARBY * size < NEARBY**2 * slot)
+            ways += [replace(way, rings=_with_sizes(way.rings, size, scratch)) for size in near]
         for way in ways:
-            self._try(_Allowed(self._found, self._limits, way))
+            self._try(self._allowed(way))
 
     def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
         """Place the best counts. The rings that they need, if there are any counts."""
@@ -230,18 +238,30 @@ class _Starts:
         rings, slot = allowed.way.rings, max(o.slot_bytes for o in every)
         return _with_sizes(rings, slot, max(o.scratch_bytes for o in every))
 
-
-class _Allowed:
-    """The options of each kind that rings have room for, and the search for counts of them."""
-
-    def __init__(self, found: Sequence[Kind], limits: Limits, way: _Way) -> None:
-        self.way, self.kinds = way, []
-        for kind in _without(found, way.without):
+    def _allowed(self, way: _Way) -> "_Allowed":
+        made = []
+        for nth, kind in enumerate(self._found):
             fitting = _fitting(kind.options, way.rings.slot_bytes, way.rings.scratch_bytes)
-            fitting = [one for one in fitting if not 0 < one.slot_bytes < way.least]
-            self.kinds.append(replace(kind, options=undominated(fitting)))
-        self.moving = frozenset(o.slot_bytes for kind in self.kinds for o in kind.options)
-        self.search = Search(_program(self.kinds, way.rings, limits, way.longer))
+            fitting = [o for o in fitting if not 0 < o.slot_bytes < way.least and o.tier not in way.without]
+            key = (nth, *map(id, fitting))
+            if key not in self._undominated:
+                self._undominated[key] = replace(kind, options=undominated(fitting))
+            made.append(self._undominated[key])
+        return _Allowed(way, made, Search(_program(made, way.rings, self._limits, way.longer)))
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """The options of each kind that are of use on a way, and the search for counts of them."""
+
+    way: _Way
+    kinds: Sequence[Kind]
+    search: Search
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """The sizes of slots that blocks need which may move."""
+        return frozenset(option.slot_bytes for kind in self.kinds for option in kind.options)
 
 
 def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
