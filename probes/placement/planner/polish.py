@@ -6,6 +6,7 @@ two exchange theirs, as long as the simulated pass gets shorter.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -83,7 +84,8 @@ def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> float:
 
 def placed(chosen: Chosen, limits: Limits) -> Placed | None:
     """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
-    room = rings_room([(option, 1) for option in chosen], limits)
+    numbers, by_id = Counter(map(id, chosen)), {id(option): option for option in chosen}
+    room = rings_room([(by_id[key], number) for key, number in numbers.items()], limits)
     if room is None:
         return None
     slot, scratch, left = room

@@ -47,6 +47,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("streamed", "streamed_packed"),
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
+LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # of very many blocks, of which each search takes long
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
 VARIED: Final = 4  # rings, the best ones, for which that is done
@@ -202,17 +203,28 @@ class _Starts:
             if not waiting or waiting[0][0] >= self._least:
                 break
             _, _, allowed = heapq.heappop(waiting)
-            if smaller := self._try(allowed, better_than=self._least):
+            rings = allowed.way.rings
+            smaller = self._try(allowed, better_than=self._least)
+            if not _notable(rings.slot_bytes, rings.scratch_bytes, self._limits):
+                continue
+            if smaller:
                 wait(replace(allowed.way, rings=smaller))
             if not allowed.way.least:  # promises no more than this, so it isn't looked at before
-                wait(replace(allowed.way, least=allowed.way.rings.slot_bytes // 2))
+                wait(replace(allowed.way, least=rings.slot_bytes // 2))
 
     def of_the_best_rings(self) -> None:
         """Counts for those as if the link took longer, without tiers that the best uses, in sizes nearby."""
-        used = {option.tier for option in self.made[0].placed.chosen}
+        first = self.made[0].placed.chosen
+        used = {option.tier for option in first}
         best = list(dict.fromkeys(start.way for start in self.made))[:VARIED]
+        promising = min(self.made, key=lambda start: start.counts.cost).way
+        if len(first) > MANY_BLOCKS:
+            for tiers in LEFT_OUT_OF_MANY:
+                self._try(self._allowed(replace(promising, without=tiers)))
+            return
         ways = [replace(way, longer=longer) for way in best for longer in LONGER]
-        ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in best[:2]]
+        others = dict.fromkeys((promising, *best[:2]))
+        ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in others]
         slots = {option.slot_bytes for kind in self._found for option in kind.options}
         for way in best[:2]:
             slot, scratch = way.rings.slot_bytes, way.rings.scratch_bytes
@@ -345,8 +357,13 @@ def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
 
 def _rings(found: Sequence[Kind], limits: Limits) -> Iterator[Rings]:
     for slot, scratch in _sizes(found, limits):
-        for slots in SLOTS if slot else (0,):
+        for slots in SLOTS if _notable(slot, scratch, limits) else SLOTS[-1:]:
             yield _with_sizes(Rings(slots), slot, scratch)
+
+
+def _notable(slot: int, scratch: int, limits: Limits) -> bool:
+    """Whether rings of these sizes take a notable share of VRAM."""
+    return 2 * slot + scratch >= SMALL_RINGS * limits.vram
 
 
 def _with_sizes(rings: Rings, slot: int, scratch: int) -> Rings:
@@ -363,7 +380,7 @@ def _sizes(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
         return
     options = [option for kind in found for option in kind.options]
     slot, scratch = max(o.slot_bytes for o in options), max(o.scratch_bytes for o in options)
-    if 2 * slot + scratch < SMALL_RINGS * limits.vram:
+    if not _notable(slot, scratch, limits):
         yield from dict.fromkeys(((0, 0), (slot, scratch)))
         return
     slots, scratches = _few({o.slot_bytes for o in options}), _few({o.scratch_bytes for o in options})
