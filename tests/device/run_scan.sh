@@ -1,7 +1,8 @@
 #!/bin/bash
 # Run from the repository root on a machine with a GPU: the saturation bars, then direct scans of ParticleNet on the
-# GPU and the CPU, then the service's model direct and served, side by side. At most 250 s. Needs python3 with torch;
-# for the last, what images/variants.yaml lists under `wheels`.
+# GPU and the CPU; at most 250 s. Needs python3 with torch.
+# SERVED=1: also the service's model direct and served, side by side, in at most 130 s more; needs what
+# images/variants.yaml lists under `wheels` as well.
 #   tests/device/run_scan.sh
 # OUT: where results go. Bars as OUT/bench-scan-gpu.json; reports as OUT/scan-CARD.json, scan-inputs-CARD.json and
 # scan-served-CARD.json, such as scan-h100.json, each with its tables (.md), and its page (.html) if matplotlib is there.
@@ -42,19 +43,17 @@ card=$("$python" -c 'import re, torch
 name = torch.cuda.get_device_name(0).lower()
 found = re.search(r"\b(?:(?:[rw]x|rtx|gtx|vii) )?[a-z]*\d+[a-z]*\b", name)
 print(re.sub(r"[^a-z0-9]+", "-", found.group() if found else name))') || exit 1
-scan "scan-$card" 110 --device gpu --max-batch 1024 \
+scan "scan-$card" 120 --device gpu --max-batch 1024 \
     --precision fp32 --precision tf32 --precision fp16 --precision bf16 --precision autocast
 shown "scan-$card"
-scan "scan-inputs-$card" 50 --device gpu --device cpu --precision fp32 --trials 50 --max-batch 256 \
+scan "scan-inputs-$card" 70 --device gpu --device cpu --precision fp32 --trials 50 --max-batch 256 \
     --inputs pinned --inputs in-place --inputs resident
 shown "scan-inputs-$card"
-if "$python" -c "import starlette, uvicorn, yaml, tokenizers, prometheus_client" 2> /dev/null; then
-    scan "scan-served-$card" 25 --model encoder --device gpu --precision fp32 --max-batch 64 --trials 30
+if [ -n "${SERVED:-}" ]; then
+    scan "scan-served-$card" 40 --model encoder --device gpu --precision fp32 --max-batch 64 --trials 30
     timeout -k 5 90 "$python" tests/device/scan_served.py --into "$out/scan-served-$card.json" \
         >> "$out/scan-served-$card.txt" || status=1
     shown "scan-served-$card"
-else
-    echo "the service's packages aren't here: no served scan"
 fi
 grep -h "^- " "$out"/scan-*.txt
 echo "[$SECONDS s] done"
