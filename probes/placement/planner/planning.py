@@ -80,7 +80,7 @@ def make(
         if found:
             found = steadier(found, task.counted, limits)
         if found and (best is None or found.timeline.seconds < best.found.timeline.seconds * WORTH_DIVIDING):
-            best = Made(task.plan(found, vram, limits.host), found)
+            best = Made(task.plan(found, vram, limits.host + LOADING_BYTES), found)
     if best is None:
         raise PlanImpossible(*task.smallest(vram, host))
     return best

@@ -710,3 +710,17 @@ def test_a_model_whose_blocks_take_no_time_has_a_plan() -> None:
         model, profile("h100"), vram=GIB, host=None, workload=Workload(), objective="exact", captured=False
     )
     assert made.plan.time.middle_s == 0
+
+
+def test_a_plan_that_fills_the_host_memory_it_was_given_is_sound() -> None:
+    """A plan's budget lacked what loading takes, so plans of 436 to 500 MiB were refused as unsound."""
+    layers = tuple(
+        BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (4096, 4096), "bfloat16"),))
+        for i in range(12)
+    )
+    model = ModelDescription("drawn", layers, "drawn")
+    how = {"vram": 64 * MIB, "workload": Workload(), "objective": "exact"}
+    plan = make(model, profile("h100"), host=460 * MIB, **how).plan  # type: ignore[arg-type]
+    assert plan.host_budget == 460 * MIB
+    assert plan.host.total > 440 * MIB
+    assert flaw(plan) == ""
