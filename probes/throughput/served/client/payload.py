@@ -15,6 +15,7 @@ from probes.errors import UsageError
 
 SAMPLES = 32  # different bodies, sent by turns
 MOST_VALUES = 4_000_000  # of all bodies together: about a second to draw
+TEXT_WORDS = 10  # of each text; a word counts as a value
 MOST_IDS = 1000  # random whole numbers stay below: ids of tokens of any vocabulary
 _ARRAYS = {
     "UINT8": "B",
@@ -101,7 +102,7 @@ def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, 
 
     Raises UsageError where one of them would be too large.
     """
-    values = sum(math.prod(one.shape) for one in inputs)
+    values = sum(math.prod(one.shape) * (TEXT_WORDS if one.datatype == "BYTES" else 1) for one in inputs)
     if values > MOST_VALUES:
         raise UsageError(
             f"one request would have {values:,} values", "choose smaller --rows, --dim or --tensor"
@@ -135,7 +136,7 @@ def _values(one: Tensor, rng: random.Random) -> list[float] | list[int] | list[b
     if one.name in (_ALL_ONES, _ALL_ZEROS):
         return [int(one.name == _ALL_ONES)] * count
     if one.datatype == "BYTES":
-        return [" ".join(rng.choices(_WORDS, k=10)) for _ in range(count)]
+        return [" ".join(rng.choices(_WORDS, k=TEXT_WORDS)) for _ in range(count)]
     if one.datatype == "BOOL":
         return [rng.random() < 0.5 for _ in range(count)]
     if one.datatype in ("FP16", "BF16", "FP32", "FP64"):

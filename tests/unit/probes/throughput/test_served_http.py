@@ -172,6 +172,11 @@ def test_a_request_of_endless_size_is_refused() -> None:
         payload.bodies([Tensor("x", "FP32", (10**6, 10**6))], seed=1, binary=True)
 
 
+def test_texts_count_by_their_words_so_that_a_server_can_not_ask_for_gigabytes() -> None:
+    with pytest.raises(UsageError, match="10,000,000 values"):
+        payload.bodies([Tensor("text", "BYTES", (10**6,))], seed=1, binary=True)
+
+
 def test_of_weirs_service_only_the_ids_are_sent() -> None:
     names = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids")
     model = described.ModelSays(
