@@ -9,24 +9,26 @@ from pathlib import Path
 
 from board import Board
 
+from probes.placement.values import LOADING_BYTES
+
 CHILD = Path(__file__).parents[1] / "torch" / "loading_child.py"
 MIB = 1 << 20
-EMBEDDING, LAYER, LAYERS = 32 * MIB, 8 * MIB, 12  # of the child's model
+EMBEDDING, LAYER, LAYERS = 256 * MIB, 8 * MIB, 12  # of the child's model
 PACKED = 3 * LAYER // 4
-TEMPORARY = 112 * MIB  # of torch's operations that pack and unpack, whatever a tensor's size
+TABLE = 3 * EMBEDDING // 4 + 16 * MIB  # the embedding packed, and room for the piece that a product unpacks
 SLACK = 8 * MIB  # of Python, its threads, and code that is loaded at first use
 # without a GPU slots and scratch buffers are host memory, too
 KEPT = {
     "resident": EMBEDDING + LAYERS * LAYER,
     "streamed": EMBEDDING + (LAYERS + 2) * LAYER,
     "disk": EMBEDDING + (3 + 2) * LAYER,
-    "packed": EMBEDDING + LAYERS * PACKED + 3 * LAYER + TEMPORARY,
-    "streamed_packed": EMBEDDING + (LAYERS + 2) * PACKED + 2 * LAYER + TEMPORARY,
+    "packed": TABLE + LAYERS * PACKED + 3 * LAYER + LOADING_BYTES,
+    "streamed_packed": TABLE + (LAYERS + 2) * PACKED + 2 * LAYER + LOADING_BYTES,
 }
 
 
 def bars(board: Board) -> None:
-    """A bar for each tier: a model of 128 MiB, all of it on the host, loaded twice, then from the cache."""
+    """A bar for each tier: a model of 352 MiB, all of it on the host, loaded twice, then from the cache."""
     sys.path.append(str(CHILD.parent))
     import loading_child
 

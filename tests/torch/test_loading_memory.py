@@ -9,12 +9,14 @@ from pathlib import Path
 import loading_child
 import pytest
 
+from probes.placement.values import LOADING_BYTES
+
 CHILD = Path(loading_child.__file__)
 MIB = 1 << 20
 LAYER = 8 * MIB
-EMBEDDING = 32 * MIB
+EMBEDDING = 256 * MIB  # of 352: whatever holds it as a whole beside its place is noticed
+PACKED_EMBEDDING = EMBEDDING * 3 // 4 + 16 * MIB  # a table, with room for the piece that a product unpacks
 SLACK = 8 * MIB  # of Python's allocator, threads and code that is loaded at first use
-PACKING = 112 * MIB  # temporaries of torch's operations, whatever the tensor's size
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +32,21 @@ def folder(tmp_path_factory):
         ("resident", EMBEDDING + 12 * LAYER),
         ("streamed", EMBEDDING + 12 * LAYER + 2 * LAYER),  # and two slots, which are host memory on the CPU
         ("disk", EMBEDDING + 3 * LAYER + 2 * LAYER),  # three buffers that files are read into, and the slots
-        # packed tensors aren't held in host memory until VRAM for all of them is allocated
-        ("packed", EMBEDDING + 9 * LAYER + 3 * LAYER + PACKING),
-        ("streamed_packed", EMBEDDING + 9 * LAYER + 4 * LAYER + PACKING),
+        # packed tensors are never in host memory outside their places, and unpacked ones nowhere
+        ("packed", PACKED_EMBEDDING + 9 * LAYER + 3 * LAYER),
+        ("packed uncached", PACKED_EMBEDDING + 9 * LAYER + 3 * LAYER),
+        ("streamed_packed", PACKED_EMBEDDING + 9 * LAYER + 4 * LAYER),
     ],
 )
-def test_loading_takes_what_the_tiers_keep(folder, tier, kept):
+def test_loading_takes_what_the_tiers_keep_and_64_mib(folder, tier, kept):
     path = os.pathsep.join((str(CHILD.parent), str(CHILD.parents[2])))
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(folder), tier],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["peak"] - found["base"] <= kept + SLACK
+    for _ in range(2 if tier.endswith("packed") else 1):  # packed first, read from the cache then
+        done = subprocess.run(
+            [sys.executable, str(CHILD), str(folder), *tier.split()],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["peak"] - found["base"] <= kept + LOADING_BYTES * ("packed" in tier) + SLACK

@@ -16,9 +16,9 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -135,6 +135,7 @@ class Cache:
         self.folder = folder
         self.most_bytes = most_bytes
         self._buffers = buffers or Buffers()
+        self._swept = False  # of what killed processes left
 
     def packed(self, content: Content, *, origin: Origin | None = None) -> Kept | None:
         """The tensor packed; None where that saves nothing.
@@ -210,11 +211,16 @@ class Cache:
         """Pack into an entry; None if it can't be written."""
         path = self._path(key)
         with suppress(OSError):
-            sweep_partials(self.folder)
+            if not self._swept:
+                sweep_partials(self.folder)
+                self._swept = True
             with replacing(path, durable=False) as partial_path:
                 descriptor = os.open(partial_path, os.O_RDWR)
                 try:
-                    made = content.pack(partial(_write, descriptor), values)
+                    with ThreadPoolExecutor(1, thread_name_prefix="weir-store") as thread:
+                        writer = _Writer(descriptor, thread)
+                        made = content.pack(writer.put, values)
+                        writer.wait()
                     _complete(descriptor, made, self.most_bytes, self._buffers)
                 finally:
                     os.close(descriptor)
@@ -332,13 +338,30 @@ def _opened(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def _write(descriptor: int, start: int, piece: torch.Tensor) -> None:
-    """Packed bytes to their place in an entry."""
-    piece = piece.cpu()  # which the view needs as long as it is used
-    view, at = bytes_of(piece), _MOST_HEADER + start
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        view, at = view[count:], at + count
+@dataclass
+class _Writer:
+    """Brings packed bytes to their place in an entry, while the next ones are packed."""
+
+    descriptor: int
+    thread: ThreadPoolExecutor
+    begun: "Future[None] | None" = None
+
+    def put(self, start: int, piece: torch.Tensor) -> None:
+        """Raises OSError for what was put before."""
+        piece = piece.cpu()
+        self.wait()
+        self.begun = self.thread.submit(self._write, start, piece)
+
+    def wait(self) -> None:
+        """Raises OSError likewise."""
+        if self.begun:
+            self.begun.result()
+
+    def _write(self, start: int, piece: torch.Tensor) -> None:
+        view, at = bytes_of(piece), _MOST_HEADER + start
+        while view:
+            count = os.pwrite(self.descriptor, view, at)
+            view, at = view[count:], at + count
 
 
 def _forget(_start: int, _piece: torch.Tensor) -> None:

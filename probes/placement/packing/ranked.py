@@ -41,7 +41,8 @@ def encode(
 ) -> dict[str, torch.Tensor]:
     """Place the large parts of `n` words, which are a whole number of blocks; the others are returned."""
     block, low_bits = block_of(n), layout.mantissa_bits - 7
-    exponents, escapes = [], []
+    # grown, not listed, as in `window`
+    exponents, counts = words.read(0, 0).to(torch.uint8), words.read(0, 0).long()
     code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=words.device)
     code_of[torch.tensor(table, device=words.device)] = torch.arange(
         1, CODES + 1, dtype=torch.uint8, device=words.device
@@ -56,11 +57,10 @@ def encode(
         more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
         place("more", span.start * (low_bits + 1) // 8, more)
         place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
-        escapes.append((code == 0).view(-1, block).sum(1))
-        exponents.append(field[code == 0].to(torch.uint8))
-    counts = torch.cat(escapes)
+        counts = torch.cat((counts, (code == 0).view(-1, block).sum(1)))
+        exponents = torch.cat((exponents, field[code == 0].to(torch.uint8)))
     starts = (counts.cumsum(0) - counts).to(torch.int32)
-    return {"exponents": torch.cat(exponents), "starts": starts}
+    return {"exponents": exponents, "starts": starts}
 
 
 def large_parts(layout: Layout, n: int) -> dict[str, int]:

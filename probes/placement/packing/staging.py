@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import torch
 
 PIECE_BYTES: Final = 8 << 20  # large enough for a disk, small enough to share among threads
-THREADS: Final = min(6, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
+THREADS: Final = min(5, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
 
 Found = TypeVar("Found")
 

@@ -50,7 +50,8 @@ def best_base(counts: torch.Tensor) -> tuple[int, float]:
 def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) -> dict[str, torch.Tensor]:
     """Place the large parts of the words (flat, padded to whole rows); the others are returned."""
     half = cut.width // 2
-    found, values = [], []
+    # grown, not listed: small tensors that stay between large ones that go would leave holes in the heap
+    found, values = words.read(0, 0).long(), words.read(0, 0)
     for first, last in row_chunks(cut, words.device):
         start = first * cut.width
         piece = words.read(start, last * cut.width)
@@ -63,11 +64,9 @@ def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) 
         pair = code.view(last - first, 2, half)
         place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
         indices = escape.nonzero().squeeze(1)
-        values.append(piece[indices])
-        found.append(indices + start)
-    empty = words.read(0, 0)
-    indices = torch.cat(found) if found else empty.long()
-    return _escapes(torch.cat(values) if values else empty, indices, cut)
+        values = torch.cat((values, piece[indices]))
+        found = torch.cat((found, indices + start))
+    return _escapes(values, found, cut)
 
 
 def large_parts(layout: Layout, cut: Grid) -> dict[str, int]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -292,3 +293,61 @@ def test_a_disk_that_is_really_full_only_costs_packing_again(tmp_path):
         assert small.packs == 1  # what fits is kept: nothing of the failed ones is left behind
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_an_entrys_bytes_are_read_once(tmp_path, origin, monkeypatch):
+    """They were read and digested to learn the form, and again to be brought to their place."""
+    reader, kept = Reader(gaussian(300, 515)), Cache(tmp_path / "packed")
+    packed(kept, reader, origin)
+    read, real = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: (read.append(real(fd, views, at)), read[-1])[1])
+    found = kept.packed(Counted(reader.read, reader=reader), origin=origin)
+    starts = found.outline.parts["starts"].nbytes
+    assert sum(read) == starts
+    written(found)
+    assert sum(read) == starts + form(found.outline).n_bytes
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_an_entry_damaged_after_its_outline_was_read_is_packed_into_the_same_place(
+    tmp_path, monkeypatch, damage
+):
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
+    reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
+    found = kept.packed(Counted(reader.read, reader=reader))
+    whole = bytearray(entry(tmp_path).read_bytes())
+    if damage == "gone":
+        entry(tmp_path).unlink()
+    else:
+        half = len(whole) // 2
+        whole[half] ^= 1
+        entry(tmp_path).write_bytes(whole if damage == "flip" else whole[:half])
+    assert same(unpack(written(found)), reader.tensor)
+    assert reader.packs == 2
+    assert same(unpack(packed(kept, reader)), reader.tensor)
+    assert reader.packs == 2  # the entry was made again as well
+
+
+def test_an_outline_whose_content_is_another_by_now_is_not_written(tmp_path):
+    reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
+    found = kept.packed(Counted(reader.read, reader=reader))
+    entry(tmp_path).unlink()
+    reader.tensor = gaussian(64, 1024, seed=1).mul_(2**20)
+    flat = torch.empty(form(found.outline).n_bytes, dtype=torch.uint8)
+    assert not found.write([(found.outline, flat)])
+    assert not list(tmp_path.glob("*.packed"))
+
+
+def _killed(folder: Path) -> None:
+    module._complete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    packed(Cache(folder), gaussian(64, 1024))
+
+
+def test_a_process_killed_while_it_stores_leaves_no_entry_and_its_file_is_swept(tmp_path):
+    process = multiprocessing.get_context("forkserver").Process(target=_killed, args=(tmp_path,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+    assert same(unpack(packed(Cache(tmp_path), gaussian(64, 1024))), gaussian(64, 1024))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".packed"]
