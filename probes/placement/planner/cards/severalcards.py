@@ -124,9 +124,9 @@ def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:
 
 
 def _row_bytes(block: BlockDescription) -> int:
-    """Bytes of one row of a block's input: what the last dimension of its first matrix takes."""
+    """Bytes of one row of a block's input: what its first matrix multiplies."""
     matrix = next((tensor for tensor in block.tensors if len(tensor.shape) >= 2), None)
-    return matrix.shape[-1] * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
+    return matrix.inputs * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
 
 
 def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards:

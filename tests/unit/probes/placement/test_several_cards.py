@@ -102,3 +102,17 @@ def test_what_is_no_whole_number_of_cards_or_bytes_is_refused_by_name(given: dic
     with pytest.raises(UsageError, match="not a whole number") as caught:
         made(**given)  # type: ignore[arg-type]
     assert caught.value.message.startswith(list(given)[-1])
+
+
+def test_a_row_between_cards_is_as_wide_as_the_layers_where_weights_are_stored_inputs_first() -> None:
+    """GPT-2 stores queries, keys and values as (1600, 4800); a row that goes to them has 1,600 numbers."""
+    plan = make_cards(
+        describe("gpt2-xl"),
+        profile("h200"),
+        cards=2,
+        vram=16 * GIB,
+        host=None,
+        workload=Workload(1, 1, 512),
+        objective="exact",
+    ).plan
+    assert plan.hand_over_bytes == 1600 * (4 if plan.cards[0].compute_dtype == "float32" else 2)
