@@ -104,8 +104,10 @@ class Nodes:
         return [int(one) for one in found if one is not None]
 
     def _call(self, name: str, *args: Any) -> None:
-        code = getattr(self._library, name)(*args)
-        if code:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"the driver has no {name}")
+        if code := function(*args):
             raise DriverError(f"{name} returned {code}")
 
 

@@ -130,6 +130,18 @@ def test_a_kernel_that_cannot_be_recorded_leaves_the_memset() -> None:
     assert driver.kinds[3] == MEMSET
 
 
+def test_a_driver_without_one_of_the_functions_leaves_the_memset() -> None:
+    class Without(Driver):
+        def __getattr__(self, name: str) -> Any:
+            if name == "cuGraphAddChildGraphNode":
+                raise AttributeError(name)  # as ctypes does
+            return super().__getattr__(name)
+
+    driver = Without(diamond().kinds, diamond().edges)
+    assert replace_memsets(Nodes(1, driver), lambda _: 99) == "the driver has no cuGraphAddChildGraphNode"
+    assert driver.kinds == diamond().kinds
+
+
 def test_without_the_drivers_library_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.placement.runtime.blocks.memsets.LIBRARY", "libnone-of-this-name.so.1")
     with pytest.raises(DriverError, match="libnone"):
