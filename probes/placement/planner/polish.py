@@ -15,7 +15,8 @@ from probes.placement.planner.costs import Option
 from probes.placement.planner.timeline import seconds
 from probes.placement.values import Rings
 
-MOST_STEPS: Final = 24_000  # simulated blocks in all, about a tenth of a second
+MOST_STEPS: Final = 24_000  # of simulations in all, about a tenth of a second
+STAYING: Final = 8  # blocks that stay where they are take as long as one that moves
 FEW_BLOCKS: Final = 8  # of which two are moved at once
 GAIN: Final = 1e-4  # of the time that a move must save
 MANY_BLOCKS: Final = 4_096  # above which candidates are compared by windows of so many blocks:
@@ -111,11 +112,11 @@ def polished(
 ) -> Placed:
     """The placement after every move that shortens the pass; `choices` are the options of each block."""
     best, left = start, steps
-    moving = len(start.chosen) * len(SLOT_COUNTS) * len(SCRATCH_COUNTS) <= steps
+    moving = _work(start.chosen, limits) <= steps
     while moving:
         moving = False
         for chosen in _near(best.chosen, choices):
-            left -= len(chosen) * len(SLOT_COUNTS) * len(SCRATCH_COUNTS)
+            left -= _work(chosen, limits)
             if left < 0:
                 return best
             tried = placed(chosen, limits)
@@ -123,6 +124,13 @@ def polished(
                 best, moving = tried, True
                 break
     return best
+
+
+def _work(chosen: Chosen, limits: Limits) -> int:
+    """Steps of the simulations that find a placement's rings: of blocks that move, the others are runs."""
+    moving = sum(1 for option in chosen if option.copy_s or option.shared_s or option.cpu_s)
+    scratches = len(_scratch_counts(max(option.scratch_bytes for option in chosen), limits))
+    return (moving + len(chosen) // STAYING) * len(SLOT_COUNTS) * scratches
 
 
 def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:
