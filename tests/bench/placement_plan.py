@@ -18,7 +18,7 @@ from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.computing import ready
 from probes.placement.planner.costs import Option, Pass, options
 from probes.placement.planner.footprint import surroundings
-from probes.placement.planner.planning import make
+from probes.placement.planner.planning import LOADING_BYTES, make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.timeline import simulate
 from probes.placement.values import Objective, Rings, Workload
@@ -52,7 +52,7 @@ def every_placement(
     constants = profile(machine)
     blocks = [block.computed(model.becomes) for block in model.blocks]
     left = surroundings(blocks, constants, workload).left(vram, constants)
-    pinned = int(constants.pinned_share * host)
+    pinned, host = int(constants.pinned_share * host), host - LOADING_BYTES
     for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
@@ -81,7 +81,7 @@ def one_case(rng: random.Random) -> float:
     batch = rng.choice((1, 1, 8, 64, 512))
     total = model.weight_bytes
     vram = int(total * rng.uniform(0.2, 1.3)) + 64 * MIB
-    host = int(total * rng.uniform(0.3, 3.0)) if rng.random() < 0.3 else 8 * total
+    host = LOADING_BYTES + (int(total * rng.uniform(0.3, 3.0)) if rng.random() < 0.3 else 8 * total)
     workload = Workload(batch=batch)
     work = Pass(batch, batch, 1, objective)
     every = every_placement(

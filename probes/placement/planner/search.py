@@ -50,7 +50,7 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # of very many blocks, of which each search takes long
 # A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
 LONGER: Final = (1.06, 1.15, 1.3)
-VARIED: Final = 4  # rings, the best ones, for which that is done
+VARIED: Final = 5  # rings, the two best and those of other sizes, for which that is done
 NEARBY: Final = 1.3  # times a size: those within are tried where the size is one of the two best
 # Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
 QUICKER: Final = (0.6, 0.8)  # of it, on hosts for which a plan shall do as well, the first that is possible
@@ -216,7 +216,10 @@ class _Starts:
         """Counts for those as if the link took longer, without tiers that the best uses, in sizes nearby."""
         first = self.made[0].placed.chosen
         used = {option.tier for option in first}
-        best = list(dict.fromkeys(start.way for start in self.made))[:VARIED]
+        each_size = {start.way.rings.slot_bytes: start.way for start in reversed(self.made)}
+        ranked = list(dict.fromkeys(start.way for start in self.made))
+        different = sorted(each_size.values(), key=ranked.index)
+        best = list(dict.fromkeys((*ranked[:2], *different)))[:VARIED]
         promising = min(self.made, key=lambda start: start.counts.cost).way
         if len(first) > MANY_BLOCKS:
             for tiers in LEFT_OUT_OF_MANY:
