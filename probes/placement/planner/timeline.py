@@ -115,15 +115,16 @@ def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) 
 
 def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
-    return _passes([_card(*stage, replayed=replayed, drawn=True) for stage in stages], replayed=replayed)
+    cards = [_card(*stage, replayed=replayed) for stage in stages]
+    return _passes(cards, replayed=replayed, drawn=True)
 
 
 def seconds(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> float:
     """The time of that pass alone, which is found much faster."""
-    return _passes([_card(chosen, rings, replayed=replayed, drawn=False)], replayed=replayed).seconds
+    return _passes([_card(chosen, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
 
 
-def _card(chosen: Sequence[Option], rings: Rings, *, replayed: bool, drawn: bool) -> _Card:
+def _card(chosen: Sequence[Option], rings: Rings, *, replayed: bool) -> _Card:
     """A card where nothing has begun.
 
     With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
@@ -133,7 +134,7 @@ def _card(chosen: Sequence[Option], rings: Rings, *, replayed: bool, drawn: bool
         unpacked = (place for place, option in enumerate(chosen) if option.unpack_s)
         ahead = tuple(itertools.islice(unpacked, rings.scratches))
     slots = max(rings.slots, 1)
-    steps = _steps(chosen, ahead, drawn=drawn)
+    steps = _steps(chosen, ahead, drawn=False)
     return _Card(chosen, steps, [0.0] * slots, [0.0] * slots, _stretch(chosen), ahead)
 
 
@@ -161,16 +162,18 @@ def _stretch(chosen: Sequence[Option]) -> float:
     return 1.0 + BUSY * min(sum(option.compute_s + option.unpack_s for option in chosen) / copied, 1.0)
 
 
-def _passes(cards: Sequence[_Card], *, replayed: bool) -> Timeline:
+def _passes(cards: Sequence[_Card], *, replayed: bool, drawn: bool) -> Timeline:
     lanes = _Lanes(cards[0])
     begun = 0.0
-    for _ in range(REPLAYED_PASSES if replayed else PASSES):
+    for left in reversed(range(REPLAYED_PASSES if replayed else PASSES)):
         begun = lanes.python
         lanes.spans = []
         index = 0
         for card in cards:
             lanes.card = card
             card.moved = 0
+            if drawn and not left:
+                card.steps = _steps(card.chosen, card.ahead, drawn=True)
             _pass(lanes, index)
             if replayed:
                 _fetch_ahead(lanes, index)
