@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
-SMALL = ["--machine", "h200", "--vram", "44MiB", "--host", "4MiB"]  # too little for `large` without disk
+SMALL = ["--machine", "h200", "--vram", "44MiB", "--host", "68MiB"]  # too little for `large` without disk
 TOKENS = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0}
 
 
@@ -116,7 +116,7 @@ def test_a_plan_that_was_written_before_is_followed_with_the_unplaced_models_bit
     make, tmp_path, outputs, capsys
 ):
     model = saved(make, tmp_path / "model")
-    file = planned(tmp_path / "model", "--host", "4MiB" if make is large else "4GiB")
+    file = planned(tmp_path / "model", "--host", "68MiB" if make is large else "4GiB")
     assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.OK
     said = capsys.readouterr().out
     assert ("disk: " in said) == (make is large)
@@ -159,8 +159,8 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
 
 def test_a_host_without_gpu_and_room_is_told_how_much_would_do(tmp_path, capsys):
     saved(large, tmp_path)
-    assert cli.main(words(tmp_path, "--host", "8MiB")) == Exit.REQUIRED
-    assert "--host 16MiB" in capsys.readouterr().err
+    assert cli.main(words(tmp_path, "--host", "72MiB")) == Exit.REQUIRED
+    assert "--host 80MiB" in capsys.readouterr().err
 
 
 def test_another_dtype_is_converted_to(tmp_path, outputs):
