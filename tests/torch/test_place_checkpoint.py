@@ -198,8 +198,13 @@ def test_the_model_is_built_without_values(tmp_path):
 
 
 def test_comparing_needs_room_for_the_whole_model_in_host_memory(tmp_path, capsys):
-    saved(large, tmp_path)
-    assert cli.main(words(tmp_path, *SMALL, "--compare", "accelerate")) == Exit.DEVICE
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.Qwen2Config(**sizes, **TOKENS, num_key_value_heads=4)  # about 84 MiB in float32
+    saved(lambda: transformers.Qwen2ForCausalLM(config), tmp_path)
+    assert (
+        cli.main(words(tmp_path, "--host", "80MiB", "--machine", "h200", "--compare", "accelerate"))
+        == Exit.DEVICE
+    )
     assert "--compare needs the whole model in host memory" in capsys.readouterr().err
 
 
