@@ -29,7 +29,7 @@ from probes.placement.values import Objective
 LIMIT = 0.10
 ROOM = 160 << 20  # beside the share of the weights: workspaces, activations, a graph's own pool
 MORE = 48 << 20
-ENOUGH_S = 135.0  # of the group, after which no more of the cases that were seen are measured
+ENOUGH_S = 90.0  # of the group, after which no more of the cases that were seen are measured
 
 
 class Case(NamedTuple):
