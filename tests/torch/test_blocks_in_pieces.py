@@ -63,6 +63,24 @@ def test_a_block_larger_than_its_slots_computes_the_same(dtype, slots, capture, 
         assert torch.equal(model(x), want)
 
 
+@pytest.mark.parametrize(("slots", "ended"), [(1, True), (2, False)])
+def test_only_copies_through_a_single_slot_end_a_graphs_stream(slots, ended):
+    """With two slots the empty kernel would hold up the next copy, which waits for nothing else."""
+    model = layers(torch.float32)
+    plan = plan_of(model, {f"{i}": "streamed" for i in range(LAYERS)})
+    plan = replace(plan, rings=replace(plan.rings, slots=slots, ahead=slots))
+    lanes = LateLanes(0)
+    handle = settle(model, plan, ModuleSource(), lanes, capture=True, work=Arithmetic(reads=lanes.reads))
+    lanes.engine = handle._engine
+    with torch.inference_mode():
+        for _ in range(4):
+            model(torch.ones(1, WIDTH))
+    lanes.compute.drain()
+    assert lanes.replayed
+    assert (lanes.ended > 0) == ended
+    handle.remove()
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     """Parts of different tensors rarely share a slot, so pieces aren't equal: a layer of experts has 10."""

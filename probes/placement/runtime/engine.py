@@ -53,7 +53,7 @@ class Engine:
         self._fused = False
         self._work = work
         self._copies, self._unpacks = Walk(self.order), Walk(self.order)
-        self._has_slots = False
+        self._slots: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
         self._scratches: set[int] = set()  # by identity
         self._unpacks_ahead = False  # on the unpack lane, beside the compute lane
@@ -80,7 +80,7 @@ class Engine:
         equip(one, slots, self._pieces, self.lanes, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
         self._pieces += len(one.pieces)
-        self._has_slots |= bool(slots)
+        self._slots.update(map(id, slots))
         if scratch is not None:
             self._scratches.add(id(scratch))
             self._unpacks_ahead = len(self._scratches) > 1
@@ -166,7 +166,7 @@ class Engine:
         if self._scratches:
             self.lanes.compute.follow()
         expected = self.order.learn(one.index)
-        if self._has_slots:
+        if self._slots:
             self._copies.follow(expected=expected)
         if self._unpacks_ahead:
             self._unpacks.follow(expected=expected)
@@ -231,6 +231,8 @@ class Engine:
             self.watches.send(one.wire, one.target, lane)
         slot.filled = slot.marks[0]
         lane.record(slot.filled)
+        if self.recording and len(self._slots) == 1:
+            self.lanes.end_stream()
         slot.holds = one
 
     def _unpack(self, one: Moving, scratch: Buffer) -> None:
@@ -279,7 +281,7 @@ class Engine:
         """Begin what comes next, as far as buffers are free."""
         if self._unpacks_ahead:
             self._unpack_ahead()
-        if self._has_slots and self._copy_ahead() and self._unpacks_ahead:
+        if self._slots and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
     def _next(self, walk: Walk) -> int | None:
