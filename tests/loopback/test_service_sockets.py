@@ -37,11 +37,13 @@ class Fake:
 
     info: ModelInfo = INFO
     gate: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)  # a request has been taken
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         return tuple(Encoded((1, 2)) for _ in texts)
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
+        self.begun.set()
         assert self.gate.wait(30)
         return tuple((1.0, 0.0) for _ in batch)
 
@@ -148,7 +150,7 @@ def test_what_a_caller_asked_who_hung_up_is_never_computed(here: Served) -> None
     request = HEAD % 16 + json.dumps({"texts": ["a"]}).encode()
     with ExitStack() as stack:
         here.open(stack, request)
-        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        assert here.fake.begun.wait(10)
         second = here.open(stack, request)
         until(lambda: here.service.worker.waiting()[0] == 1)
         second.close()
@@ -176,7 +178,7 @@ def test_what_a_caller_asked_who_hung_up_while_it_was_tokenised_is_never_compute
     body = json.dumps({"texts": ["a" * 5000]}).encode()
     with ExitStack() as stack:
         here.open(stack, (HEAD % 22) + json.dumps({"token_ids": [[1]]}).encode().ljust(22))
-        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        assert here.fake.begun.wait(10)
         late = here.open(stack, HEAD % len(body) + body)
         assert begun.wait(10)
         late.close()

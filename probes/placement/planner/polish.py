@@ -7,7 +7,7 @@ two exchange theirs, as long as the simulated pass gets shorter.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from probes.placement.values import Rings
 
 MOST_STEPS: Final = 24_000  # of simulations in all, about a tenth of a second
 STAYING: Final = 8  # blocks that stay where they are take as long as one that moves
+NEIGHBOURS: Final = 1  # blocks: exchanges of those come first
 FEW_BLOCKS: Final = 8  # of which two are moved at once
 GAIN: Final = 1e-4  # of the time that a move must save
 MANY_BLOCKS: Final = 4_096  # above which candidates are compared by windows of so many blocks:
@@ -134,23 +135,35 @@ def _work(chosen: Chosen, limits: Limits) -> int:
 
 
 def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:
-    """Placements that differ in one block, in an exchange of two, and in two blocks of a few."""
+    """Placements that differ in an exchange of two blocks, in one block, and in two blocks of a few.
+
+    Exchanges of neighbours come first: what waits is mostly one block too early or too late.
+    """
+    yield from _exchanged(chosen, choices, range(1, NEIGHBOURS + 1))
     single = [
         (place, option) for place, found in enumerate(choices) for option in found if option != chosen[place]
     ]
     for place, option in single:
         yield (*chosen[:place], option, *chosen[place + 1 :])
-    for first, second in itertools.combinations(range(len(chosen)), 2):
-        one = _like(choices[first], chosen[second])
-        other = _like(choices[second], chosen[first])
-        if one and other and one.way != other.way:
-            yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
+    yield from _exchanged(chosen, choices, range(NEIGHBOURS + 1, len(chosen)))
     if len(chosen) <= FEW_BLOCKS:
         for (first, one), (second, other) in itertools.combinations(single, 2):
             if first != second:
                 changed = list(chosen)
                 changed[first], changed[second] = one, other
                 yield tuple(changed)
+
+
+def _exchanged(
+    chosen: Chosen, choices: Sequence[Sequence[Option]], distances: Iterable[int]
+) -> Iterator[Chosen]:
+    """Placements in which two blocks so far from each other have each other's tiers."""
+    for distance in distances:
+        for first in range(len(chosen) - distance):
+            second = first + distance
+            one, other = _like(choices[first], chosen[second]), _like(choices[second], chosen[first])
+            if one and other and one.way != other.way:
+                yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
 
 
 def _like(found: Sequence[Option], other: Option) -> Option | None:

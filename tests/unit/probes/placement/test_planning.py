@@ -107,7 +107,7 @@ def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", [*range(8, 40), *range(1000, 1250)])
+@pytest.mark.parametrize("seed", [*range(8, 40), *range(1000, 1100)])
 def test_budgets_are_kept_in_many_plans(seed: int) -> None:
     test_budgets_are_kept_and_nothing_is_lost(seed)
 
@@ -661,7 +661,7 @@ RATES = (
 @pytest.mark.thorough
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("work", [Workload(1, 32, 128), Workload(4, 128)])
-@pytest.mark.parametrize("percent", [35, 55, 75])
+@pytest.mark.parametrize("percent", [35, 55])
 @pytest.mark.parametrize(
     "name", ["qwen2.5-3b", "gpt2-xl", "mixtral-8x7b", "llama-3.1-8b", "bert-base", "diffusion"]
 )
