@@ -259,6 +259,7 @@ ON_A_GPU = (
     "experts",
     "peers",
     "trouble",
+    "load",
     "eager",
 )
 
