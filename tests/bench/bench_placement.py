@@ -41,7 +41,7 @@ def random_modules(board: Board) -> None:
     wrong, checked = [], 0
     for seed in range(MODULES):
         try:
-            reads, _ = random_placements.run(seed)
+            reads, *_ = random_placements.run(seed)
             checked += reads
         except AssertionError as error:
             wrong.append((seed, str(error).splitlines()[0][:120] if str(error) else "outputs differ"))

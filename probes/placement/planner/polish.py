@@ -15,7 +15,7 @@ from probes.placement.planner.costs import Option
 from probes.placement.planner.timeline import seconds
 from probes.placement.values import Rings
 
-MOST_STEPS: Final = 24_000  # of simulations in all, about a tenth of a second
+MOST_STEPS: Final = 16_000  # simulated blocks in all, about a tenth of a second
 STAYING: Final = 8  # blocks that stay where they are take as long as one that moves
 NEIGHBOURS: Final = 1  # blocks: exchanges of those come first
 FEW_BLOCKS: Final = 8  # of which two are moved at once
