@@ -17,7 +17,7 @@ import torch
 
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.layouts import Layout
-from probes.placement.packing.window import Place, Words, chunk
+from probes.placement.packing.window import Grown, Place, Words, chunk
 
 CODES: Final = 7
 _BLOCK: Final = 2048  # what the kernel handles
@@ -42,7 +42,7 @@ def encode(
     """Place the large parts of `n` words, which are a whole number of blocks; the others are returned."""
     block, low_bits = block_of(n), layout.mantissa_bits - 7
     # grown, not listed, as in `window`
-    exponents, counts = words.read(0, 0).to(torch.uint8), words.read(0, 0).long()
+    exponents, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
     code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=words.device)
     code_of[torch.tensor(table, device=words.device)] = torch.arange(
         1, CODES + 1, dtype=torch.uint8, device=words.device
@@ -57,10 +57,13 @@ def encode(
         more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
         place("more", span.start * (low_bits + 1) // 8, more)
         place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
-        counts = torch.cat((counts, (code == 0).view(-1, block).sum(1)))
-        exponents = torch.cat((exponents, field[code == 0].to(torch.uint8)))
-    starts = (counts.cumsum(0) - counts).to(torch.int32)
-    return {"exponents": exponents, "starts": starts}
+        counts.append((code == 0).view(-1, block).sum(1))
+        exponents.append(field[code == 0].to(torch.uint8))
+    in_blocks = counts.whole()
+    return {
+        "exponents": exponents.whole(),
+        "starts": (in_blocks.cumsum(0) - in_blocks).to(torch.int32),
+    }
 
 
 def large_parts(layout: Layout, n: int) -> dict[str, int]:

@@ -37,6 +37,28 @@ class Words:
     read: Callable[[int, int], torch.Tensor]
 
 
+class Grown:
+    """A flat tensor that pieces are appended to. Its room doubles, so each number is copied about once."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._room = torch.empty(0, dtype=dtype, device=device)
+        self._used = 0
+
+    def append(self, piece: torch.Tensor) -> None:
+        """Add a piece at the end."""
+        end = self._used + piece.numel()
+        if end > self._room.numel():
+            room = self._room.new_empty(max(end, 2 * self._room.numel()))
+            room[: self._used] = self._room[: self._used]
+            self._room = room
+        self._room[self._used : end] = piece
+        self._used = end
+
+    def whole(self) -> torch.Tensor:
+        """All of it, in memory of that size."""
+        return self._room[: self._used].clone()
+
+
 def best_base(counts: torch.Tensor) -> tuple[int, float]:
     """The base whose window holds most weights, and the share that it holds.
 
@@ -51,7 +73,7 @@ def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) 
     """Place the large parts of the words (flat, padded to whole rows); the others are returned."""
     half = cut.width // 2
     # grown, not listed: small tensors that stay between large ones that go would leave holes in the heap
-    found, values = words.read(0, 0).long(), words.read(0, 0)
+    found, values = Grown(torch.int64, words.device), Grown(layout.word, words.device)
     for first, last in row_chunks(cut, words.device):
         start = first * cut.width
         piece = words.read(start, last * cut.width)
@@ -64,9 +86,9 @@ def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) 
         pair = code.view(last - first, 2, half)
         place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
         indices = escape.nonzero().squeeze(1)
-        values = torch.cat((values, piece[indices]))
-        found = torch.cat((found, indices + start))
-    return _escapes(values, found, cut)
+        values.append(piece[indices])
+        found.append(indices + start)
+    return _escapes(values.whole(), found.whole(), cut)
 
 
 def large_parts(layout: Layout, cut: Grid) -> dict[str, int]:

@@ -346,3 +346,24 @@ def test_parts_of_a_packed_tensor_give_the_bits_of_the_whole(shape, dtype, dense
 def test_a_tensor_whose_last_row_is_filled_up_stays_whole():
     packed = pack(gaussian(40_001))
     assert packed.cut(1000) == [(0, packed)]
+
+
+def test_escapes_are_collected_in_time_that_grows_with_their_number():
+    """A tensor of very many escapes took the square: what there was was copied for each piece."""
+    grown, rooms, pieces = window.Grown(torch.int64, torch.device("cpu")), set(), torch.arange(3000).split(3)
+    for piece in pieces:
+        grown.append(piece)
+        rooms.add((grown._room.data_ptr(), grown._room.numel()))
+    assert torch.equal(grown.whole(), torch.arange(3000))
+    assert len(rooms) < 15
+
+
+def test_a_tensor_with_many_escapes_in_many_pieces_comes_back():
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(9000, 1024, generator=generator) * 0.02
+    weights[torch.rand(weights.shape, generator=generator) < 0.1] *= 1e-9
+    weights = weights.bfloat16()
+    for dense in (False, True):
+        packed = pack(weights, dense=dense)
+        assert packed is not None
+        assert torch.equal(unpack(packed).view(torch.int16), weights.view(torch.int16))
