@@ -157,6 +157,17 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
     assert "are free here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("more", "code"), [(63, Exit.DEVICE), (64, Exit.OK)])
+def test_a_plan_needs_room_for_what_loading_takes_beside_it(more, code, tmp_path, capsys, monkeypatch):
+    saved(large, tmp_path / "model")
+    file = planned(tmp_path / "model", "--vram", "42MiB")
+    host = json.loads(file.read_text())["host"]
+    there = host["pinned"] + host["pageable"] + (more << 20)
+    monkeypatch.setattr(peers, "_host_bytes", lambda _asked: there)
+    assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == code
+    assert ("are free here" in capsys.readouterr().err) == (code != Exit.OK)
+
+
 def test_a_host_without_gpu_and_room_is_told_how_much_would_do(tmp_path, capsys):
     saved(large, tmp_path)
     assert cli.main(words(tmp_path, "--host", "72MiB")) == Exit.REQUIRED

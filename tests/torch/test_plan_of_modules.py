@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from probes.placement import place, plan
+from probes.errors import PlacementError, PlanImpossible
+from probes.placement import load, place, plan
 from probes.placement.models.moduletree import described
 from probes.placement.models.reading import describe
+from probes.placement.values import LOADING_BYTES
 
 MIB = 1 << 20
 
@@ -132,3 +135,49 @@ def test_blocks_planned_dense_are_packed_with_three_bit_codes_and_give_the_same_
     with torch.inference_mode():
         assert torch.equal(model(x).view(torch.int16), before.view(torch.int16))
     handle.remove()
+
+
+def layers(n=4):
+    return nn.Sequential(*(nn.Linear(512, 512, dtype=torch.bfloat16) for _ in range(n))).eval()
+
+
+@pytest.mark.parametrize("vram", [300 * MIB, 41 * MIB])  # all layers, or one of them
+def test_a_model_in_memory_needs_no_host_memory_for_loading(vram):
+    """64 MiB were wanted for it, which only a checkpoint's tensors pass through."""
+    model = layers()
+    torch.manual_seed(0)
+    x = torch.randn(3, 512, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        before = model(x)
+    made = plan(model, vram=vram, machine="h200", host=2 * MIB)
+    assert made.host.loading == 0
+    assert made.host.total <= made.host_budget == 2 * MIB
+    handle = place(model, made, device="cpu")
+    with torch.inference_mode():
+        assert torch.equal(model(x), before)
+    handle.remove()
+
+
+def test_a_model_on_meta_is_planned_with_what_loading_takes():
+    with torch.device("meta"):
+        model = layers()
+    with pytest.raises(PlanImpossible) as refused:
+        plan(model, vram=300 * MIB, machine="h200", host=63 * MIB)
+    assert "--host 64MiB" in refused.value.hint
+    assert "65MiB" not in refused.value.hint
+    made = plan(model, vram=300 * MIB, machine="h200", host=64 * MIB)
+    assert made.host.total == made.host.loading == LOADING_BYTES
+
+
+def test_load_refuses_a_plan_of_a_model_in_memory_that_has_no_room_for_loading(tmp_path):
+    model = layers()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    tight, roomy = (plan(model, vram=300 * MIB, machine="h200", host=host * MIB) for host in (63, 64))
+    with pytest.raises(PlacementError, match=r"loading takes 64\.00 MiB besides") as refused:
+        load(layers, tmp_path, tight, device="cpu", cache=False)
+    assert "on meta" in refused.value.hint
+    loaded = load(layers, tmp_path, roomy, device="cpu", cache=False)
+    x = torch.ones(1, 512, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(loaded(x), model(x))
+    loaded.placement.remove()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from probes.errors import PlacementError
 from probes.placement.loading.checkpoint import opened
 from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
@@ -24,7 +25,8 @@ from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_c
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.preparing import lanes_of, require_plan
 from probes.placement.runtime.settling import own_values
-from probes.placement.values import CardsPlan, Plan
+from probes.placement.values import LOADING_BYTES, CardsPlan, Plan
+from probes.shared.units import binary_bytes
 
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
 
@@ -48,10 +50,13 @@ def load(
     The model is in evaluation mode; `model.placement` is its `Handle`.
 
     Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
-    checkpoint, model and plan don't fit each other or memory is refused. Nothing is kept then.
+    checkpoint, model and plan don't fit each other, the plan's host memory has no room for what loading takes
+    there, or memory is refused. Nothing is kept then.
     """
     require_plan(plan)
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
+    for card in cards:
+        _require_room(card)
     every = lanes_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [lanes_of(device)]
     model = build(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
@@ -74,6 +79,20 @@ def load(
             sources[0].files = stack.pop_all()
     values.buffers.release()
     return model
+
+
+def _require_room(plan: Plan) -> None:
+    """Raise PlacementError for a plan of a model in memory that has no room for what loading takes besides.
+
+    A plan without budgets, made by hand, is followed as it is.
+    """
+    kept = plan.host.pinned + plan.host.pageable
+    if (plan.vram_budget or plan.host_budget) and kept + LOADING_BYTES > plan.host_budget:
+        raise PlacementError(
+            f"the plan keeps {binary_bytes(kept)} in {binary_bytes(plan.host_budget)} of host memory, and "
+            f"loading takes {binary_bytes(LOADING_BYTES)} besides",
+            "plan the checkpoint, or the model on meta, with this host memory",
+        )
 
 
 def _cache(asked: Path | str | bool, buffers: Buffers) -> Cache | None:

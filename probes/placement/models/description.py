@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from probes.placement.values import Becomes
+from probes.placement.values import LOADING_BYTES, Becomes
 
 Use = Literal["product", "lookup", "elementwise"]
 
@@ -207,6 +207,12 @@ class ModelDescription:
     tied: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()  # what was assumed where the source doesn't say
     becomes: Becomes = ""  # what its bfloat16 tensors are converted to for computing
+    in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that loading takes beside what it brings there."""
+        return 0 if self.in_memory else LOADING_BYTES
 
     @property
     def weight_bytes(self) -> int:

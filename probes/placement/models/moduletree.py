@@ -30,7 +30,8 @@ def described(model: Module) -> ModelDescription:
     if known is not None:
         blocks = _informed(blocks, known)
     notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
-    return ModelDescription(name, blocks, "module tree", notes=notes)
+    in_memory = not any(parameter.is_meta for parameter in model.parameters())
+    return ModelDescription(name, blocks, "module tree", notes=notes, in_memory=in_memory)
 
 
 def ranges(model: Module) -> Ranges | None:

@@ -16,7 +16,6 @@ from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.search import Found, fits, search, steadier
 from probes.placement.soundness import MOST
 from probes.placement.values import (
-    LOADING_BYTES,
     OBJECTIVES,
     BlockPlan,
     Bound,
@@ -80,7 +79,7 @@ def make(
         if found:
             found = steadier(found, task.counted, limits)
         if found and (best is None or found.timeline.seconds < best.found.timeline.seconds * WORTH_DIVIDING):
-            best = Made(task.plan(found, vram, limits.host + LOADING_BYTES), found)
+            best = Made(task.plan(found, vram, limits.host + model.loading_bytes), found)
     if best is None:
         raise PlanImpossible(*task.smallest(vram, host))
     return best
@@ -143,11 +142,12 @@ class _Task:
             host = machine.host_bytes if machine.host_bytes is not None else 4 * self.weight_bytes + 2**34
         pinned = int(machine.pinned_share * min(host, machine.host_bytes or host))
         left = self.around.left(vram, machine) if machine.has_gpu else 0
-        return Limits(left, host - LOADING_BYTES, pinned, replayed=self.work.captured)
+        return Limits(left, host - self.model.loading_bytes, pinned, replayed=self.work.captured)
 
     def smallest(self, vram: int, host: int | None) -> tuple[str, str]:
         """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
         limits, model = self.limits(vram, host), self.model
+        loading = model.loading_bytes
         weights, budget = binary_bytes(self.weight_bytes), binary_bytes(vram)
         said = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
         if host is not None:
@@ -158,13 +158,13 @@ class _Task:
         limits, also = replace(limits, host=max(limits.host, 0)), limits.host < 0
         if self._fits(replace(limits, vram=most)):
             least = _least(lambda n: self._fits(replace(limits, vram=n)), most)
-            ways.append(self._smallest_vram(least) + f" --host {LOADING_BYTES // MIB}MiB" * also)
+            ways.append(self._smallest_vram(least) + f" --host {loading // MIB}MiB" * also)
         if self._fits(replace(limits, host=most, pinned=most)):
             share = self.machine.pinned_share
             least = _least(
                 lambda n: self._fits(replace(limits, host=n, pinned=int(n * share))), int(most / share)
             )
-            mib = -(-(least + LOADING_BYTES) // MIB)
+            mib = -(-(least + loading) // MIB)
             ways.append(f"the smallest host memory that works is {binary_bytes(mib * MIB)}: --host {mib}MiB")
         return said, "; or ".join(ways)
 
@@ -203,7 +203,7 @@ class _Task:
                 + staging_bytes(found.chosen, found.rings.slot_bytes),
                 pageable=sum(o.pageable_bytes for o in found.chosen),
                 disk=sum(o.disk_bytes for o in found.chosen),
-                loading=LOADING_BYTES,
+                loading=model.loading_bytes,
             ),
             time=self._time(found),
             captured=self.work.captured,
@@ -289,6 +289,8 @@ class _Task:
 
 def _least(works: Callable[[int], bool], high: int) -> int:
     """The smallest number that works, to a thousandth; `high` does."""
+    if works(0):
+        return 0
     low = 0
     while high - low > max(MIB, high // 1000):
         middle = (low + high) // 2

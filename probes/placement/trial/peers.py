@@ -28,7 +28,7 @@ from probes.placement.split import DTYPE_BYTES, StackPlan
 from probes.placement.trial import checkpointed
 from probes.placement.trial.compared import accelerated, resident
 from probes.placement.trial.ondevice import LONG_S, announce, capped, drawing_s, free, products_s, wall_s
-from probes.placement.values import Objective, Plan
+from probes.placement.values import LOADING_BYTES, Objective, Plan
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
@@ -187,8 +187,8 @@ def _host_bytes(asked: Asked) -> int | None:
 
 
 def _require_host(made: Plan, host: int) -> None:
-    """Raise PlacementError for a plan that was made for a machine with more host memory."""
-    taken = made.host.pinned + made.host.pageable
+    """Raise PlacementError for a plan that was made for a machine with more host memory than `load` finds."""
+    taken = made.host.pinned + made.host.pageable + LOADING_BYTES
     if taken > host:
         raise PlacementError(
             f"the plan takes {binary_bytes(taken)} of host memory, and {binary_bytes(host)} are free here",
