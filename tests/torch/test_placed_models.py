@@ -88,6 +88,58 @@ def test_remove_gives_back_the_same_parameters_buffers_and_forwards(model, x, ti
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+class ThinConvolution(nn.Module):
+    """Weights of one input channel: only the stride of that dimension tells channels_last from others."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_dimension_of_size_one_keeps_its_stride(tier):
+    torch.manual_seed(0)
+    model, x = ThinConvolution().eval(), torch.randn(4, 1, 8, 8)
+    stride, want = model.conv.weight.stride(), model(x)
+    handle = placed(model, tier)
+    assert torch.equal(model(x), want)
+    assert model.conv.weight.stride() == stride
+    handle.remove()
+    assert model.conv.weight.stride() == stride
+    assert torch.equal(model(x), want)
+
+
+class ReadByStride(nn.Module):
+    """Reads another block's weights where its own strides say that they are, as a tiled kernel's caller does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.second = nn.Linear(32, 64)
+        self.second.weight = nn.Parameter(self.second.weight.detach().t().contiguous().t())
+
+    def forward(self, x):
+        weights = [self.first.weight, self.second.weight]
+        tiles = [w.as_strided((8, 8), w.stride(), w.storage_offset()).clone() for w in weights]
+        return self.second(self.first(x)), *tiles, [w.is_contiguous() for w in weights]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tier", TIERS)
+def test_strides_that_a_weight_names_outside_its_call_are_those_of_its_values(tier):
+    torch.manual_seed(0)
+    model, x = ReadByStride().eval(), torch.randn(2, 64)
+    *want, order = model(x)
+    placed(model, tier)
+    *got, order_then = model(x)
+    assert all(map(torch.equal, got, want))
+    assert order_then == order == [True, False]
+
+
 @torch.no_grad()
 def test_state_dict_of_a_placed_model_has_the_right_values(model):
     want = {name: tensor.clone() for name, tensor in model.state_dict().items()}

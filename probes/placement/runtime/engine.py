@@ -93,6 +93,7 @@ class Engine:
             entry.name,
             fetch=lambda: self._value(one, item, self.lanes.device),
             home=lambda: self._value(one, item, torch.device("cpu")),
+            layout=lambda: raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
             product=table.product if table else None,
             lookup=table.lookup if table else None,
         )

@@ -157,11 +157,14 @@ def raw_bytes(block: Block) -> int:
 def raw_view(entry: Entry, n_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
 
+    Dimensions of size 1 have the parameter's own strides: by them a library tells channels_last from others.
     `dtype`: that of the bytes, where it isn't the one that calls compute with.
     """
     order = memory_order(entry)
     stored = n_bytes.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
-    return stored.permute([order.index(d) for d in range(len(order))])
+    view = stored.permute([order.index(d) for d in range(len(order))])
+    own = zip(entry.shape, entry.stride, view.stride(), strict=True)
+    return view.as_strided(entry.shape, [given if size == 1 else made for size, given, made in own])
 
 
 def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:

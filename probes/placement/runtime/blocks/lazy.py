@@ -37,12 +37,14 @@ _ATTRIBUTES = (
 # what may be asked of a weight without its values
 _METADATA = {
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.numel, torch.Tensor.nelement,
-    torch.Tensor.element_size, torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.stride,
-    torch.Tensor.get_device, torch.Tensor.is_contiguous, torch.Tensor.__len__, torch.Tensor.__hash__,
-    torch.Tensor.storage_offset, torch.Tensor.is_signed, torch.Tensor.is_inference, torch.Tensor.is_pinned,
+    torch.Tensor.element_size, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
+    torch.Tensor.get_device, torch.Tensor.__len__, torch.Tensor.__hash__, torch.Tensor.is_signed,
+    torch.Tensor.is_inference, torch.Tensor.is_pinned,
     torch.is_floating_point, torch.is_complex, torch.numel,
     *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(torch.Tensor, name)),
 }  # fmt: skip
+# likewise, but a parameter without values would answer for its one element
+_LAYOUT = {torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset}
 # what would give an address of values that are gone by then
 _ADDRESSES = {"data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_"}
 _WRITES = {"__setitem__", "__set__", "backward"}
@@ -53,13 +55,15 @@ _REMOVE = "call remove() of the handle first"
 class Away:
     """Where the values of a lazy parameter are found.
 
-    `fetch` gives them on the parameter's device, `home` in host memory. `product(input, bias)` may compute a
-    linear layer without them, or return None. `lookup(ids)` gives some rows.
+    `fetch` gives them on the parameter's device, `home` in host memory, `layout` on meta, with its strides.
+    `product(input, bias)` may compute a linear layer without them, or return None. `lookup(ids)` gives some
+    rows.
     """
 
     label: str
     fetch: Fetch
     home: Fetch
+    layout: Fetch
     product: Product | None = None
     lookup: Lookup | None = None
 
@@ -86,6 +90,8 @@ class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types 
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in _LAYOUT:
+            return func(args[0].away.layout(), *args[1:], **kwargs)
         if func in (F.linear, F.embedding) and type(args[0]) is not Lazy:
             found = (_linear if func is F.linear else _embedding)(*args, **kwargs)
             if found is not None:

@@ -323,7 +323,7 @@ def _products(one: Moving, source: torch.Tensor, lanes: Lanes, work: Arithmetic)
         away = absent[id(item.entry)].away
         product = partial(_product, work, item.packed(source))
         found[id(item.entry)] = Lazy.of(
-            Away(away.label, away.fetch, away.home, product),
+            Away(away.label, away.fetch, away.home, away.layout, product),
             shape=item.entry.shape,
             dtype=item.entry.dtype,
             device=lanes.device,
