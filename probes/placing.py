@@ -12,7 +12,7 @@ from probes.shared.output import flag, hand_over, option, tell
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
-    from probes.placement.planner.constants import Constants
+    from probes.placement.planner.costs.constants import Constants
 
 PLAN_EXITS = (
     "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "

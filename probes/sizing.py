@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from probes.fit.measured.runs import Ask
     from probes.fit.question import FitReport, Measured, Precision
     from probes.placement.models.description import ModelDescription
-    from probes.placement.planner.constants import Constants
+    from probes.placement.planner.costs.constants import Constants
 
 FIT_EXITS = (
     "Exit codes: 0 it fits, 1 it doesn't (the smallest budget that works is named), 2 usage, 3 no torch, GPU "

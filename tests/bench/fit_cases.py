@@ -19,7 +19,7 @@ from probes.fit.measured.runs import Ask, measure
 from probes.fit.predicted.forecast import libraries
 from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.placement.models.reading import from_config
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.shared.codec import encode
 from probes.sizing import MOST_TRIED, guided
 

@@ -16,7 +16,8 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.reading import describe
 from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.computing import ready
-from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.costs.option import Option, Pass
+from probes.placement.planner.costs.tiers import options
 from probes.placement.planner.footprint import surroundings
 from probes.placement.planner.planning import LOADING_BYTES, make
 from probes.placement.planner.profiles import names, profile

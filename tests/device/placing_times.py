@@ -22,7 +22,8 @@ from torch import nn
 from probes.errors import PlacementError, PlanImpossible
 from probes.placement import Plan
 from probes.placement.models import moduletree
-from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.costs.option import Option, Pass
+from probes.placement.planner.costs.tiers import options
 from probes.placement.planner.profiles import profile
 from probes.placement.values import Objective
 

@@ -19,7 +19,7 @@ from probes.fit.predicted.forecast import (
 from probes.fit.predicted.knobs import knobs
 from probes.fit.question import Axis, FitReport, Largest, Measured, Question
 from probes.placement.models.description import ModelDescription
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.profiles import profile
 from probes.shared.unknown import Unknown
 

@@ -19,7 +19,7 @@ from probes.fit.question import (
     Trial,
 )
 from probes.fit.straight import MOST, Line, highest, last, through
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 

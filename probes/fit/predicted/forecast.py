@@ -10,7 +10,7 @@ from probes.fit.predicted.programs import Attending, Pass, Weights, program_of
 from probes.fit.predicted.tape import Storage, Tape, Tensor
 from probes.fit.question import STATES, Axis, Largest, Question, Taken, Task
 from probes.placement.models.description import ModelDescription
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 
 SEGMENT: Final = 2 << 20  # torch's allocator takes blocks of more than 1 MiB in multiples of this
 LOOSE_SEGMENTS: Final = 4  # partly used: small blocks, and what of segments of 20 MiB isn't

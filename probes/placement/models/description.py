@@ -150,6 +150,11 @@ class BlockDescription:
         return self.calls + self.looked_up
 
     @property
+    def lookups_only(self) -> bool:
+        """Whether nothing is multiplied with it: it is an embedding."""
+        return all(tensor.use == "lookup" for tensor in self.tensors)
+
+    @property
     def kind(self) -> object:
         """Equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)

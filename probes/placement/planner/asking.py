@@ -9,7 +9,7 @@ from probes.placement.models.ranges import Ranges, stored_ranges
 from probes.placement.models.reading import describe
 from probes.placement.planner import planning, reported
 from probes.placement.planner.computing import Compute, reads_weights
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.profiles import names, profile
 from probes.placement.values import Objective, Plan, Workload
 from probes.records.schema import read_report

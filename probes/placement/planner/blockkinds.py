@@ -6,8 +6,9 @@ from itertools import groupby
 from typing import Final
 
 from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, options
+from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.option import Option, Pass
+from probes.placement.planner.costs.tiers import options
 
 MOST_KINDS: Final = 64  # that a search counts one by one: its integer programs take the cube of their number
 NEARLY: Final = 1.01  # times the bytes of another, that a kind is counted with first; then this squared

@@ -6,7 +6,7 @@ from typing import Literal
 from probes.errors import PlacementError, UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.values import Becomes, Objective
 
 Compute = Literal["auto", "float16", "float32"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.values import Workload
 
 SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this

@@ -9,8 +9,9 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.ranges import Ranges
 from probes.placement.planner.blockkinds import Kind, kinds, together
 from probes.placement.planner.computing import Compute, ready
-from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.costs.blockbytes import cache_bytes
+from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.option import Option, Pass
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.search import Found, fits, search, steadier

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from probes.placement.planner.costs import Option
+from probes.placement.planner.costs.option import Option
 from probes.placement.planner.timeline import seconds
 from probes.placement.values import Rings
 

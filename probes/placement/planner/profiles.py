@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from probes.errors import UsageError
-from probes.placement.planner.constants import PROFILE_SPREAD, Constants
+from probes.placement.planner.costs.constants import PROFILE_SPREAD, Constants
 
 FILE: Final = Path(__file__).with_name("profiles.toml")
 GIB: Final = 2**30

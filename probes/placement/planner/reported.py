@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from probes.placement.planner.constants import REPORT_SPREAD, Constants
+from probes.placement.planner.costs.constants import REPORT_SPREAD, Constants
 from probes.placement.planner.profiles import matching, profile
 from probes.records.rounds import merged
 from probes.records.rows import SMALL_LAYERS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from probes.placement.planner.blockkinds import Kind, exactly, options_by_block, undominated
-from probes.placement.planner.costs import Option
+from probes.placement.planner.costs.option import Option
 from probes.placement.planner.polish import (
     MANY_BLOCKS,
     MOST_STEPS,

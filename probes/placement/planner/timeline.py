@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
-from probes.placement.planner.costs import Option
+from probes.placement.planner.costs.option import Option
 from probes.placement.values import Rings
 
 Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]

@@ -20,7 +20,7 @@ from probes.placement.loading.load import load
 from probes.placement.models.checkpointfolder import CheckpointFolder
 from probes.placement.planner.asking import plan
 from probes.placement.planner.computing import Compute
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.profiles import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place

@@ -5,7 +5,7 @@ from pathlib import Path
 from probes.placement.planner.asking import Model, constants, described, ranges
 from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.computing import Compute
-from probes.placement.planner.constants import Constants
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.values import CardsPlan, Objective, Workload
 
 

@@ -14,8 +14,9 @@ from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
 from probes.placement.planner.computing import Compute, ready
-from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import SYNC_S, Option
+from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.option import Option
+from probes.placement.planner.costs.tiers import SYNC_S
 from probes.placement.planner.planning import Made, check_numbers, make
 from probes.placement.planner.timeline import Timeline, simulate_cards
 from probes.placement.values import CardsPlan, Objective, PassTime, Plan, Workload

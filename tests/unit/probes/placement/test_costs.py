@@ -11,8 +11,10 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner.constants import Constants
-from probes.placement.planner.costs import Option, Pass, cache_bytes, options
+from probes.placement.planner.costs.blockbytes import cache_bytes
+from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.option import Option, Pass
+from probes.placement.planner.costs.tiers import options
 from probes.placement.planner.footprint import POOL_SEGMENTS, SEGMENT, surroundings
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile

@@ -16,8 +16,9 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import asking, blockkinds, costs, planning, polish, search
-from probes.placement.planner.costs import Option
+from probes.placement.planner import asking, blockkinds, planning, polish, search
+from probes.placement.planner.costs import packedlookups, packedtiers
+from probes.placement.planner.costs.option import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.solver import integers
@@ -495,7 +496,7 @@ def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cro
         (found,) = (block for block in plan.blocks if block.table)
         assert (found.name, found.tier) == ("model.embed_tokens.weight", "packed")
         assert found.vram_bytes < 0.79 * found.weight_bytes
-    monkeypatch.setattr(costs, "is_table", lambda *_: False)
+    monkeypatch.setattr(packedlookups, "is_table", lambda *_: False)
     without = [planned(budget) for budget in budgets]
     wire, more = (sum(b.wire_bytes for plan in plans for b in plan.blocks) for plans in (made, without))
     # a layer takes 0.11 GB packed; part of the room may go to resident blocks, which saves unpacking
@@ -626,7 +627,7 @@ def test_blocks_in_pieces_make_no_plan_slower(
         ).plan.time.middle_s
 
     with_pieces = seconds()
-    monkeypatch.setattr(costs, "LEAST_PIECE", GIB)
+    monkeypatch.setattr(packedtiers, "LEAST_PIECE", GIB)
     assert with_pieces <= 1.001 * seconds()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.placement.planner.costs import Option
+from probes.placement.planner.costs.option import Option
 from probes.placement.planner.timeline import ARRIVAL_S, BUSY, RELEASE_S, simulate
 from probes.placement.values import Rings
 

@@ -1,0 +1,1 @@
+"""What one block costs in each tier: seconds on each lane, bytes of each memory."""
