@@ -19,10 +19,10 @@ from probes.placement.planner.computing import ready
 from probes.placement.planner.costs.option import Option, Pass
 from probes.placement.planner.costs.tiers import options
 from probes.placement.planner.footprint import surroundings
-from probes.placement.planner.planning import LOADING_BYTES, make
+from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import names, profile
-from probes.placement.planner.timeline import simulate
-from probes.placement.values import Objective, Rings, Workload
+from probes.placement.planner.searching.simulation import simulate
+from probes.placement.values import LOADING_BYTES, Objective, Rings, Workload
 
 GIB, MIB = 2**30, 2**20
 CASES = 240

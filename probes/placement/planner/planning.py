@@ -7,14 +7,15 @@ from typing import Final
 from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.planner.blockkinds import Kind, kinds, together
 from probes.placement.planner.computing import Compute, ready
 from probes.placement.planner.costs.blockbytes import cache_bytes
 from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.costs.option import Option, Pass
 from probes.placement.planner.footprint import SEGMENT, Surroundings, rounded, surroundings
-from probes.placement.planner.polish import Limits, ring_bytes, staging_bytes
-from probes.placement.planner.search import Found, fits, search, steadier
+from probes.placement.planner.searching.blockkinds import Kind, kinds, together
+from probes.placement.planner.searching.feasible import fits
+from probes.placement.planner.searching.placed import Limits, ring_bytes, staging_bytes
+from probes.placement.planner.searching.search import Found, search, steadier
 from probes.placement.soundness import MOST
 from probes.placement.values import (
     OBJECTIVES,

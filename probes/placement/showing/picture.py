@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from probes.placement.planner.timeline import Lane, Span, Timeline
+from probes.placement.planner.searching.timeline import Lane, Span, Timeline
 from probes.placement.values import TIERS, Plan, Tier
 from probes.shared.quoting import html
 from probes.shared.units import binary_bytes, duration

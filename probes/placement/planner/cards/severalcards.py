@@ -18,7 +18,8 @@ from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.costs.option import Option
 from probes.placement.planner.costs.tiers import SYNC_S
 from probes.placement.planner.planning import Made, check_numbers, make
-from probes.placement.planner.timeline import Timeline, simulate_cards
+from probes.placement.planner.searching.simulation import simulate_cards
+from probes.placement.planner.searching.timeline import Timeline
 from probes.placement.values import CardsPlan, Objective, PassTime, Plan, Workload
 
 MOST_CARDS: Final = 16

@@ -16,15 +16,16 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import asking, blockkinds, planning, polish, search
+from probes.placement.planner import asking, planning
 from probes.placement.planner.costs import packedlookups, packedtiers
 from probes.placement.planner.costs.option import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
+from probes.placement.planner.searching import blockkinds, placed, search, starts
+from probes.placement.planner.searching.simulation import simulate
 from probes.placement.planner.solver import integers
 from probes.placement.planner.solver.integers import Program
 from probes.placement.planner.solver.simplex import Tableau
-from probes.placement.planner.timeline import simulate
 from probes.placement.soundness import flaw
 from probes.placement.values import LOADING_BYTES, Objective, Plan, Rings, Workload
 
@@ -337,7 +338,7 @@ def many(count: int, **how: object) -> Plan:
 @pytest.mark.thorough
 def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = many(3000, captured=True)
-    monkeypatch.setattr(polish, "MANY_BLOCKS", 2000)
+    monkeypatch.setattr(placed, "MANY_BLOCKS", 2000)
     whole = many(3000, captured=True)
     assert whole.rings == sampled.rings
     assert whole.time.middle_s == pytest.approx(sampled.time.middle_s, rel=1e-3)
@@ -347,7 +348,7 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     simulated, costed = [], []
-    fast, cost = polish.seconds, blockkinds.options
+    fast, cost = placed.seconds, blockkinds.options
 
     def seconds(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> float:
         simulated.append(len(chosen))
@@ -357,13 +358,13 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
         costed.append(args)
         return cost(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(polish, "seconds", seconds)
+    monkeypatch.setattr(placed, "seconds", seconds)
     monkeypatch.setattr(blockkinds, "options", options)
     count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
     assert len(costed) == 3
-    assert max(simulated) <= polish.WINDOW
+    assert max(simulated) <= placed.WINDOW
     assert sum(simulated) < 20 * count
 
 
@@ -408,13 +409,13 @@ def half_resident(model: ModelDescription, machine: str = "h200") -> Plan:
 @pytest.mark.thorough
 def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 took 18 s and 10,000 more memory than there is: the integer program had a row for each."""
-    real, groups = search.Search, []
+    real, groups = starts.Search, []
 
     def counted(program: Program) -> integers.Search:
         groups.append(len(program.groups))
         return real(program)
 
-    monkeypatch.setattr(search, "Search", counted)
+    monkeypatch.setattr(starts, "Search", counted)
     monkeypatch.setattr(blockkinds, "MOST_KINDS", 60)
     plan = half_resident(of_all_sizes(1_000))
     assert groups

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.placement.planner.costs.option import Option
-from probes.placement.planner.timeline import ARRIVAL_S, BUSY, RELEASE_S, simulate
+from probes.placement.planner.searching.simulation import ARRIVAL_S, BUSY, RELEASE_S, simulate
 from probes.placement.values import Rings
 
 MS = 1e-3

@@ -17,13 +17,12 @@ would, so a pass takes as long to simulate as it has blocks that move.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from probes.placement.planner.costs.option import Option
+from probes.placement.planner.searching.timeline import Raw, Timeline
 from probes.placement.values import Rings
 
-Lane = Literal["disk", "copy", "unpack", "compute", "cpu"]
 PASSES: Final = 3
 REPLAYED_PASSES: Final = 2
 # Between lanes, beyond what each takes: a kernel that waits for a copy begins so much later, even if the copy
@@ -33,32 +32,6 @@ RELEASE_S: Final = 2e-6
 # What a copy takes longer while kernels use the memory that it writes to: 16 passes on an H100 and five on an
 # H200 took 1 % more for all their copies. (Where a graph's kernels change streams at each block, 12 %.)
 BUSY: Final = 0.01
-Raw = tuple[int, Lane, float, float]  # a span whose times count from the beginning of the first pass
-
-
-@dataclass(frozen=True)
-class Span:
-    """A block on a lane, seconds from the beginning of the pass. Copies for it may begin before."""
-
-    block: int
-    lane: Lane
-    begin_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """One pass in a row of passes."""
-
-    seconds: float
-    begun_s: float
-    raw: tuple[Raw, ...]
-
-    @cached_property
-    def spans(self) -> tuple[Span, ...]:
-        """What each block does on which lane."""
-        begun = self.begun_s
-        return tuple(Span(block, lane, begin - begun, end - begun) for block, lane, begin, end in self.raw)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""The search for the quickest placement: counts of options, rings, the order of blocks, a simulated pass."""

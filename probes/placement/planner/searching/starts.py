@@ -1,0 +1,175 @@
+"""Placements to begin with: of the best counts for many rings, and of those without some tiers. Pure.
+
+The integer program takes lanes for independent. With a few slots they aren't: copies stand still while one
+block is computed or unpacked for long. So different counts are placed, and the simulation judges them.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final
+
+from probes.placement.planner.searching.blockkinds import Kind, undominated
+from probes.placement.planner.searching.countprogram import (
+    Used,
+    count_program,
+    options_fitting,
+    spread_out,
+    used_options,
+)
+from probes.placement.planner.searching.placed import MANY_BLOCKS, Limits, Placed, placed
+from probes.placement.planner.searching.ringsizes import notable, rings_tried, with_sizes
+from probes.placement.planner.solver.integers import Counts, Search
+from probes.placement.values import Rings, Tier
+
+MOST_WAYS: Final = 60  # in which the best counts are looked for, the most promising ones
+WORTH_POLISHING: Final = 0.002  # of what the integer program promises, that a pass takes longer
+# Tiers without which counts are looked for too; the plan is the one that the simulation finds quickest.
+LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
+    ("cpu",),
+    ("packed", "streamed_packed"),
+    ("in_place",),
+    ("streamed", "streamed_packed"),
+    ("cpu", "packed", "streamed_packed", "in_place"),
+)
+LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # of very many blocks, of which each search takes long
+# A link that waits for slots isn't always busy: counts are also looked for as if it took so much longer.
+LONGER: Final = (1.06, 1.15, 1.3)
+VARIED: Final = 5  # rings, the two best and those of other sizes, for which that is done
+NEARBY: Final = 1.3  # times a size: those within are tried where the size is one of the two best
+
+
+@dataclass(frozen=True)
+class Way:
+    """How counts are looked for."""
+
+    rings: Rings
+    least: int = 0  # bytes of the slot that a block which moves needs at least
+    longer: float = 1.0  # times, that the link is taken to be busy with copies
+    without: tuple[Tier, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Counts, how they were found, and their blocks placed."""
+
+    counts: Counts
+    way: Way
+    placed: Placed
+
+
+class Starts:
+    """Placements to begin with, of different counts, the quickest first."""
+
+    def __init__(self, found: Sequence[Kind], limits: Limits) -> None:
+        self._found, self._limits = found, limits
+        self.made: list[Start] = []
+        self.promised = math.inf  # the least time that the program promises
+        self._known: set[Used] = set()
+        self._undominated: dict[tuple[int, ...], Kind] = {}
+
+    @property
+    def _least(self) -> float:
+        return self.made[0].placed.seconds if self.made else math.inf
+
+    def may_be_better(self) -> bool:
+        """Whether a pass may take notably less time than the best so far."""
+        return self._least > self.promised * (1 + WORTH_POLISHING)
+
+    def of_all_rings(self) -> None:
+        """The best counts for each of the rings that promise less than the best placement so far takes."""
+        waiting: list[tuple[float, int, _Allowed]] = []
+        ticket, seen = itertools.count(), set()
+
+        def wait(way: Way) -> None:
+            one = self._allowed(way)
+            if (way.rings, one.moving) not in seen:
+                seen.add((way.rings, one.moving))
+                heapq.heappush(waiting, (one.search.promise, next(ticket), one))
+
+        for rings in rings_tried(self._found, self._limits):
+            wait(Way(rings))
+        self.promised = waiting[0][0] if waiting else math.inf
+        for _ in range(MOST_WAYS):
+            if not waiting or waiting[0][0] >= self._least:
+                break
+            _, _, allowed = heapq.heappop(waiting)
+            rings = allowed.way.rings
+            smaller = self._try(allowed, better_than=self._least)
+            if not notable(rings.slot_bytes, rings.scratch_bytes, self._limits):
+                continue
+            if smaller:
+                wait(replace(allowed.way, rings=smaller))
+            if not allowed.way.least:  # promises no more than this, so it isn't looked at before
+                wait(replace(allowed.way, least=rings.slot_bytes // 2))
+
+    def of_the_best_rings(self) -> None:
+        """Counts for those as if the link took longer, without tiers that the best uses, in sizes nearby."""
+        first = self.made[0].placed.chosen
+        used = {option.tier for option in first}
+        each_size = {start.way.rings.slot_bytes: start.way for start in reversed(self.made)}
+        ranked = list(dict.fromkeys(start.way for start in self.made))
+        different = sorted(each_size.values(), key=ranked.index)
+        best = list(dict.fromkeys((*ranked[:2], *different)))[:VARIED]
+        promising = min(self.made, key=lambda start: start.counts.cost).way
+        if len(first) > MANY_BLOCKS:
+            for tiers in LEFT_OUT_OF_MANY:
+                self._try(self._allowed(replace(promising, without=tiers)))
+            return
+        ways = [replace(way, longer=longer) for way in best for longer in LONGER]
+        others = dict.fromkeys((promising, *best[:2]))
+        ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in others]
+        slots = {option.slot_bytes for kind in self._found for option in kind.options}
+        for way in best[:2]:
+            slot, scratch = way.rings.slot_bytes, way.rings.scratch_bytes
+            near = (size for size in slots if size != slot and slot < NEARBY * size < NEARBY**2 * slot)
+            ways += [replace(way, rings=with_sizes(way.rings, size, scratch)) for size in near]
+        for way in ways:
+            self._try(self._allowed(way))
+
+    def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
+        """Place the best counts. The rings that they need, if there are any counts."""
+        counts = allowed.search.run(better_than)
+        if counts is None:
+            return None
+        used = used_options(allowed.kinds, counts)
+        if used not in self._known:
+            self._known.add(used)
+            ways = (
+                spread_out(allowed.kinds, counts, early=e) for e in sorted({False, self._limits.replayed})
+            )
+            made = filter(None, (placed(chosen, self._limits) for chosen in ways))
+            if best := min(made, key=attrgetter("seconds"), default=None):
+                self.made.append(Start(counts, allowed.way, best))
+                self.made.sort(key=lambda start: start.placed.seconds)
+        every = [option for one in used for option, _ in one]
+        rings, slot = allowed.way.rings, max(o.slot_bytes for o in every)
+        return with_sizes(rings, slot, max(o.scratch_bytes for o in every))
+
+    def _allowed(self, way: Way) -> "_Allowed":
+        made = []
+        for nth, kind in enumerate(self._found):
+            fitting = options_fitting(kind.options, way.rings.slot_bytes, way.rings.scratch_bytes)
+            fitting = [o for o in fitting if not 0 < o.slot_bytes < way.least and o.tier not in way.without]
+            key = (nth, *map(id, fitting))
+            if key not in self._undominated:
+                self._undominated[key] = replace(kind, options=undominated(fitting))
+            made.append(self._undominated[key])
+        return _Allowed(way, made, Search(count_program(made, way.rings, self._limits, way.longer)))
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """The options of each kind that are of use on a way, and the search for counts of them."""
+
+    way: Way
+    kinds: Sequence[Kind]
+    search: Search
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """The sizes of slots that blocks need which may move."""
+        return frozenset(option.slot_bytes for kind in self.kinds for option in kind.options)
