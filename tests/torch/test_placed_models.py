@@ -114,7 +114,7 @@ def test_a_dimension_of_size_one_keeps_its_stride(tier):
 
 
 class ReadByStride(nn.Module):
-    """Reads another block's weights where its own strides say that they are, as a tiled kernel's caller does."""
+    """Reads parts of other blocks' weights where their strides say that they are."""
 
     def __init__(self):
         super().__init__()

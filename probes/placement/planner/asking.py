@@ -10,7 +10,7 @@ from probes.placement.models.reading import describe
 from probes.placement.planner import planning, reported
 from probes.placement.planner.computing import Compute, reads_weights
 from probes.placement.planner.costs.constants import Constants
-from probes.placement.planner.profiles import names, profile
+from probes.placement.planner.profiles import called, names, profile
 from probes.placement.values import Objective, Plan, Workload
 from probes.records.schema import read_report
 
@@ -106,8 +106,9 @@ def constants(machine: Constants | str | Path) -> Constants:
     if isinstance(machine, Constants):
         return machine
     path = Path(machine)
-    if str(machine) in names():
-        return profile(str(machine))
+    name = called(str(machine))
+    if name in names():
+        return profile(name)
     if path.suffix == ".json":
         _refuse_what_is_no_file(path)
         return reported.constants(read_report(path), name=path.name)

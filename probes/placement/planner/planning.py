@@ -277,7 +277,7 @@ class _Task:
         machine, notes = self.machine, [*self.model.notes, *self.machine.notes]
         packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in found.chosen)
         if packed and not machine.triton:
-            notes.append("there is no Triton for this card: packed weights are unpacked by torch operations")
+            notes.append("no kernel unpacks on this card: torch operations do")
         elif packed and self.model.becomes:
             notes.append("torch operations unpack and convert: there is no kernel for that yet")
         if any(o.tier == "disk" for o in found.chosen):

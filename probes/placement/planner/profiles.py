@@ -14,6 +14,9 @@ GIB: Final = 2**30
 MIB: Final = 2**20
 # GB/s of a lane in one direction, 128b/130b coded: PCIe 3.0 to 5.0, by generation
 LANE_GB_PER_S: Final[Mapping[int, float]] = {3: 0.985, 4: 1.969, 5: 3.938}
+# AMD's targets that no profile's own begins like: the newer ones have bfloat16 units and Triton
+LIKE: Final[Mapping[str, str]] = {"gfx95": "mi300x", "gfx115": "strix-halo", "gfx12": "rx7900xtx"}
+NEAREST: Final = "rx6800"  # of AMD's others
 GCN: Final = ("gfx8", "gfx900", "gfx906")
 
 
@@ -27,6 +30,24 @@ def table() -> Mapping[str, Any]:
 def names() -> tuple[str, ...]:
     """The machines that have a profile."""
     return tuple(table()["machines"])
+
+
+def called(name: str) -> str:
+    """The machine's name in the file: `RX 7900 XTX` and `AMD Radeon RX 7900 XTX` are `rx7900xtx`.
+
+    What has no profile stays as it is.
+    """
+    words = _letters(name)
+    for key in names():
+        if _letters(key) in words and words in _letters(key) + _letters(
+            str(table()["machines"][key]["title"])
+        ):
+            return key
+    return name
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def profile(name: str) -> Constants:
@@ -137,6 +158,7 @@ def matching(name: str, target: str) -> str:
     same = [key for key in names() if machines[key]["target"] == target.split(":", maxsplit=1)[0]]
     if same:
         return same[0]
-    if target.startswith("gfx"):
-        return next((key for key in names() if machines[key]["target"][:5] == target[:5]), "rx6800")
-    return "rtx4090"
+    if not target.startswith("gfx"):
+        return "rtx4090"
+    like = next((key for begin, key in LIKE.items() if target.startswith(begin)), "")
+    return like or next((key for key in names() if machines[key]["target"][:5] == target[:5]), NEAREST)

@@ -18,6 +18,7 @@ from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.packing.tiles import fused
+from probes.placement.planner.profiles import names, profile, table
 
 
 @pytest.fixture
@@ -206,6 +207,13 @@ def test_old_gpus_have_no_kernels(monkeypatch, version, name, major, usable):
     assert launching.usable(torch.device("cuda", 0)) is usable
     assert launching.has_narrow_wavefronts(torch.device("cuda", 0)) is name.startswith("gfx1")
     launching.usable.cache_clear()
+
+
+def test_a_profile_has_triton_where_kernels_run():
+    targets = {name: table()["machines"][name]["target"] for name in names()}
+    amd = {name: target for name, target in targets.items() if target.startswith("gfx")}
+    assert len(amd) > 5
+    assert {n: profile(n).triton for n in amd} == {n: bool(launching._AMD.match(t)) for n, t in amd.items()}
 
 
 def test_ptx_is_for_nvidia_alone(monkeypatch):

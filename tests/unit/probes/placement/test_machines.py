@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from probes.errors import UsageError
+from probes.placement.planner.asking import constants as asked
 from probes.placement.planner.profiles import matching, names, profile, sources, table
 from probes.placement.planner.reported import THERE, constants
 from probes.records.schema import Small, TorchFacts, Unknown, read_report
@@ -55,7 +56,7 @@ def test_a_profile_is_labelled_predicted_and_reaches_no_more_than_its_peak(name:
 
 def test_cards_without_units_or_triton_say_so() -> None:
     assert [n for n in names() if not profile(n).bfloat16] == ["wx4100", "mi50", "rx6800"]
-    assert [n for n in names() if not profile(n).triton] == ["wx4100", "mi50"]
+    assert [n for n in names() if not profile(n).triton] == ["wx4100", "mi50", "rx6800"]
 
 
 def test_amd_profiles_say_that_nothing_was_measured() -> None:
@@ -70,6 +71,28 @@ def test_an_unknown_name_lists_the_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("WX 4100", "wx4100"),
+        ("RX 7900 XTX", "rx7900xtx"),
+        ("AMD Radeon RX 6800", "rx6800"),
+        ("Strix Halo", "strix-halo"),
+        ("RTX 4090", "rtx4090"),
+        ("NVIDIA H200", "h200"),
+        ("mi300x", "mi300x"),
+    ],
+)
+def test_a_machine_may_be_named_as_its_maker_does(said: str, name: str) -> None:
+    assert asked(said) == profile(name)
+
+
+@pytest.mark.parametrize("said", ["", "RX", "6800", "RX 7900", "h2001", "h200.json.bak", "W6800"])
+def test_a_part_of_a_name_is_none(said: str) -> None:
+    with pytest.raises(UsageError, match="profiles are wx4100"):
+        asked(said)
+
+
+@pytest.mark.parametrize(
     ("name", "target", "found"),
     [
         ("NVIDIA H200", "sm_90", "h200"),
@@ -78,7 +101,11 @@ def test_an_unknown_name_lists_the_known() -> None:
         ("AMD Instinct MI300X OAM", "gfx942:sramecc+:xnack-", "mi300x"),
         ("AMD Radeon Pro W6800", "gfx1030", "rx6800"),
         ("Radeon RX 580", "gfx803", "wx4100"),
-        ("AMD Radeon RX 9070", "gfx1201", "rx6800"),
+        ("AMD Radeon RX 9070", "gfx1201", "rx7900xtx"),
+        ("AMD Radeon Graphics", "gfx1150", "strix-halo"),
+        ("AMD Instinct MI355X", "gfx950:sramecc+:xnack-", "mi300x"),
+        ("AMD Radeon RX 5700", "gfx1010", "rx6800"),
+        ("AMD Radeon Vega 64", "gfx900", "mi50"),
         ("NVIDIA A100", "sm_80", "rtx4090"),
     ],
 )
