@@ -1,4 +1,4 @@
-"""The integer program of how many blocks get which option, and the placement that counts stand for. Pure.
+"""The integer program of how many blocks get which option, and the placement that counts mean. Pure.
 
 The tiers of a kind are spread evenly over its blocks, so that copies can run while resident blocks compute.
 """

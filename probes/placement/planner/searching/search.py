@@ -1,6 +1,6 @@
 """Which tier each block goes to, and which rings that takes, so that a pass is short. Pure.
 
-An integer program counts options, a simulation judges the placements that the counts stand for, and the best
+An integer program counts options, a simulation judges the placements that the counts mean, and the best
 ones are improved block by block. Blocks that cost the same are one kind, so a model of 80 layers is a program
 of a few kinds.
 """

@@ -157,7 +157,7 @@ def raw_bytes(block: Block) -> int:
 def raw_view(entry: Entry, n_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
 
-    Dimensions of size 1 have the parameter's own strides: by them a library tells channels_last from others.
+    Dimensions of size 1 have the parameter's own strides: a library knows channels_last by them.
     `dtype`: that of the bytes, where it isn't the one that calls compute with.
     """
     order = memory_order(entry)
