@@ -18,7 +18,7 @@ from probes.errors import CheckpointUnreadable, PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.load import load
 from probes.placement.models.modules import find_blocks
-from probes.placement.packing import cache
+from probes.placement.packing.disk import cache, content
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.values import Tier
 
@@ -62,8 +62,8 @@ class Counting:
 
     def __init__(self, monkeypatch):
         self.times = 0
-        self.real = cache.pack_into
-        monkeypatch.setattr(cache, "pack_into", self)
+        self.real = content.pack_into
+        monkeypatch.setattr(content, "pack_into", self)
 
     def __call__(self, *args, **options):
         self.times += 1

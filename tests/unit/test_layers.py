@@ -235,7 +235,7 @@ WRITERS = {
     "buildtool/prune/images.py",
     "buildtool/prune/layerfile.py",
     "buildtool/prune/archives.py",
-    "probes/placement/packing/cache.py",
+    "probes/placement/packing/disk/cache.py",  # a partial file of `replacing`, by descriptor
     "buildtool/prune/manifest.py",  # the journal of a prune, O_EXCL
 }
 WRITES = re.compile(

@@ -9,7 +9,7 @@ from probes.errors import PlacementError
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.fitting import Filling, fit, targets, torch_dtype
 from probes.placement.loading.tensorbytes import bring
-from probes.placement.packing.cache import Origin
+from probes.placement.packing.disk.content import Origin
 from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.runtime.converting import refusal
 

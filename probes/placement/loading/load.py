@@ -15,7 +15,8 @@ from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
 from probes.placement.models.modules import Entry
-from probes.placement.packing.cache import Cache, Content, Kept, usual_folder
+from probes.placement.packing.disk.cache import Cache, Kept, usual_folder
+from probes.placement.packing.disk.content import Content
 from probes.placement.packing.staging import Buffers, host_buffer
 from probes.placement.packing.tensors import Values
 from probes.placement.runtime.blocks.blockstore import Stored, memory_order

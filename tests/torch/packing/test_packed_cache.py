@@ -15,9 +15,10 @@ import pytest
 import torch
 from test_round_trip import gaussian, same
 
-from probes.placement.packing import cache as module
 from probes.placement.packing import staging
-from probes.placement.packing.cache import Cache, Content, Kept, Origin, content_key, usual_folder
+from probes.placement.packing.disk import cache, content, entryfile
+from probes.placement.packing.disk.cache import Cache, Kept, usual_folder
+from probes.placement.packing.disk.content import Content, Origin, content_key
 from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import Values, unpack
 
@@ -207,8 +208,8 @@ def test_a_full_or_forbidden_disk_only_costs_packing_again(tmp_path, monkeypatch
     def refuse(*args):
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(module, "_complete", refuse)
-    monkeypatch.setattr(module, "write_text", refuse)
+    monkeypatch.setattr(entryfile, "_complete", refuse)
+    monkeypatch.setattr(cache, "write_text", refuse)
     tensor = gaussian(64, 1024)
     assert same(unpack(packed(Cache(tmp_path), tensor)), tensor)
     assert not list(tmp_path.iterdir())
@@ -249,7 +250,7 @@ def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
     monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
     flat = tensor.view(torch.uint8).view(-1)
     pieces = b"".join(hashlib.sha256(piece.numpy().tobytes()).digest() for piece in flat.split(1 << 12))
-    about = json.dumps([module._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
+    about = json.dumps([content._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
     assert key(tensor) == hashlib.sha256(about + pieces).hexdigest() != key(other)
 
 
@@ -339,7 +340,7 @@ def test_an_outline_whose_content_is_another_by_now_is_not_written(tmp_path):
 
 
 def _killed(folder: Path) -> None:
-    module._complete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    entryfile._complete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     packed(Cache(folder), gaussian(64, 1024))
 
 
