@@ -16,9 +16,10 @@ in the order of calls, which saves the marks between them: each costs the host.
 """
 
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import starmap
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,6 +35,8 @@ from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.packedtables import Table
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.measuring import Stopwatches
+
+_IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state", torch.jit.is_tracing)
 
 
 class Engine:
@@ -126,7 +129,7 @@ class Engine:
 
     def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call. Raises PlacementError for training, and while another thread runs the model."""
-        if torch.jit.is_tracing():
+        if _IS_TRACED():
             raise PlacementError(
                 "a placed model can't be traced: the trace would keep addresses at which weights come and go",
                 "trace it before it is placed, or call remove() of the handle",
@@ -153,14 +156,20 @@ class Engine:
             if not one.depth:
                 assert one.inside is not None
                 one.inside.clear()
-                used = None if one.apart else one.used()
+                if one.through or self._unpacks_ahead:
+                    self._release(one)
                 one.apart = False
-                if used is not None and (self._unpacks_ahead or used is not one.scratch):
-                    used.computed = used.marks[1]
-                    self.lanes.compute.record(used.computed)
                 self._advance()
         finally:
             self.lock.release()
+
+    def _release(self, one: Moving) -> None:
+        """Its call ends: what it read may be overwritten once the compute lane gets here."""
+        self._copies.stuck = False
+        used = None if one.apart else one.used()
+        if used is not None and (self._unpacks_ahead or used is not one.scratch):
+            used.computed = used.marks[1]
+            self.lanes.compute.record(used.computed)
 
     def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
@@ -179,11 +188,13 @@ class Engine:
             one.inside = self._apart(one)
             one.inside.bring()
             return
-        self._fetch(one)
-        self._copies.due.difference_update(piece.index for piece in one.pieces)
-        self._unpacks.due.discard(one.index)
         used = one.used()
-        if one.slots and one.slots[0].holds is not one.pieces[0] and not self._unpacks_ahead:
+        self._fetch(one, used)
+        for piece, _ in one.through:
+            self._copies.used(piece.index)
+        if self._unpacks_ahead:
+            self._unpacks.used(one.index)
+        elif one.through and one.through[0][1].holds is not one.pieces[0]:
             self._copy_ahead()  # it has been unpacked from its slots
         if used is not None and used.filled is not None:
             if self.watches is None:
@@ -192,24 +203,19 @@ class Engine:
                 self.watches.wait(self.lanes.compute, used.filled)
         one.inside = one.products if one.fused and one.products is not None else one.unpacked
         if self._work.reads is not None:
-            values = [place.present for place in one.inside.places]
-            read = [value.data for value in values if type(value) is not Lazy]
-            if one.fused and (target := one.pieces[0].target) is not None:
-                read.append(target)
-            self._work.reads(one.name, read)
+            self._work.reads(one.name, _read_by(one, one.inside))
         one.inside.bring()
 
     def _in_use_by_another(self, one: Moving) -> bool:
         scratch = None if one.fused else one.scratch
-        return (scratch is not None and _busy(scratch, one, ())) or any(
-            piece.slot is not None and _busy(piece.slot, piece, ()) for piece in one.pieces
-        )
+        if scratch is not None and _busy(scratch, one, ()):
+            return True
+        return any(_busy(slot, piece, ()) for piece, slot in one.through) if one.through else False
 
     # The steps before it
 
-    def _fetch(self, one: Moving) -> None:
+    def _fetch(self, one: Moving, used: Buffer | None) -> None:
         """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
-        used = one.used()
         if used is not None and used is one.scratch:
             if used.holds is not one:
                 self._unpack(one, used)
@@ -218,7 +224,7 @@ class Engine:
 
     def _copy(self, one: Piece, slot: Buffer) -> None:
         if slot.holds is not None:
-            self._copies.due.discard(slot.holds.index)
+            self._copies.used(slot.holds.index)
         lane = self.lanes.copy
         if slot.computed is not None:
             lane.wait(slot.computed)
@@ -268,7 +274,7 @@ class Engine:
         if slot is not None:
             slot.holds, slot.unpacked = None, slot.marks[2]
             lane.record(slot.unpacked)
-            self._copies.due.discard(one.index)
+            self._copies.used(one.index)
 
     def advance(self) -> None:
         """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
@@ -282,38 +288,43 @@ class Engine:
         """Begin what comes next, as far as buffers are free."""
         if self._unpacks_ahead:
             self._unpack_ahead()
-        if self._slots and self._copy_ahead() and self._unpacks_ahead:
+        if self._slots and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
     def _next(self, walk: Walk) -> int | None:
         """The block to begin next; None when enough is begun, or it isn't known."""
-        enough = len(walk.due) >= self._ahead or walk.lead >= len(self.moving)
-        return None if enough else walk.peek()
+        if len(walk.due) >= self._ahead:
+            walk.stuck = True
+            return None
+        return self.order.after(walk.at) if walk.lead < len(self.moving) else None
 
     def _copy_ahead(self) -> bool:
         """Whether a copy was begun."""
         walk, before = self._copies, self._copies_begun
         for _ in self.moving:
             index = self._next(walk)
-            if index is None or not all(map(self._begun, self.moving[index].pieces[walk.begun :])):
+            if index is None:
+                break
+            through = self.moving[index].through
+            if through and not all(starmap(self._begun, through[walk.begun :])):
                 break
             walk.step(index)
         return self._copies_begun > before
 
-    def _begun(self, one: Piece) -> bool:
-        """Whether a piece is on its way to its slot, if it has one."""
-        walk, slot = self._copies, one.slot
-        if slot is not None:
-            one.wire.announce()
-            if one.index in walk.due or one.depth or _busy(slot, one, walk.due):
+    def _begun(self, one: Piece, slot: Buffer) -> bool:
+        """Whether a piece is on its way to its slot."""
+        walk = self._copies
+        one.wire.announce()
+        if one.index in walk.due or one.depth or _busy(slot, one, walk.due):
+            walk.stuck = True
+            return False
+        if slot.holds is not one:
+            if not one.wire.ready():
                 return False
-            if slot.holds is not one:
-                if not one.wire.ready():
-                    return False
-                self._copy(one, slot)
-                self._copies_begun += 1
-            walk.due.add(one.index)
-            walk.begun += 1
+            self._copy(one, slot)
+            self._copies_begun += 1
+        walk.due.add(one.index)
+        walk.begun += 1
         return True
 
     def _unpack_ahead(self) -> None:
@@ -328,7 +339,7 @@ class Engine:
                 if index in walk.due or one.depth or _busy(scratch, one, walk.due):
                     return
                 if scratch.holds is not one:
-                    if any(piece.slot and piece.slot.holds is not piece for piece in one.pieces):
+                    if any(slot.holds is not piece for piece, slot in one.through):
                         return
                     self._unpack(one, scratch)
                 walk.due.add(index)
@@ -367,7 +378,7 @@ class Engine:
         if one.scratch is None or all(item.entry.converts for item in one.stored.items):
             return  # converting back may lose bits: the host unpacks them
         one.fused = False
-        self._fetch(one)
+        self._fetch(one, one.used())
         self.lanes.finish()
         for place in (place for place in one.unpacked.places if not place.entry.converts):
             yield place.entry, place.present.data
@@ -466,6 +477,15 @@ def refuse_training(
             f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
             "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
         )
+
+
+def _read_by(one: Moving, inside: Exchange) -> list[torch.Tensor]:
+    """The memory of buffers that a call is about to read."""
+    values = [place.present for place in inside.places]
+    read = [value.data for value in values if type(value) is not Lazy]
+    if one.fused and (target := one.pieces[0].target) is not None:
+        read.append(target)
+    return read
 
 
 def _busy(buffer: Buffer, one: Moving | Piece, due: Container[int]) -> bool:

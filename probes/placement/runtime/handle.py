@@ -203,7 +203,7 @@ class Handle:
                 for entry, values in self._engine.taken_back(moving):
                     self._homes.bring_back(entry, values)
             for moving in self._engine.moving:
-                for place in moving.unpacked.places:
+                for place in (*moving.unpacked.places, *moving.staying):
                     place.give_back(self._homes.parameter(place.entry))
             self._homes.restore()
             self._engine.clear()

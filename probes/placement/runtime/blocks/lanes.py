@@ -24,6 +24,9 @@ SMALL_SEGMENT: Final = 2 << 20
 _ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _NOW: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
 _SET: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
+_CAPTURES: Final[Callable[[], bool]] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 
 
 class Mark(Protocol):
@@ -243,6 +246,8 @@ class _Current:
 
     def follow(self) -> None:
         now = self._now()
+        if self._before is now:
+            return
         if self._before is not None and self._before != now:
             now.wait_stream(self._before)
         self._before = now
@@ -293,7 +298,7 @@ class CudaLanes:
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
         """As a graph of its own, unless that fails, takes memory, or writes anything else."""
-        if self.why_unbundled or torch.cuda.is_current_stream_capturing():
+        if self.why_unbundled or _CAPTURES():
             return work
         before = torch.cuda.memory_reserved(self.device)
         torch.cuda.synchronize(self.device)  # the unpack lane tries it, whichever lane the work is of
@@ -367,7 +372,7 @@ class _Bundle:
 
     def __call__(self) -> None:
         """Do it; within a larger capture kernel by kernel."""
-        if torch.cuda.is_current_stream_capturing():
+        if _CAPTURES():
             self._work()
         else:
             self._graph.replay()

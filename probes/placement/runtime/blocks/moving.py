@@ -167,6 +167,8 @@ class Moving:
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
+    staying: tuple[Place, ...] = ()  # what lies unpacked in VRAM: it is there between calls, too
+    through: tuple[tuple[Piece, Buffer], ...] = ()  # its pieces that have slots, with them
 
     @property
     def name(self) -> str:
@@ -178,8 +180,9 @@ class Moving:
 
         A table of positions returns a part of its weight. To be called before the call ends.
         """
-        found = (output,) if type(output) is torch.Tensor else tensors_in(output)
-        if any(map(self._holds, found)):
+        if type(output) is torch.Tensor:
+            return output.clone() if self._holds(output) else output
+        if any(map(self._holds, tensors_in(output))):
             return exchanged(output, lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
         return output
 
@@ -191,17 +194,20 @@ class Moving:
             address = tensor.data_ptr()
         except RuntimeError:  # sparse, or wrapped by a transformation: it was computed
             return False
-        return any(begin <= address < end for begin, end in self.spans)
+        for begin, end in self.spans:  # noqa: SIM110  # a generator costs each call of a block as much again
+            if begin <= address < end:
+                return True
+        return False
 
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
         self.scratch = self.products = self.inside = None
-        self.unpacked, self.pieces = Exchange(()), ()
+        self.unpacked, self.pieces, self.staying, self.through = Exchange(()), (), (), ()
 
     @property
     def slots(self) -> list[Buffer]:
         """What its pieces are copied to."""
-        return [piece.slot for piece in self.pieces if piece.slot]
+        return [slot for _, slot in self.through]
 
     def used(self) -> Buffer | None:
         """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
@@ -229,6 +235,7 @@ def equip(
         _piece(one, span, slot, index, unpacked=unpacked, unpack=work.unpack)
         for index, (span, slot) in enumerate(zip(cut, through, strict=True), start=first)
     )
+    one.through = tuple((piece, piece.slot) for piece in one.pieces if piece.slot)
     memories = [buffer.memory for buffer in (*one.slots, one.scratch) if buffer]
     one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
     source = slots[0].memory if slots else one.wire.whole()
@@ -242,14 +249,15 @@ def equip(
         else:
             view = unpacked[id(item.entry)].raw(one.scratch.memory)
         present.append(nn.Parameter(view, requires_grad=False))
-    places = [
-        Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
-        for item, parameter in zip(one.stored.items, present, strict=True)
-        for holder, key in _holders(item.entry)
-    ]
-    one.unpacked = Exchange(places)
-    for place in places:
-        place.holder[place.key] = place.absent
+    places: list[Place] = []
+    staying: list[Place] = []
+    for item, parameter in zip(one.stored.items, present, strict=True):
+        stays = item.form is None and not slots
+        for holder, key in _holders(item.entry):
+            place = Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
+            (staying if stays else places).append(place)
+            holder[key] = parameter if stays else place.absent
+    one.unpacked, one.staying = Exchange(places), tuple(staying)
     if fast and len(cut) == 1 and _multiplies(one, work):
         one.products = Exchange(_products(one, source, lanes, work))
 

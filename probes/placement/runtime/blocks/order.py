@@ -18,17 +18,19 @@ class Order:
         self.before, self.last = -1, count - 1  # as if a pass had just ended
         self.surprises = 0  # calls that came in another order than expected
 
-    def after(self, before: int, one: int) -> int | None:
-        """The block after `one`, which came after `before`; None when that isn't known."""
-        pair = (before, one)
+    def after(self, pair: tuple[int, int]) -> int | None:
+        """The block after two that came one after the other; None when that isn't known."""
         if pair in self._doubted:
             return None
-        return self._next.get(pair, (one + 1) % self._count)
+        return self._next.get(pair, (pair[1] + 1) % self._count)
 
     def learn(self, one: int) -> bool:
         """A block is called. Whether it was the expected one."""
         pair = (self.before, self.last)
         known = self._next.get(pair)
+        if known == one and not self._doubted:  # as in the pass before
+            self.before, self.last = self.last, one
+            return True
         expected = known if known is not None else (self.last + 1) % self._count
         if known is not None and known != one:
             self._doubted.add(pair)
@@ -46,15 +48,17 @@ WalkState = tuple[tuple[int, int], int, int, frozenset[int]]
 class Walk:
     """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
 
-    That are blocks, or pieces of blocks, of which `begun` were fetched of the next block.
+    That are blocks, or pieces of blocks, of which `begun` were fetched of the next block. `stuck`: nothing
+    can be begun before one of `due` is used, or a call ends; asking again would only cost the host.
     """
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._at = (order.before, order.last)
+        self.at = (order.before, order.last)  # the last two blocks that it came to
         self.lead = 0  # calls
         self.begun = 0
         self.due: set[int] = set()
+        self.stuck = False
 
     def follow(self, *, expected: bool) -> None:
         """A block has been called: the walk is never behind it, and begins there after a surprise."""
@@ -62,23 +66,25 @@ class Walk:
         if not expected:
             self.due.clear()
         if not expected or self.lead < 0:
-            self._at, self.lead, self.begun = (self._order.before, self._order.last), 0, 0
+            self.at, self.lead, self.begun = (self._order.before, self._order.last), 0, 0
+            self.stuck = False
+
+    def used(self, one: int) -> None:
+        """It needn't be kept any longer."""
+        self.due.discard(one)
+        self.stuck = False
 
     def state(self) -> "WalkState":
         """Where it is, to `resume` there later."""
-        return self._at, self.lead, self.begun, frozenset(self.due)
+        return self.at, self.lead, self.begun, frozenset(self.due)
 
     def resume(self, state: "WalkState") -> None:
         """Be where it was."""
-        self._at, self.lead, self.begun = state[:3]
-        self.due = set(state[3])
-
-    def peek(self) -> int | None:
-        """The next block; None when that isn't known."""
-        return self._order.after(*self._at)
+        self.at, self.lead, self.begun = state[:3]
+        self.due, self.stuck = set(state[3]), False
 
     def step(self, one: int) -> None:
-        """Go on to the block that `peek` gave."""
-        self._at = (self._at[1], one)
+        """Go on to the next block."""
+        self.at = (self.at[1], one)
         self.lead += 1
         self.begun = 0
