@@ -6,7 +6,7 @@ import torch
 
 from probes.measure.pattern import WORD_BYTES, Pattern, signed
 from probes.measure.workbench import Kind
-from probes.placement.runtime.hostview import zero_copy
+from probes.placement.runtime.storage.hostview import zero_copy
 
 CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which fits even in a small container
 

@@ -22,7 +22,7 @@ from probes.measure.workbench import READS_AFTER, WRITTEN, Action, Clocked, Kind
 from probes.placement import architectures
 from probes.placement.packing.kernels.launching import usable
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.runtime.hostview import zero_copy
+from probes.placement.runtime.storage.hostview import zero_copy
 from probes.placement.split import Shape, StackPlan
 from probes.placement.trial.stack import LayerStack
 from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH

@@ -19,7 +19,7 @@ from probes.measure.sampling import QUICK, Effort, sample  # noqa: E402
 from probes.measure.transfer import Grid  # noqa: E402
 from probes.measure.workbench import WRITTEN  # noqa: E402
 from probes.placement import architectures  # noqa: E402
-from probes.placement.runtime.hostview import zero_copy  # noqa: E402
+from probes.placement.runtime.storage.hostview import zero_copy  # noqa: E402
 from probes.placement.split import linear_shape, plan_stack  # noqa: E402
 from probes.records.schema import Pass, Settings, Split, Unknown  # noqa: E402
 from probes.report import residency  # noqa: E402

@@ -12,9 +12,9 @@ from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime import arena
-from probes.placement.runtime.arena import HostArena
 from probes.placement.runtime.place import place
+from probes.placement.runtime.storage import arena
+from probes.placement.runtime.storage.arena import HostArena
 from probes.records.schema import Unknown
 
 MIB = 2**20

@@ -17,8 +17,8 @@ from probes.placement.planner.costs.tiers import options
 from probes.placement.planner.profiles import profile
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ from torch import nn
 
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.blocks.wires import Held
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 torch.set_num_threads(1)

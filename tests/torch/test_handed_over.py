@@ -9,8 +9,8 @@ from placement_plans import plan_of
 from torch import nn
 
 from probes.placement.runtime.blocks.lanes import HostLanes
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 BLOCKS, PASSES = 6, 4

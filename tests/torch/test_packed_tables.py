@@ -22,8 +22,8 @@ from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.blocks import packedtables
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.settling import ModuleSource
 
 torch.set_num_threads(1)
 WORDS, WIDTH = 1500, 512

@@ -18,8 +18,8 @@ from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 torch.set_num_threads(1)
@@ -264,9 +264,10 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacked))
     assert torch.equal(model(x), want)
     written.clear()
-    monkeypatch.setattr(
-        "probes.placement.runtime.settling.unpack", lambda *_: pytest.fail("beside the buffers")
-    )
+    for module in ("filling", "storage.laying"):
+        monkeypatch.setattr(
+            f"probes.placement.runtime.{module}.unpack", lambda *_: pytest.fail("beside the buffers")
+        )
     scratch = handle._engine.moving[0].scratch.memory.untyped_storage().data_ptr()
     handle.remove()
     assert set(written) == {scratch}
@@ -712,9 +713,9 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
     plan = plan_of(model, {"layers.0": "streamed"})
     with monkeypatch.context() as patch:
         if what == "host":
-            patch.setattr("probes.placement.runtime.arena._Pages", refuse)
+            patch.setattr("probes.placement.runtime.storage.arena._Pages", refuse)
         else:
-            patch.setattr("probes.placement.runtime.arena.torch.empty", refuse)
+            patch.setattr("probes.placement.runtime.storage.arena.torch.empty", refuse)
         with pytest.raises(PlacementError, match="refused"):
             place(model, plan)
     assert torch.equal(model(x), want)

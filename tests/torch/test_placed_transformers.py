@@ -8,8 +8,8 @@ from random_models import TIERS, plan_of
 from probes.placement.models.modules import find_blocks
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.capture import key_of
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 transformers = pytest.importorskip("transformers")

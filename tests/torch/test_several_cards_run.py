@@ -21,8 +21,8 @@ from probes.placement import place
 from probes.placement.models.modules import find_blocks
 from probes.placement.runtime.blocks.cardside import Cards
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.overcards import settle_cards
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import CardsPlan, PassTime, Rings
 
 torch.set_num_threads(1)

@@ -25,7 +25,7 @@ from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.overcards import Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.preparing import lanes_of, require_plan
-from probes.placement.runtime.settling import own_values
+from probes.placement.runtime.storage.valuesource import own_values
 from probes.placement.values import LOADING_BYTES, CardsPlan, Plan
 from probes.shared.units import binary_bytes
 

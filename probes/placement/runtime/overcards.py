@@ -22,7 +22,7 @@ from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.handle import Handle, WholePass
 from probes.placement.runtime.measuring import PlacementReport, wall_times
 from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
-from probes.placement.runtime.settling import Source
+from probes.placement.runtime.storage.valuesource import Source
 from probes.placement.values import CardsPlan, Plan, Tier
 from probes.shared.units import duration
 

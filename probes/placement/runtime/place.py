@@ -9,6 +9,7 @@ from probes.errors import PlacementError
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.handle import Handle
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.overcards import CardsHandle, Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.preparing import (
     lanes_of,
@@ -17,7 +18,7 @@ from probes.placement.runtime.preparing import (
     require_plan,
     staged,
 )
-from probes.placement.runtime.settling import ModuleSource, Source
+from probes.placement.runtime.storage.valuesource import Source
 from probes.placement.values import CardsPlan, Plan
 
 

@@ -17,7 +17,9 @@ from probes.placement.runtime.blocks.packedtables import can_be_table
 from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
-from probes.placement.runtime.settling import Settling, Source
+from probes.placement.runtime.settling import Settling
+from probes.placement.runtime.storage.laying import Storing
+from probes.placement.runtime.storage.valuesource import Source
 from probes.placement.soundness import flaw
 from probes.placement.values import CardsPlan, Plan, Tier
 
@@ -71,10 +73,7 @@ def staged(
         lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), lock=lock or threading.RLock()
     )
     homes = Homes()
-    dense = {block.name for block in plan.blocks if block.dense}
-    kept = {block.name for block in plan.blocks if block.kept}
-    tables = {block.name for block in plan.blocks if block.table}
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned, fast, dense, kept, tables)
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, Storing.of(plan))
     return Handle(model, plan, engine, homes, settling)
 
 

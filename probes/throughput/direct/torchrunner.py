@@ -14,7 +14,7 @@ from probes.machine.snapshot import available_bytes, floor_bytes, spendable_byte
 from probes.machine.sysfs import read_text
 from probes.machine.torchfacts import refusals
 from probes.measure.device import TorchWorkbench
-from probes.placement.runtime.hostview import zero_copy
+from probes.placement.runtime.storage.hostview import zero_copy
 from probes.records.stats import median
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
