@@ -539,6 +539,7 @@ def test_a_report_says_what_is_taken_and_where_the_time_goes(model, x):
     assert report.vram_asked <= report.vram_taken <= 1.02 * report.vram_asked + 4096
     assert sum(use.weight_bytes for use in report.tiers) == sum(p.nbytes for p in model.parameters())
     assert "a pass takes" in str(report)
+    assert "1 block of" in str(report)
     handle.remove()
 
 

@@ -25,6 +25,8 @@ DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
         "float8_e8m0fnu": 8,
         "float8_e4m3fnuz": 8,
         "float8_e5m2fnuz": 8,
+        "float6_e2m3": 6,
+        "float6_e3m2": 6,
         "float4_e2m1fn_x2": 4,
         "int16": 16,
         "uint16": 16,

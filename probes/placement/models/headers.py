@@ -36,6 +36,8 @@ DTYPES: Final[Mapping[str, str]] = MappingProxyType(
         "F8_E8M0": "float8_e8m0fnu",
         "F8_E4M3FNUZ": "float8_e4m3fnuz",
         "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F6_E2M3": "float6_e2m3",  # which torch doesn't have yet
+        "F6_E3M2": "float6_e3m2",
         "F4": "float4_e2m1fn_x2",
         "I16": "int16",
         "U16": "uint16",
@@ -200,7 +202,11 @@ def _tensor(path: Path, name: str, fields: object, data: int) -> StoredTensor:
         raise wrong("is not described by an object")
     dtype, shape, span = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise wrong(f"has the dtype {str(dtype)[:40]!r}; known are {', '.join(DTYPES)}")
+        raise _wrong(
+            path,
+            f"its tensor {name[:120]!r} has the dtype {str(dtype)[:40]!r}; known are {', '.join(DTYPES)}",
+            "give a checkpoint in one of these, or only its config.json",
+        )
     if not _sizes(shape) or len(shape) > MOST_DIMENSIONS:
         raise wrong(f"has no valid shape: {str(shape)[:60]}")
     if not _sizes(span) or len(span) != 2 or span[0] > span[1]:

@@ -12,7 +12,7 @@ from probes.placement.runtime.blocks.lanes import Lane, Lanes, Mark
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.values import PassTime, Tier
 from probes.records.schema import Unknown
-from probes.shared.units import binary_bytes, duration, gb_per_s
+from probes.shared.units import binary_bytes, counted, duration, gb_per_s
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TierUse:
 
     def __str__(self) -> str:
         sizes = f"{binary_bytes(self.weight_bytes)}, kept in {binary_bytes(self.kept_bytes)}"
-        return f"{self.tier}: {self.blocks} blocks of {sizes}"
+        return f"{self.tier}: {counted(self.blocks, 'block')} of {sizes}"
 
 
 def tier_use(tier: Tier, sizes: Sequence[tuple[int, int]]) -> TierUse:
@@ -78,7 +78,7 @@ class PlacementReport:
         rest = max(one.middle_s - one.waited_s, 0.0)
         lines = [
             f"a pass takes {duration(one.middle_s)} (wall), {planned} were predicted",
-            f"for {duration(one.waited_s)} of it computing waits for weights, for {duration(rest)} not",
+            f"computing waits for weights for {duration(one.waited_s)} of that, and not for {duration(rest)}",
         ]
         if one.copied_bytes and one.copied_s > 0:
             rate, carried = gb_per_s(one.copied_bytes, one.copied_s), binary_bytes(one.copied_bytes)
@@ -88,7 +88,9 @@ class PlacementReport:
         if self.why_pageable and one.copied_bytes:
             lines.append(f"host memory isn't pinned: {self.why_pageable}")
         if self.surprises:
-            lines.append(f"{self.surprises} calls came in another order than before: their weights were late")
+            lines.append(
+                f"{counted(self.surprises, 'call')} came in another order than before, and waited for weights"
+            )
         lines += [f"not captured: {why}" for why in self.not_captured]
         return tuple(lines)
 

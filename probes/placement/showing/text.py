@@ -67,7 +67,8 @@ def _answer(plan: Plan) -> Iterable[str]:
         f" ({work.batch / time.middle_s:.3g} tokens/s{_batch(work.batch)}, "
         f"{work.context_tokens} tokens of context)"
         if work.context_tokens
-        else f"takes {duration(time.middle_s)} a pass (batch {work.batch} x {work.tokens} tokens)"
+        else f"takes {duration(time.middle_s)} a pass "
+        f"(batch {work.batch}, {counted(work.tokens, 'token')} each)"
     )
     interval = f"{duration(time.low_s)} to {duration(time.high_s)}"
     yield (

@@ -176,6 +176,19 @@ def test_an_index_that_names_an_impossible_file_is_refused(tmp_path: Path, place
         headers.read_checkpoint(indexed(tmp_path, {"a": place}))
 
 
+@pytest.mark.parametrize("dtype", ["F6_E2M3", "F6_E3M2"])
+def test_numbers_of_six_bits_are_counted(tmp_path: Path, dtype: str) -> None:
+    header = {"a": {"dtype": dtype, "shape": [4, 4], "data_offsets": [0, 12]}}
+    (tensor,) = headers.read_header(written(tmp_path / "m.safetensors", header, 12)).tensors
+    assert (tensor.dtype, tensor.n_bytes) == (dtype, 12)
+
+
+def test_an_unknown_dtype_is_no_reason_to_copy_the_file_again(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointUnreadable) as failed:
+        headers.read_header(written(tmp_path / "m.safetensors", changed(dtype="INT7")))
+    assert "config.json" in str(failed.value.hint)
+
+
 def test_a_shape_beyond_every_float_is_refused(tmp_path: Path) -> None:
     """It was a traceback: its bytes were divided as a float."""
     huge = {"a": {"dtype": "F32", "shape": [2**62] * 64, "data_offsets": [0, 8]}}

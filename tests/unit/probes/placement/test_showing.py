@@ -88,7 +88,7 @@ def test_the_text_has_every_tier_and_the_sum_of_the_memory(mixed: Made) -> None:
 
 def test_a_pass_without_a_cache_is_said_by_its_rows() -> None:
     said = lines(made(model="bert-base", batch=4, tokens=128).plan)
-    assert "a pass (batch 4 x 128 tokens)" in said
+    assert "a pass (batch 4, 128 tokens each)" in said
     assert "keys and values" not in said
 
 
