@@ -188,8 +188,11 @@ def prune_libraries(results: Results) -> str:
     return block(lines)
 
 
-def bars(results: Results) -> str:
-    """Every bar of a bench as a table; those that differ in a number or a file's name alone share a row."""
+def bars(results: Results, more: Sequence[str] = ()) -> str:
+    """Every bar of a bench as a table; those that differ in a number or a file's name alone share a row.
+
+    `more`: lines that follow.
+    """
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in results.document["rows"]:
         if "bar" in row and row["value"] is not None:
@@ -203,7 +206,20 @@ def bars(results: Results) -> str:
         missed = "" if all(row["ok"] for row in rows) else ", **missed**"
         lines.append(f"| {name if len(rows) > 1 else rows[0]['bar']} | {must} | {seen}{count}{missed} |")
     ran = f"`{results.document['command']}`, {results.document['date']}, {cores(results)}{busy(results)}:"
-    return block([ran, "", *lines])
+    return block([ran, "", *lines, *more])
+
+
+def on_a_gpu(results: Results) -> str:
+    """As `bars`, with the bars that couldn't be judged and why, and with times and rates that bars compare."""
+    rows = results.document["rows"]
+    waived = [row for row in rows if "bar" in row and row["value"] is None]
+    more = [f"| {row['bar']} | | not judged: {row['waived'].partition('. ')[0]} |" for row in waived]
+    speeds = [row for row in rows if "figure" in row and row["unit"] in SPEEDS]
+    if speeds:
+        more += ["", "| measured | |", "|---|---|"]
+    for row in speeds:
+        more.append(f"| {row['figure']} | {_number(row['value'])} {row['unit']} |")
+    return bars(results, more)
 
 
 def _without_numbers(name: str) -> str:
@@ -246,6 +262,8 @@ def cores(results: Results) -> str:
     return f"{results.document['cores']} cores"
 
 
+SPEEDS = ("ms", "tokens/s")
+
 # groups of tests/device/run_placement.sh
 ON_A_GPU = (
     "square",
@@ -261,6 +279,7 @@ ON_A_GPU = (
     "trouble",
     "load",
     "eager",
+    "summary",
 )
 
 # results of other scripts for machines with a GPU
@@ -293,7 +312,7 @@ FIGURES: dict[str, Figure] = {
     "placement.times": bench("placement-times", bars),
     "placement.times-h100": bench("placement-times-h100", bars),
     "placement.square-h100": bench("placement-square-h100", bars),
-    **{f"placement.{group}": bench(f"placement-{group}", bars) for group in ON_A_GPU},
+    **{f"placement.{group}": bench(f"placement-{group}", on_a_gpu) for group in ON_A_GPU},
     "prune.bars": bench("prune", bars),
     "prune.images": bench("prune", prune_images),
     "prune.libraries": bench("prune", prune_libraries),

@@ -151,6 +151,20 @@ def test_pruned_sizes_become_tables(sample: Results) -> None:
     assert "| librocblas.so.0 | 450 MB | 12.6% | 13.2% | 0.126 to 0.132 |" in figures.prune_libraries(sample)
 
 
+def test_what_a_gpu_could_not_show_and_what_others_took_stand_in_the_table() -> None:
+    rows = [
+        {"bar": "bits", "value": 0, "must_be": "at most", "limit": 0, "unit": "elements", "ok": True},
+        {"bar": "large model", "value": None, "waived": "CUDA out of memory. Tried to allocate"},
+        {"figure": "accelerate", "value": 219.867, "unit": "ms"},
+        {"figure": "first load", "value": 10.3, "unit": "s"},
+    ]
+    document = {"command": "x", "date": "2026-11-22", "cores": 16, "load": [0.1, 0.1], "rows": rows}
+    told = figures.on_a_gpu(Results("bench-x.json", document)).split("\n")
+    assert "| large model | | not judged: CUDA out of memory |" in told
+    assert "| accelerate | 220 ms |" in told
+    assert not [line for line in told if "first load" in line]
+
+
 def test_bars_that_differ_in_a_number_alone_share_a_row(sample: Results) -> None:
     lines = figures.bars(sample).split("\n")
     assert "| size | at most 3 x | 0.126 to 0.132 (2 times) |" in lines
