@@ -210,7 +210,7 @@ def bars(results: Results, more: Sequence[str] = ()) -> str:
 
 
 def on_a_gpu(results: Results) -> str:
-    """As `bars`, with the bars that couldn't be judged and why, and with times and rates that bars compare."""
+    """As `bars`, with what couldn't be judged and why, and the times and rates that bars compare."""
     rows = results.document["rows"]
     waived = [row for row in rows if "bar" in row and row["value"] is None]
     more = [f"| {row['bar']} | | not judged: {row['waived'].partition('. ')[0]} |" for row in waived]
