@@ -17,7 +17,7 @@ from probes.placement.runtime.storage.valuesource import PackedValues, Source, o
 
 
 class Filler:
-    """Brings values from their source to memory, of which the parameters' homes are told."""
+    """Brings values from their source to memory, and lets the parameters' homes know where."""
 
     def __init__(self, source: Source, homes: Homes) -> None:
         self.source, self.homes = source, homes

@@ -102,7 +102,7 @@ class Entry:
 def written(
     descriptor: int, content: Content, values: Values, *, most_bytes: int, buffers: Buffers
 ) -> Packed | None:
-    """Pack a content into a new file; None where that saves nothing, of which only the header tells.
+    """Pack a content into a new file; None where that saves nothing, which only the header says.
 
     Raises OSError for a disk that is full and for an entry of more than `most_bytes`.
     """

@@ -167,7 +167,7 @@ class Moving:
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
-    staying: tuple[Place, ...] = ()  # what lies unpacked in VRAM: it is there between calls, too
+    staying: tuple[Place, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
     through: tuple[tuple[Piece, Buffer], ...] = ()  # its pieces that have slots, with them
 
     @property

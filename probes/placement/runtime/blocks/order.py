@@ -70,7 +70,7 @@ class Walk:
             self.stuck = False
 
     def used(self, one: int) -> None:
-        """It needn't be kept any longer."""
+        """It is no longer needed."""
         self.due.discard(one)
         self.stuck = False
 

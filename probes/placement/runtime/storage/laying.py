@@ -1,4 +1,4 @@
-"""How a block's bytes lie in its tier: as they are, packed, in pieces, or as rows of a table."""
+"""How a block's bytes are arranged in its tier: as they are, packed, in pieces, or as rows of a table."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
