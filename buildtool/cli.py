@@ -3,6 +3,7 @@
 import argparse
 import importlib
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from probes.shared.entry import delivered, run_as_program
 from probes.shared.invocation import host_command, tool_version
@@ -56,8 +57,14 @@ def _run_verb(argv: Sequence[str]) -> int:
     if list(argv[:1]) == ["probe"]:  # its arguments, --help included, are for the other program
         return int(importlib.import_module("buildtool.commands.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
-    args = build_parser([verb] if verb else [], host_command()).parse_args(argv)
+    args = _parser(verb, host_command()).parse_args(argv)
     return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
+
+
+@cache
+def _parser(verb: str | None, prog: str) -> argparse.ArgumentParser:
+    """Made once: a process may run many verbs."""
+    return build_parser([verb] if verb else [], prog)
 
 
 def entry() -> None:

@@ -5,6 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
@@ -100,8 +101,13 @@ class ProgressPrinter(session.Listener):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = Parser(prog=probe_command(), description=PURPOSE, epilog=EXITS)
+    """The whole command line. It is made once: a process may run many verbs."""
+    return _parser(probe_command())
+
+
+@cache
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=prog, description=PURPOSE, epilog=EXITS)
     add_arguments(parser)
     return parser
 

@@ -5,19 +5,32 @@ import os
 import socket
 import subprocess
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
 # a test leaves little behind: to look through it after every 700 objects takes longer than many a test
-gc.set_threshold(100_000, 20, 100)
+gc.set_threshold(1_000_000, 20, 100)
+FONTS = "fc-list"  # matplotlib asks for the system's fonts once, and keeps the answer in the account's cache
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("FEW_EXAMPLES"):  # as `make check` has it
         from hypothesis import settings
 
         settings.register_profile("few", max_examples=25)
         settings.load_profile("few")
+        config.pluginmanager.register(_NoDots())
+
+
+class _NoDots:
+    """Writes nothing for a test that passed: of `make check` only the end is seen anyway."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        if not report.passed:
+            return None
+        return "passed" if report.when == "call" else "", "", ""
 
 
 def pytest_collection_finish() -> None:
@@ -55,11 +68,17 @@ def _is_unit(item: pytest.Item) -> bool:
 
 
 def _shut() -> pytest.MonkeyPatch:
+    start = subprocess.Popen
+
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError(f"a unit test tried to reach outside: {args!r}")
 
+    def popen(*args: Any, **kwargs: Any) -> object:
+        asks_for_fonts = args and isinstance(args[0], list) and args[0][:1] == [FONTS]
+        return start(*args, **kwargs) if asks_for_fonts else refuse(*args, **kwargs)
+
     patched = pytest.MonkeyPatch()
-    patched.setattr(subprocess, "Popen", refuse)
+    patched.setattr(subprocess, "Popen", popen)
     patched.setattr(socket.socket, "connect", refuse)
     for name, value in {"COLUMNS": "80", "LINES": "24", "LANGUAGE": "C"}.items():
         patched.setenv(name, value)  # help reads alike everywhere, and argparse need not search for it

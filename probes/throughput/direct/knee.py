@@ -122,19 +122,30 @@ def _knee(points: Sequence[Point], saturated: int) -> Knee | Flat:
 def _lines(
     xs: Sequence[float], ys: Sequence[float], weights: Sequence[float], place: float
 ) -> tuple[float, float, float]:
-    """Weighted least squares of c + a min(x - k, 0) + b max(x - k, 0): the loss, a and b."""
-    columns = [[1.0, min(x - place, 0.0), max(x - place, 0.0)] for x in xs]
+    """Weighted least squares of c + a min(x - k, 0) + b max(x - k, 0): the loss, a and b.
+
+    No point is on both sides, so two of the nine sums are 0 and three are there twice.
+    """
+    points = [(w, x - place, y) for w, x, y in zip(weights, xs, ys, strict=True)]
+    left = _Side([point for point in points if point[1] < 0])
+    right = _Side([point for point in points if point[1] > 0])
     normal = [
-        [math.fsum(w * row[i] * row[j] for w, row in zip(weights, columns, strict=True)) for j in range(3)]
-        + [math.fsum(w * row[i] * y for w, row, y in zip(weights, columns, ys, strict=True))]
-        for i in range(3)
+        [math.fsum(weights), left.wx, right.wx, math.fsum([w * y for w, _, y in points])],
+        [left.wx, left.wxx, 0.0, left.wxy],
+        [right.wx, 0.0, right.wxx, right.wxy],
     ]
     c, a, b = _solved(normal)
-    loss = math.fsum(
-        w * (y - c * row[0] - a * row[1] - b * row[2]) ** 2
-        for w, row, y in zip(weights, columns, ys, strict=True)
-    )
+    loss = math.fsum([w * (y - c - (a if x < 0 else b) * x) ** 2 for w, x, y in points])
     return loss, a, b
+
+
+class _Side:
+    """Sums over the points on one side of the knee, of weights, distances from it, and values."""
+
+    def __init__(self, points: Sequence[tuple[float, float, float]]) -> None:
+        self.wx = math.fsum([w * x for w, x, _ in points])
+        self.wxx = math.fsum([w * x * x for w, x, _ in points])
+        self.wxy = math.fsum([w * x * y for w, x, y in points])
 
 
 def _solved(rows: list[list[float]]) -> list[float]:

@@ -51,6 +51,12 @@ def test_a_page_is_written_beside_its_report(kept: Path, capsys: pytest.CaptureF
     assert kept.with_suffix(".html").read_text().startswith("<!doctype html>")
 
 
+def test_matplotlib_may_ask_for_fonts_in_an_account_that_has_drawn_nothing_yet() -> None:
+    from matplotlib import font_manager
+
+    assert isinstance(font_manager._get_fontconfig_fonts.__wrapped__(), list)
+
+
 @pytest.mark.parametrize("name", [".", "/", "..", "loop"])
 def test_what_cannot_be_a_report_is_no_traceback(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,7 @@
 """The pass that is planned for, and one tier for one block: what a search chooses from. Pure."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from probes.placement.values import Objective, Tier
@@ -52,9 +53,10 @@ class Option:
         """What distinguishes it among a block's options: the tier, the layout there, and the pieces."""
         return self.tier, self.dense, self.kept, self.table, self.pieces
 
-    def part(self, nth: int) -> tuple[float, float]:
-        """Seconds of a piece's copy and of its unpacking."""
-        return self.parts[nth] if self.parts else (self.copy_s / self.pieces, self.unpack_s / self.pieces)
+    @cached_property
+    def each(self) -> tuple[tuple[float, float], ...]:
+        """Seconds of each piece's copy and of its unpacking."""
+        return self.parts or ((self.copy_s / self.pieces, self.unpack_s / self.pieces),) * self.pieces
 
     @property
     def lanes(self) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from probes.placement.planner.costs.option import Option
-from probes.placement.planner.searching.simulation import seconds
+from probes.placement.planner.searching.simulation import Blocks, seconds
 from probes.placement.values import Rings
 
 GAIN: Final = 1e-4  # of the time that a move must save
@@ -72,12 +72,14 @@ def placed(chosen: Chosen, limits: Limits) -> Placed | None:
         return None
     slot, scratch, left = room
     best, pieces = None, max(option.pieces for option in chosen)
+    windows = _windows(chosen)
+    as_often = len(chosen) / sum(len(blocks.chosen) for blocks in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
     for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
         rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
         if ring_bytes(rings) > left:
             continue
-        found = simulated(chosen, rings, limits)
+        found = as_often * sum(seconds(blocks, rings, replayed=limits.replayed) for blocks in windows)
         if best is None or found < best.seconds * (1 - GAIN):
             best = Placed(chosen, rings, found)
     return best
@@ -88,11 +90,10 @@ def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
     return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
-def simulated(chosen: Chosen, rings: Rings, limits: Limits) -> float:
-    """Seconds of the pass through the blocks. Of very many blocks only some windows are simulated."""
+def _windows(chosen: Chosen) -> list[Blocks]:
+    """What is simulated: the blocks, of very many only some windows."""
     if len(chosen) <= MANY_BLOCKS:
-        return seconds(chosen, rings, replayed=limits.replayed)
+        return [Blocks(chosen)]
     last = len(chosen) - WINDOW
-    starts = [round(i * last / (WINDOWS - 1)) for i in range(WINDOWS)]
-    parts = [seconds(chosen[at : at + WINDOW], rings, replayed=limits.replayed) for at in starts]
-    return sum(parts) * len(chosen) / (WINDOWS * WINDOW)
+    starts = (round(i * last / (WINDOWS - 1)) for i in range(WINDOWS))
+    return [Blocks(chosen[at : at + WINDOW]) for at in starts]

@@ -54,6 +54,21 @@ class _Run:
 _Steps: TypeAlias = list[tuple[int, Option | _Run]]
 
 
+class Blocks:
+    """Blocks in call order, each in its tier, and what is the same for all rings."""
+
+    def __init__(self, chosen: Sequence[Option]) -> None:
+        self.chosen = chosen
+        self.stretch = _stretch(chosen)
+        self._steps: dict[tuple[int, ...], _Steps] = {}
+
+    def steps(self, ahead: tuple[int, ...]) -> _Steps:
+        """What to simulate if these are unpacked ahead."""
+        if ahead not in self._steps:
+            self._steps[ahead] = _steps(self.chosen, ahead, drawn=False)
+        return self._steps[ahead]
+
+
 @dataclass(slots=True)
 class _Card:
     """When the link and the buffers of one card are free."""
@@ -78,6 +93,7 @@ class _Lanes:
     disk: float = 0.0
     device: float = 0.0
     python: float = 0.0
+    drawn: bool = False  # whether spans are kept
     spans: list[Raw] = field(default_factory=list)
 
 
@@ -88,27 +104,27 @@ def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) 
 
 def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
-    cards = [_card(*stage, replayed=replayed) for stage in stages]
+    cards = [_card(Blocks(chosen), rings, replayed=replayed) for chosen, rings in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
-def seconds(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> float:
+def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
     """The time of that pass alone, which is found much faster."""
-    return _passes([_card(chosen, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
+    return _passes([_card(blocks, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
 
 
-def _card(chosen: Sequence[Option], rings: Rings, *, replayed: bool) -> _Card:
+def _card(blocks: Blocks, rings: Rings, *, replayed: bool) -> _Card:
     """A card where nothing has begun.
 
     With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
     """
+    chosen = blocks.chosen
     ahead: tuple[int, ...] = ()
     if replayed and rings.scratches > 1:
         unpacked = (place for place, option in enumerate(chosen) if option.unpack_s)
         ahead = tuple(itertools.islice(unpacked, rings.scratches))
     slots = max(rings.slots, 1)
-    steps = _steps(chosen, ahead, drawn=False)
-    return _Card(chosen, steps, [0.0] * slots, [0.0] * slots, _stretch(chosen), ahead)
+    return _Card(chosen, blocks.steps(ahead), [0.0] * slots, [0.0] * slots, blocks.stretch, ahead)
 
 
 def _steps(chosen: Sequence[Option], ahead: Sequence[int], *, drawn: bool) -> _Steps:
@@ -140,12 +156,12 @@ def _passes(cards: Sequence[_Card], *, replayed: bool, drawn: bool) -> Timeline:
     begun = 0.0
     for left in reversed(range(REPLAYED_PASSES if replayed else PASSES)):
         begun = lanes.python
-        lanes.spans = []
+        lanes.drawn = drawn and not left
         index = 0
         for card in cards:
             lanes.card = card
             card.moved = 0
-            if drawn and not left:
+            if lanes.drawn:
                 card.steps = _steps(card.chosen, card.ahead, drawn=True)
             _pass(lanes, index)
             if replayed:
@@ -167,6 +183,8 @@ def _pass(lanes: _Lanes, first: int) -> None:
         lanes.python = begun + step.launch_s
         if step.work_s:
             lanes.device = end = max(lanes.device + step.work_s, begun + step.late_s)
+            if not lanes.drawn:
+                continue
             between = end - step.first.compute_s
             if step.first.unpack_s:
                 lanes.spans.append((first + place, "unpack", end - step.work_s, between))
@@ -178,38 +196,49 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     card = lanes.card
     lanes.python += option.launch_s
     ready = wait = 0.0
-    unpacks = option.unpack_s > 0 and index not in card.unpacked_ahead
+    was_unpacked = index in card.unpacked_ahead
+    unpacks = option.unpack_s > 0 and not was_unpacked
     slot = None
-    for nth in range(option.pieces if option.copy_s else 0):
+    for copy_s, unpack_s in option.each if option.copy_s else ():
         slot = card.moved % len(card.slots)
         ready = wait = 0.0
-        if card.moved not in card.copied_ahead:
-            ready, wait = _copy(lanes, index, option, slot, nth=nth), ARRIVAL_S
-        if index not in card.unpacked_ahead:
+        if card.moved in card.copied_ahead:
+            card.copied_ahead.remove(card.moved)
+        else:
+            ready, wait = _copy(lanes, index, option, slot, copy_s), ARRIVAL_S
+        if not was_unpacked:
             card.called[slot] = lanes.python
-        card.copied_ahead.discard(card.moved)
         card.moved += 1
         if unpacks:
-            ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait, nth=nth), 0.0
+            ready, wait = _unpack(lanes, index, unpack_s, ready, wait), 0.0
             card.slots[slot] = ready + RELEASE_S
     if option.cpu_s:
         begin = max(lanes.python, lanes.device)
         lanes.python = lanes.device = begin + option.cpu_s
         card.copy += option.shared_s  # both read the host's memory
-        lanes.spans.append((index, "cpu", begin, lanes.device))
+        if lanes.drawn:
+            lanes.spans.append((index, "cpu", begin, lanes.device))
     if unpacks and slot is None:
-        ready, wait = _unpack(lanes, index, option, ready=ready, wait=wait), 0.0
-    card.unpacked_ahead.discard(index)
+        ready, wait = _unpack(lanes, index, option.each[0][1], ready, wait), 0.0
+    if was_unpacked:
+        card.unpacked_ahead.remove(index)
     if option.compute_s:
-        begin = max(lanes.device, lanes.python, ready) + wait
-        lanes.device = begin + option.compute_s
-        if option.shared_s:  # the link serves copies too
-            start = max(begin, card.copy)
-            card.copy = start + option.shared_s
-            lanes.spans.append((index, "copy", start, card.copy))
-        lanes.spans.append((index, "compute", begin, lanes.device))
+        _compute(lanes, index, option, ready, wait)
     if slot is not None and not option.unpack_s:
         card.slots[slot] = lanes.device + RELEASE_S
+
+
+def _compute(lanes: _Lanes, index: int, option: Option, ready: float, wait: float) -> None:
+    begin = max(lanes.device, lanes.python, ready) + wait
+    lanes.device = end = begin + option.compute_s
+    if option.shared_s:  # the link serves copies too
+        card = lanes.card
+        start = max(begin, card.copy)
+        card.copy = start + option.shared_s
+        if lanes.drawn:
+            lanes.spans.append((index, "copy", start, card.copy))
+    if lanes.drawn:
+        lanes.spans.append((index, "compute", begin, end))
 
 
 def _fetch_ahead(lanes: _Lanes, first: int) -> None:
@@ -229,13 +258,12 @@ def _fetch_ahead(lanes: _Lanes, first: int) -> None:
         for nth, slot in enumerate(slots):
             if slot in held:
                 return
-            ready = _copy(lanes, index, option, slot, nth=nth)
+            ready = _copy(lanes, index, option, slot, option.each[nth][0])
             card.copied_ahead.add(piece + nth)
             held.add(slot)
         if place in card.ahead and pieces <= len(card.slots):
-            for nth in range(option.pieces):
-                wait = ARRIVAL_S if option.copy_s else 0.0
-                ready = _unpack(lanes, index, option, ready=ready, wait=wait, nth=nth)
+            for _, unpack_s in option.each:
+                ready = _unpack(lanes, index, unpack_s, ready, ARRIVAL_S if option.copy_s else 0.0)
             card.unpacked_ahead.add(index)
             for slot in slots:
                 card.slots[slot] = ready + RELEASE_S
@@ -243,20 +271,24 @@ def _fetch_ahead(lanes: _Lanes, first: int) -> None:
         piece += pieces
 
 
-def _copy(lanes: _Lanes, index: int, option: Option, slot: int, *, nth: int) -> float:
+def _copy(lanes: _Lanes, index: int, option: Option, slot: int, copy_s: float) -> float:
     card, ready = lanes.card, 0.0
+    called = card.called[slot]
     if option.disk_s:
-        begin = max(lanes.disk, card.called[slot])
+        begin = max(lanes.disk, called)
         ready = lanes.disk = begin + option.disk_s
-        lanes.spans.append((index, "disk", begin, ready))
-    begin = max(card.copy, card.slots[slot], card.called[slot], ready)
-    card.copy = end = begin + option.part(nth)[0] * card.stretch
-    lanes.spans.append((index, "copy", begin, end))
+        if lanes.drawn:
+            lanes.spans.append((index, "disk", begin, ready))
+    begin = max(card.copy, card.slots[slot], called, ready)
+    card.copy = end = begin + copy_s * card.stretch
+    if lanes.drawn:
+        lanes.spans.append((index, "copy", begin, end))
     return end
 
 
-def _unpack(lanes: _Lanes, index: int, option: Option, *, ready: float, wait: float, nth: int = 0) -> float:
+def _unpack(lanes: _Lanes, index: int, unpack_s: float, ready: float, wait: float) -> float:
     begin = max(lanes.device, ready, lanes.python) + wait
-    lanes.device = end = begin + option.part(nth)[1]
-    lanes.spans.append((index, "unpack", begin, end))
+    lanes.device = end = begin + unpack_s
+    if lanes.drawn:
+        lanes.spans.append((index, "unpack", begin, end))
     return end

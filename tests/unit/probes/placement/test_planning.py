@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,7 +21,7 @@ from probes.placement.planner.costs.option import Option
 from probes.placement.planner.planning import Made, make
 from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.searching import blockkinds, placed, search, starts
-from probes.placement.planner.searching.simulation import simulate
+from probes.placement.planner.searching.simulation import Blocks, simulate
 from probes.placement.planner.solver import integers
 from probes.placement.planner.solver.integers import Program
 from probes.placement.planner.solver.simplex import Tableau
@@ -350,9 +349,9 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
     simulated, costed = [], []
     fast, cost = placed.seconds, blockkinds.options
 
-    def seconds(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> float:
-        simulated.append(len(chosen))
-        return fast(chosen, rings, replayed=replayed)
+    def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
+        simulated.append(len(blocks.chosen))
+        return fast(blocks, rings, replayed=replayed)
 
     def options(*args: object) -> tuple[Option, ...]:
         costed.append(args)
