@@ -37,7 +37,7 @@ BANNED = {
     r"hence|thereof|therein|lest|upon|aught": "so, of it, in it, on",
     r"worth telling|worth a line": "notable",
 }
-WORDS = re.compile("|".join(rf"\b(?:{pattern})(?!\w)" for pattern in BANNED), re.IGNORECASE)
+WORDS = re.compile(rf"\b(?:{'|'.join(BANNED).lower()})(?!\w)")  # of lower case: any case takes twice as long
 COMMENT = re.compile(r"(?:^|  ) *# (.*(?:\n *# .*)*)", re.MULTILINE)
 PIECES = re.compile(r"""["']\s*\n\s*[rbf]*["']""")  # between two literals that Python joins
 # The names of bars come from the benches' stored results, where they are keys.
@@ -65,7 +65,7 @@ def texts(path: Path) -> list[str]:
 
 def banned(text: str) -> list[str]:
     """The banned phrasings in a text, wherever its lines break."""
-    return [found[0] for found in WORDS.finditer(re.sub(r"\s+(?:# )?", " ", text))]
+    return [found[0] for found in WORDS.finditer(re.sub(r"\s+(?:# )?", " ", text.lower()))]
 
 
 @pytest.mark.parametrize("top", ["buildtool", "probes"])

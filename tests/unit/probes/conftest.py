@@ -7,4 +7,4 @@ from probes.measure import transfer
 
 @pytest.fixture(autouse=True)
 def small_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MOST_SLOTS", 64)
+    monkeypatch.setattr(transfer, "MOST_SLOTS", 16)

@@ -403,8 +403,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_fault_of_the_device_makes_it_unready_until_a_canary_passes(
-    fake: Fake, client: TestClient, service: Service
+    fake: Fake, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, 0.05, 2.0))
     fake.failure = DeviceFault("HIP error: unspecified launch failure")
     refused = client.post("/predict", json={"texts": ["a"]})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")

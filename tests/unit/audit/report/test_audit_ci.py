@@ -111,9 +111,12 @@ SARIF = {
 }
 
 
+VALIDATOR = jsonschema.Draft202012Validator(SARIF)
+
+
 def sarif(report: AuditReport, comparison: Comparison | None = None) -> dict:  # type: ignore[type-arg]
     document = json.loads(render_sarif(report, comparison))
-    jsonschema.validate(document, SARIF, cls=jsonschema.Draft202012Validator)
+    VALIDATOR.validate(document)
     run: dict = document["runs"][0]  # type: ignore[type-arg]
     rules = run["tool"]["driver"]["rules"]
     assert all(rules[row["ruleIndex"]]["id"] == row["ruleId"] for row in run["results"])

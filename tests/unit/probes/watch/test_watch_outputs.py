@@ -103,7 +103,7 @@ def test_a_full_device_is_refused_before_anything_begins() -> None:
 def test_a_report_that_a_full_device_does_not_take_is_an_error_after_the_figures_were_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["watch", "--for", "0.05", "--plain", "--report", "/dev/full"]) == 5
+    assert main(["watch", "--for", "0.05", "--interval", "0.02", "--plain", "--report", "/dev/full"]) == 5
     told = capsys.readouterr()
     assert "duration" in told.out
     assert "can't write /dev/full: No space left on device" in told.err
@@ -295,5 +295,5 @@ def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("probes.watching.tell", lose)
     kept = tmp_path / "kept.json"
-    assert main(["watch", "--for", "0.05", "--plain", "--report", str(kept)]) == 5
+    assert main(["watch", "--for", "0.05", "--interval", "0.02", "--plain", "--report", str(kept)]) == 5
     assert named_watch(kept)[0].pace.samples
