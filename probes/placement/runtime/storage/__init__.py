@@ -1,1 +1,1 @@
-"""How a placed block is stored: where its values come from, how its bytes are arranged, and in which memory."""
+"""How a placed block is stored: where its values come from, how its bytes are arranged, in which memory."""
