@@ -192,6 +192,25 @@ class Parts:
     tied: tuple[tuple[str, ...], ...] = ()  # names of one tensor, the first of which is in `before`
 
 
+# The parts of one architecture; the last argument: whether it is the model with its output, or the base alone
+Family = Callable[[Fields, Sizes, Maker, bool], Parts]
+
+
+def output_head(
+    fields: Fields, size: Sizes, make: Maker, whole: bool, *, table: str, tied: bool, bias: bool = False
+) -> tuple[tuple[TensorDescription, ...], tuple[tuple[str, ...], ...]]:
+    """The output's tensors, and the names it shares with a table; neither for a model that isn't `whole`.
+
+    `tied` is the architecture's default.
+    """
+    if not whole:
+        return (), ()
+    if not fields.flag("tie_word_embeddings", default=tied):
+        return tuple(make.linear("lm_head", size.width, size.vocabulary, bias=bias)), ()
+    own = (make.one("lm_head.bias", size.vocabulary),) if bias else ()
+    return own, ((f"{table}.weight", "lm_head.weight"),)
+
+
 def described(
     parts: Parts, size: Sizes, *, name: str, source: str, notes: tuple[str, ...] = ()
 ) -> ModelDescription:

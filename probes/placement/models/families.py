@@ -3,21 +3,16 @@
 tests/torch compares every one with the module that transformers builds from the same config.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from probes.errors import CheckpointUnreadable
-from probes.placement.models.configs import Fields, Layers, Maker, Parts, Sizes, Tensors
-from probes.placement.models.description import TensorDescription
+from probes.placement.models.configs import Family, Fields, Layers, Maker, Parts, Sizes, Tensors, output_head
+from probes.placement.models.llamas import LLAMAS
 
 # Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
 # takes for them: docs/decisions/0058-time-of-eager-passes.md.
-LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
-HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
-NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
-MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
 GPT_OPERATIONS, GPT_AROUND = 21, 28
 BERT_OPERATIONS, BERT_AROUND = 20, 10
 OPT_OPERATIONS, OPT_AROUND = 18, 24
@@ -26,13 +21,10 @@ PHI_OPERATIONS, PHI_AROUND = 31, 34
 # Kernels in a layer besides products, by the time that they take without activations. The memset in torch's
 # attention counts as one, which it is in a recorded pass (docs/decisions/0064). tests/torch holds them next
 # to the operations that each architecture's code calls, by what those of a kind take: docs/decisions/0066.
-LLAMA_KERNELS: Final = 45
 GPT_KERNELS: Final = 17
 OPT_KERNELS: Final = 14
 NEOX_KERNELS: Final = 29
 PHI_KERNELS: Final = 32
-CAPPED_KERNELS: Final = 8  # more, where scores are limited: torch's own attention can't do that
-MIXTURE_KERNELS: Final = 80
 # While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
 BERT_KERNELS: Final = 25
 # Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
@@ -40,201 +32,7 @@ BERT_KERNELS: Final = 25
 BERT_TOUCHED: Final = 112
 GPT_TOUCHED: Final = 58
 PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much
-MIXTURE_TOUCHED: Final = 26  # for each chosen expert, of its width and inner width together
-
-Mixture = Callable[[str], Tensors]
-Family = Callable[[Fields, Sizes, Maker, bool], Parts]
-
-
-def _head(
-    fields: Fields,
-    size: Sizes,
-    make: Maker,
-    *,
-    table: str,
-    tied: bool,
-    bias: bool = False,
-) -> tuple[tuple[TensorDescription, ...], tuple[tuple[str, ...], ...]]:
-    """The output's tensors, and the names it shares with a table; `tied` is the architecture's default."""
-    if not fields.flag("tie_word_embeddings", default=tied):
-        return tuple(make.linear("lm_head", size.width, size.vocabulary, bias=bias)), ()
-    own = (make.one("lm_head.bias", size.vocabulary),) if bias else ()
-    return own, ((f"{table}.weight", "lm_head.weight"),)
-
-
-def _llama(
-    fields: Fields,
-    size: Sizes,
-    make: Maker,
-    whole: bool,
-    *,
-    query_bias: bool = False,
-    out_bias: bool = False,
-    inner_bias: bool = False,
-    head_norms: bool = False,
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
-    tied: bool = False,
-    mixture: Mixture | None = None,
-    merged: bool = False,
-) -> Parts:
-    """Decoders of the Llama family: RMS norms, rotary positions, a gated inner layer."""
-    top = "model." if whole else ""
-
-    def layer(at: str) -> Tensors:
-        if merged:
-            yield from make.linear(f"{at}.self_attn.qkv_proj", size.width, size.queries + 2 * size.keys)
-        else:
-            for name, outputs in (("q", size.queries), ("k", size.keys), ("v", size.keys)):
-                yield from make.linear(f"{at}.self_attn.{name}_proj", size.width, outputs, bias=query_bias)
-        yield from make.linear(f"{at}.self_attn.o_proj", size.queries, size.width, bias=out_bias)
-        if head_norms:
-            yield from make.norm(f"{at}.self_attn.q_norm", size.head_width)
-            yield from make.norm(f"{at}.self_attn.k_norm", size.head_width)
-        if mixture:
-            yield from mixture(at)
-        elif merged:
-            yield from make.linear(f"{at}.mlp.gate_up_proj", size.width, 2 * size.inner)
-            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width)
-        else:
-            for name in ("gate", "up"):
-                yield from make.linear(f"{at}.mlp.{name}_proj", size.width, size.inner, bias=inner_bias)
-            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width, bias=inner_bias)
-        for name in norms:
-            yield from make.norm(f"{at}.{name}", size.width)
-
-    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0, around=LLAMA_AROUND)
-    layers = _llama_costs(
-        layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
-    )
-    embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
-    after = [*make.norm(f"{top}norm", size.width)]
-    head, shared = _head(fields, size, make, table=f"{top}embed_tokens", tied=tied) if whole else ((), ())
-    after += head
-    return Parts(embed, layers, tuple(after), shared)
-
-
-def _llama_costs(
-    layers: Layers, fields: Fields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
-) -> Layers:
-    """The layers with what one costs besides its products."""
-    live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
-    # norms in single operations in float32, positions in ten, the gate's product, two sums
-    touched = (18 * norms + 6) * size.width + (12 + 18 * head_norms) * (size.queries + size.keys)
-    operations = layers.operations + NORM_OPERATIONS * (norms - 2) + HEAD_NORM_OPERATIONS * head_norms
-    kernels = (MIXTURE_KERNELS if mixture else LLAMA_KERNELS) + 8 * (norms - 2) + 16 * head_norms
-    if mixture:
-        inner = fields.number("moe_intermediate_size", default=size.inner)
-        operations += MIXTURE_OPERATIONS
-        chosen = fields.number("num_experts_per_tok", default=2)
-        touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
-    else:
-        touched += 5 * size.inner
-    return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
-
-
-def _plain_llama(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    bias = fields.flag("attention_bias", default=False)
-    return _llama(
-        fields,
-        size,
-        make,
-        whole,
-        query_bias=bias,
-        out_bias=bias,
-        inner_bias=fields.flag("mlp_bias", default=False),
-    )
-
-
-def _mistral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole)
-
-
-def _qwen2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, query_bias=True)
-
-
-def _qwen3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    bias = fields.flag("attention_bias", default=False)
-    return _llama(fields, size, make, whole, query_bias=bias, out_bias=bias, head_norms=True)
-
-
-def _gemma(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, tied=True)
-
-
-FOUR_NORMS: Final = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-
-
-def _gemma2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    parts = _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
-    return replace(parts, layers=replace(parts.layers, kernels=parts.layers.kernels + CAPPED_KERNELS))
-
-
-def _gemma3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS, head_norms=True)
-
-
-def _phi3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, merged=True)
-
-
-def _experts(fields: Fields, size: Sizes, make: Maker, *, experts: int, inner: int) -> Mixture:
-    chosen = fields.number("num_experts_per_tok", default=min(2, experts))
-    if chosen > experts:
-        raise CheckpointUnreadable(
-            f"{fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
-            "give the model's own config.json",
-        )
-    active = chosen / experts
-
-    def mixture(at: str) -> Tensors:
-        yield make.one(f"{at}.mlp.gate.weight", experts, size.width)
-        yield make.one(f"{at}.mlp.experts.gate_up_proj", experts, 2 * inner, size.width, active=active)
-        yield make.one(f"{at}.mlp.experts.down_proj", experts, size.width, inner, active=active)
-
-    return mixture
-
-
-def _mixtral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    experts = fields.number("num_local_experts", default=8)
-    mixture = _experts(fields, size, make, experts=experts, inner=size.inner)
-    return _llama(fields, size, make, whole, mixture=mixture)
-
-
-def _qwen2_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    shared = fields.number("shared_expert_intermediate_size", default=5632)
-    routed = _experts(
-        fields,
-        size,
-        make,
-        experts=fields.number("num_experts", default=60),
-        inner=fields.number("moe_intermediate_size", default=1408),
-    )
-
-    def mixture(at: str) -> Tensors:
-        for name in ("gate", "up"):
-            yield from make.linear(f"{at}.mlp.shared_expert.{name}_proj", size.width, shared)
-        yield from make.linear(f"{at}.mlp.shared_expert.down_proj", shared, size.width)
-        yield from routed(at)
-        yield from make.linear(f"{at}.mlp.shared_expert_gate", size.width, 1)
-
-    return _llama(fields, size, make, whole, query_bias=True, mixture=mixture)
-
-
-def _qwen3_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    mixture = _experts(
-        fields,
-        size,
-        make,
-        experts=fields.number("num_experts", "num_local_experts", default=128),
-        inner=fields.number("moe_intermediate_size", default=768),
-    )
-    return _llama(fields, size, make, whole, head_norms=True, mixture=mixture)
+BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
 
 
 def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
@@ -249,9 +47,7 @@ def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
         yield from make.norm(f"{at}.input_layernorm", size.width, bias=True)
 
     after = [*make.norm(f"{top}final_layernorm", size.width, bias=True)]
-    head, shared = (
-        _head(fields, size, make, table=f"{top}embed_tokens", tied=False, bias=True) if whole else ((), ())
-    )
+    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=False, bias=True)
     return Parts(
         tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width)),
         Layers(
@@ -282,7 +78,7 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
 
     before = [*make.table(f"{top}wte", size.vocabulary, width)]
     before += make.table(f"{top}wpe", fields.number("n_positions", "n_ctx", default=1024), width)
-    head, shared = _head(fields, size, make, table=f"{top}wte", tied=True) if whole else ((), ())
+    head, shared = output_head(fields, size, make, whole, table=f"{top}wte", tied=True)
     return Parts(
         tuple(before),
         Layers(
@@ -312,7 +108,7 @@ def _gpt_neox(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
         yield from make.linear(f"{at}.mlp.dense_4h_to_h", size.inner, width, bias=True)
 
     after = [*make.norm(f"{top}final_layer_norm", width, bias=True)]
-    head, shared = _head(fields, size, make, table=f"{top}embed_in", tied=False) if whole else ((), ())
+    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_in", tied=False)
     return Parts(
         tuple(make.table(f"{top}embed_in", size.vocabulary, width)),
         Layers(
@@ -353,7 +149,7 @@ def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     if word != width:
         closing += make.linear(f"{top}project_out", width, word)
     table = replace(size, width=word)
-    head, shared = _head(fields, table, make, table=f"{top}embed_tokens", tied=True) if whole else ((), ())
+    head, shared = output_head(fields, table, make, whole, table=f"{top}embed_tokens", tied=True)
     return Parts(
         tuple(before),
         Layers(
@@ -406,29 +202,16 @@ def _bert(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
-
 # model_type -> what it consists of
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
         "bert": _bert,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3_text": _gemma3,
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
-        "granite": _plain_llama,
-        "llama": _plain_llama,
-        "mistral": _mistral,
-        "mixtral": _mixtral,
         "opt": _opt,
         "phi": _phi,
-        "phi3": _phi3,
-        "qwen2": _qwen2,
-        "qwen2_moe": _qwen2_moe,
-        "qwen3": _qwen3,
-        "qwen3_moe": _qwen3_moe,
         "roberta": _bert,
         "xlm-roberta": _bert,
+        **LLAMAS,
     }
 )

@@ -120,9 +120,9 @@ def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDes
     if values.get("quantization_config"):
         raise ModelUnknown(f"{where}: it is a quantised model", INSTEAD)
     if kind not in FAMILIES:
+        listed = ", ".join(sorted(FAMILIES))
         raise ModelUnknown(
-            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {', '.join(FAMILIES)}",
-            INSTEAD,
+            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", INSTEAD
         )
     size = sizes(fields, head_width=HEAD_WIDTHS.get(kind))
     notes = (
