@@ -15,7 +15,7 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import asking, planning
+from probes.placement.planner import asking
 from probes.placement.planner.costs import packedlookups, packedtiers
 from probes.placement.planner.costs.option import Option
 from probes.placement.planner.planning import Made, make
@@ -25,6 +25,7 @@ from probes.placement.planner.searching.simulation import Blocks, simulate
 from probes.placement.planner.solver import integers
 from probes.placement.planner.solver.integers import Program
 from probes.placement.planner.solver.simplex import Tableau
+from probes.placement.planner.task import Task
 from probes.placement.soundness import flaw
 from probes.placement.values import LOADING_BYTES, Objective, Plan, Rings, Workload
 
@@ -512,7 +513,7 @@ def test_a_plan_does_well_on_a_quicker_host_too_where_that_costs_hardly_anything
     model, machine = describe("qwen2.5-3b"), replace(profile("h200"), operation_s=operation_us * 1e-6)
     work = Workload(1, 32, 128)
     found = make(model, machine, vram=4 * GIB, host=None, workload=work, objective="exact").found
-    task = planning._Task(model, machine, work, "exact", captured=False)
+    task = Task(model, machine, work, "exact", captured=False)
     shortest = search.search(task.counted, task.limits(4 * GIB, None))
     assert shortest
     assert found.timeline.seconds <= search.STEADIER * shortest.timeline.seconds
@@ -529,7 +530,7 @@ def test_a_captured_plan_and_one_that_waits_for_the_link_are_the_shortest() -> N
     model, machine = describe("qwen2.5-3b"), profile("h200")
     for captured, vram in ((True, 4 * GIB), (False, 2 * GIB)):
         work = Workload(1, 32, 128)
-        task = planning._Task(model, machine, work, "exact", captured=captured)
+        task = Task(model, machine, work, "exact", captured=captured)
         shortest = search.search(task.counted, task.limits(vram, None))
         assert shortest
         assert search.steadier(shortest, task.counted, task.limits(vram, None)) is shortest
@@ -678,7 +679,7 @@ def test_a_better_machine_is_no_slower_than_with_the_plan_of_a_worse_one(
     worse = profile("h100")
     better = replace(worse, **{rate: 1.4 * getattr(worse, rate) for rate in RATES})
     vram = model.weight_bytes * percent // 100 + 300 * MIB
-    tasks = [planning._Task(model, machine, work, "exact", captured) for machine in (worse, better)]
+    tasks = [Task(model, machine, work, "exact", captured) for machine in (worse, better)]
     limits = [task.limits(vram, None) for task in tasks]
     there, here = (search.search(task.counted, limit) for task, limit in zip(tasks, limits, strict=True))
     assert there
