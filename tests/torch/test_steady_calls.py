@@ -10,8 +10,8 @@ from torch import nn
 
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.lazy import Lazy
+from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.runtime.settling import ModuleSource
 from probes.placement.values import Rings
 
 BLOCKS = 24
