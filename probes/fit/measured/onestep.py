@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from probes.errors import LibraryMissing, ModelUnknown, UsageError
-from probes.fit.predicted.programs import LAYER_TARGETS
+from probes.fit.predicted.operations import LAYER_TARGETS
 from probes.fit.question import Built, Question
 from probes.placement.models.fromconfig import configured, library, refusals
 

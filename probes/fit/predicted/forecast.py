@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from probes.fit.predicted.programs import Attending, Pass, Weights, program_of
+from probes.fit.predicted.operations import Attending, Pass, Weights
+from probes.fit.predicted.programs import program_of
 from probes.fit.predicted.tape import Storage, Tape, Tensor
 from probes.fit.question import STATES, Axis, Largest, Question, Taken, Task
 from probes.placement.models.description import ModelDescription
