@@ -275,6 +275,30 @@ def test_a_factory_that_gives_no_module_is_refused():
         build(lambda: 3)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        nn.utils.parametrizations.orthogonal,
+        lambda linear: linear.weight.tolist(),
+        lambda linear: linear.weight.detach().numpy(),
+        lambda linear: linear.weight + torch.ones(4, 4),
+    ],
+)
+def test_a_factory_that_reads_weights_is_refused(read):
+    def factory():
+        linear = nn.Linear(4, 4)
+        read(linear)
+        return linear
+
+    with pytest.raises(PlacementError, match="the factory reads values of parameters"):
+        build(factory)
+
+
+def test_an_error_of_the_factory_is_its_own():
+    with pytest.raises(TypeError, match="can only concatenate"):
+        build(lambda: [] + ())
+
+
 def test_a_buffer_left_on_meta_must_come_from_the_checkpoint(tmp_path):
     def factory():
         with torch.device("meta"):

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from probes.errors import PlacementError
+from probes.machine.torchfacts import first_line
 
 Factory = Callable[[], nn.Module]
 
@@ -24,10 +25,20 @@ Factory = Callable[[], nn.Module]
 def build(factory: Factory) -> nn.Module:
     """The factory's model in evaluation mode, its parameters on meta and without gradients.
 
-    Raises PlacementError when the factory returns anything but a module, or makes tensor subclasses.
+    Raises PlacementError when the factory returns anything but a module, makes tensor subclasses, or reads
+    values of parameters. Errors of its own are its own.
     """
-    with _parameters_on_meta(), torch.inference_mode(False):
-        model = factory()
+    try:
+        with _parameters_on_meta(), torch.inference_mode(False):
+            model = factory()
+    except (RuntimeError, TypeError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise PlacementError(
+            "the factory reads values of parameters, which have none before the checkpoint is loaded: "
+            f"{first_line(error)}",
+            "leave that out of the factory, or load the model yourself and give it to place()",
+        ) from error
     if not isinstance(model, nn.Module):
         raise PlacementError(
             f"the factory returned {type(model).__name__}, not a torch.nn.Module",
