@@ -10,8 +10,8 @@ Objective = Literal["exact", "fast"]
 Becomes = Literal["", "float16", "float32"]
 
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
-# What loading takes in host memory beside what it brings there: buffers of 40 MiB that pieces of files pass
-# through, and less than 24 MiB for packing on the host and what is noted of each tensor.
+# What loading takes in host memory beside what it brings there: buffers of 24 MiB that pieces of files pass
+# through, and less than 40 MiB for packing on the host and what is noted of each tensor.
 LOADING_BYTES: Final = 64 << 20
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)

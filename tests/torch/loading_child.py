@@ -1,6 +1,7 @@
 """A process of its own that loads a checkpoint by a plan of one tier, and prints what it took as JSON.
 
 `python loading_child.py FOLDER TIER [uncached]`. In FOLDER is the model of `save`.
+`python loading_child.py FOLDER TIER [uncached] contiguous|channels_last`: in FOLDER are convolutions instead.
 """
 
 import json
@@ -17,6 +18,8 @@ from torch import nn
 
 from probes.placement.loading.load import load
 
+WIDTHS = (64, 1536)  # of convolutions, to warm up and to measure
+ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 LAYERS, WIDTH, ROWS = 12, 2048, 32  # of bfloat16: 8 MiB each, 96 MiB in all, and an embedding of 256 MiB
 
 
@@ -33,6 +36,43 @@ def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
     state["0.weight"] = (torch.randn(ROWS * width, width) * 0.02).bfloat16()
     save_file(state, folder / "model.safetensors")
     return sum(tensor.nbytes for tensor in state.values())
+
+
+def convolutions(width: int, order: str) -> nn.Module:
+    """Three, of 40 MiB each with a width of 1536."""
+    made = [nn.Conv2d(width, width, 3, bias=False, dtype=torch.bfloat16) for _ in range(3)]
+    return nn.Sequential(*made).to(memory_format=ORDERS[order])
+
+
+def save_convolutions(folder: Path) -> None:
+    """Write their checkpoints."""
+    for width in WIDTHS:
+        (folder / str(width)).mkdir()
+        state = {f"{i}.weight": (torch.randn(width, width, 3, 3) * 0.02).bfloat16() for i in range(3)}
+        save_file(state, folder / str(width) / "model.safetensors")
+
+
+def of_convolutions(folder: Path, tier: str, order: str) -> None:
+    """As `main`, with them."""
+    torch.set_num_threads(1)
+
+    def placed(width: int) -> nn.Module:
+        where = folder / str(width)
+        with torch.device("meta"):
+            plan = plan_of(convolutions(width, order), {str(i): tier for i in range(3)})
+        kept = False if "uncached" in sys.argv else where / order
+        return load(lambda: convolutions(width, order), where, plan, device="cpu", cache=kept)
+
+    small = placed(WIDTHS[0])
+    with torch.inference_mode():
+        small(torch.zeros(1, 64, 7, 7, dtype=torch.bfloat16))
+    small.placement.remove()
+    del small
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+    base = resident("VmRSS")
+    model = placed(WIDTHS[1])
+    print(json.dumps({"grown": resident("VmHWM") - base}))
+    model.placement.remove()
 
 
 def resident(what: str) -> int:
@@ -78,4 +118,8 @@ def main(folder: Path, tier: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    orders = [word for word in sys.argv if word in ORDERS]
+    if orders:
+        of_convolutions(Path(sys.argv[1]), sys.argv[2], orders[0])
+    else:
+        main(Path(sys.argv[1]), sys.argv[2])

@@ -214,6 +214,23 @@ def test_a_parameter_that_is_not_contiguous_gets_its_values_in_their_places(tmp_
     assert torch.equal(into, weights)
 
 
+@pytest.mark.parametrize("piece", [4, 20, 100, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_for_any_strides_come_piece_by_piece(piece, dtype, tmp_path, monkeypatch):
+    weights = torch.randn(5, 3, 2, 7)
+    save_file({"weight": weights}, tmp_path / "m.safetensors")
+    monkeypatch.setattr("probes.placement.packing.staging.PIECE_BYTES", piece)
+    order = (2, 0, 3, 1)
+    into = torch.empty([weights.shape[d] for d in order], dtype=dtype).permute(
+        [order.index(d) for d in range(4)]
+    )
+    with opened(tmp_path / "m.safetensors") as checkpoint:
+        model = nn.Module()
+        model.register_parameter("weight", nn.Parameter(torch.empty(5, 3, 2, 7, device="meta")))
+        CheckpointValues(model, checkpoint).bring(model.weight, into)
+    assert torch.equal(into, weights.to(dtype))
+
+
 def test_a_folder_of_several_files_is_one_checkpoint(tmp_path):
     model = Tied()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

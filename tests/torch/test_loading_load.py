@@ -13,8 +13,10 @@ import torch
 from placement_plans import plan_of
 from safetensors.torch import save_file
 from tied_model import Model
+from torch import nn
 
 from probes.errors import CheckpointUnreadable, PlacementError
+from probes.placement.loading import load as placed_loading
 from probes.placement.loading.checkpoint import Checkpoint
 from probes.placement.loading.load import load
 from probes.placement.models.modules import find_blocks
@@ -100,6 +102,47 @@ def test_a_second_load_packs_nothing_and_reads_no_unpacked_weights_of_packed_blo
     assert not [name for name in read if name.endswith(("up.weight", "down.weight"))]
     with torch.inference_mode():
         assert torch.equal(again(torch.arange(6)[None]), model(torch.arange(6)[None]))
+
+
+def convolutions():
+    """Two in channels_last, whose outputs have the file's order, and one in which they haven't."""
+    made = nn.Sequential(
+        nn.Conv2d(16, 64, 3, dtype=torch.bfloat16).to(memory_format=torch.channels_last),
+        nn.Conv2d(64, 96, (3, 5), dtype=torch.bfloat16).to(memory_format=torch.channels_last),
+        nn.Conv2d(96, 32, 1, dtype=torch.bfloat16),
+    )
+    flipped = made[2].weight.detach().permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)
+    made[2].weight = nn.Parameter(flipped)
+    return made.eval()
+
+
+@pytest.mark.parametrize("tier", ["packed", "streamed_packed", "streamed", "resident", "disk"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_tensors_of_another_order_in_memory_come_to_any_tier(tier, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(placed_loading, "REORDERED", 3000)
+    torch.manual_seed(0)
+    model = convolutions()
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    wait_until_settled(tmp_path / "model.safetensors")
+    x = torch.randn(2, 16, 9, 11, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        want = model(x)
+    plan = plan_of(model, {str(i): tier for i in range(3)})
+    read, real = [], Checkpoint.read_into
+    monkeypatch.setattr(
+        Checkpoint, "read_into", lambda self, name, *rest: (read.append(name), real(self, name, *rest))[1]
+    )
+    for nth in range(2):
+        read.clear()
+        cache = tmp_path / "packed" if kept else False
+        placed = load(convolutions, tmp_path, plan, device="cpu", cache=cache)
+        if nth and kept and "packed" in tier:
+            assert not [name for name in read if name.endswith("weight")]
+        with torch.inference_mode():
+            assert torch.equal(placed(x), want)
+        placed.placement.remove()
+        assert [p.stride() for p in placed.parameters()] == [p.stride() for p in model.parameters()]
 
 
 def test_a_changed_checkpoint_of_the_same_size_is_packed_again(saved, tmp_path):

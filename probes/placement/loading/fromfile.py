@@ -58,12 +58,17 @@ class CheckpointValues:
         assert found is not None  # else it didn't fit the model
         return found
 
-    def origin(self, parameter: torch.Tensor) -> Origin | None:
-        """Where the parameter's bytes are in a file; None where they aren't stored as they are in memory."""
+    def origin(self, parameter: torch.Tensor, order: tuple[int, ...]) -> Origin | None:
+        """Where the parameter's bytes are in a file; None where they are of another dtype there.
+
+        `order`: of its dimensions in memory, from the slowest to the quickest.
+        """
         stored = self._checkpoint.tensors[self._fillings[id(parameter)].sources[0]]
-        if torch_dtype(stored) is not parameter.dtype or not parameter.is_contiguous():
+        if torch_dtype(stored) is not parameter.dtype:
             return None
-        return Origin(self._checkpoint.file_of(stored.name), stored.offset, stored.offset + stored.n_bytes)
+        moved = order if order != tuple(range(len(order))) else ()
+        path, start = self._checkpoint.file_of(stored.name), stored.offset
+        return Origin(path, start, start + stored.n_bytes, moved)
 
     def fill_buffers(self) -> None:
         """Read the buffers that the checkpoint has. The others keep the values that the factory gave them."""

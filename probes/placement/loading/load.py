@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from probes.placement.runtime.storage.valuesource import own_values
 from probes.placement.values import LOADING_BYTES, CardsPlan, Plan
 from probes.shared.units import binary_bytes
 
+REORDERED = 1 << 17  # numbers that are read at once to be brought into another order
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
 
 
@@ -130,7 +132,7 @@ class FromCheckpoint:
         content = Content(partial(self._in_pieces, entry), on_device, dense)
         if not self._cache:
             return Kept.nowhere(content)
-        return self._cache.packed(content, origin=self._values.origin(entry.parameter))
+        return self._cache.packed(content, origin=self._values.origin(entry.parameter, memory_order(entry)))
 
     def _whole(self, entry: Entry, device: torch.device) -> Values:
         """The values in the order of memory."""
@@ -140,10 +142,12 @@ class FromCheckpoint:
         return Values.of(found)
 
     def _in_pieces(self, entry: Entry) -> Values:
-        """The same on the host, read as often as need be; whole where they are stored in another order."""
-        host = torch.device("cpu")
-        if memory_order(entry) != tuple(range(len(entry.shape))):
-            return self._whole(entry, host)
+        """The same on the host, read as often as need be; as a whole where the order is quite another."""
+        host, order = torch.device("cpu"), memory_order(entry)
+        moved = next((d for d, at in enumerate(order) if d != at), None)
+        if moved is not None and all(entry.shape):
+            row = prod(entry.shape[moved:])
+            return self._in_rows(entry, moved, row) if row <= REORDERED else self._whole(entry, host)
 
         def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
             if memory is None:
@@ -153,6 +157,29 @@ class FromCheckpoint:
             return found
 
         return Values(entry.given, entry.shape, host, read)
+
+    def _in_rows(self, entry: Entry, moved: int, row: int) -> Values:
+        """The same of a tensor that is stored in another order, but only within rows of so many numbers.
+
+        These are over its dimensions from `moved` on: of a convolution with `channels_last`, an output's.
+        """
+        order = memory_order(entry)
+        shape, n = tuple(entry.shape[d] for d in order), prod(entry.shape)
+        step = REORDERED // row * row
+
+        def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
+            found = (
+                torch.empty(last - first, dtype=entry.given) if memory is None else memory.view(entry.given)
+            )
+            for begin in range(first // row * row, last, step):
+                part = torch.empty(min(step, n - begin), dtype=entry.given)
+                self._values.bring(entry.parameter, part, first=begin, buffers=self._converting)
+                rows = part.view(-1, *entry.shape[moved:]).permute(0, *(d - moved + 1 for d in order[moved:]))
+                low, high = max(first, begin), min(last, begin + part.numel())
+                found[low - first : high - first] = rows.reshape(-1)[low - begin : high - begin]
+            return found
+
+        return Values(entry.given, shape, torch.device("cpu"), read)
 
     def way_back(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """They are read again."""

@@ -23,15 +23,9 @@ def bring(
     They are converted by way of `given`, the model's own dtype. Raises OverflowError where a number is too
     large for it or for the target's.
     """
-    if not target.is_contiguous():
-        whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        bring(read, stored, whole, given=given, buffers=buffers)
-        target.copy_(whole)
-        return
-    if target.device.type == "cpu" and target.dtype is given is stored:
+    if target.is_contiguous() and target.device.type == "cpu" and target.dtype is given is stored:
         read(bytes_of(target), 0)
         return
-    flat = target.view(-1)
 
     def piece(start: int, memory: torch.Tensor) -> None:
         read(bytes_of(memory), start)
@@ -40,8 +34,24 @@ def bring(
             if dtype is not values.dtype:
                 require_range(values, dtype)
                 values = values.to(dtype)
-        first = start // stored.itemsize
-        with torch.inference_mode(flat.is_inference()):
-            flat[first : first + values.numel()].copy_(values)
+        with torch.inference_mode(target.is_inference()):
+            _put(target, start // stored.itemsize, values)
 
-    buffers.each(flat.numel() * stored.itemsize, piece)
+    buffers.each(target.numel() * stored.itemsize, piece)
+
+
+def _put(target: torch.Tensor, first: int, values: torch.Tensor) -> None:
+    """Write flat values into a tensor of any strides, from its number `first` in row-major order on."""
+    if target.is_contiguous():
+        target.view(-1)[first : first + values.numel()].copy_(values)
+        return
+    row = target[0].numel()
+    while values.numel():
+        at, start = divmod(first, row)
+        whole = 0 if start else values.numel() // row
+        count = whole * row or min(row - start, values.numel())
+        if whole:
+            target[at : at + whole].copy_(values[:count].view(whole, *target.shape[1:]))
+        else:
+            _put(target[at], start, values[:count])
+        first, values = first + count, values[count:]

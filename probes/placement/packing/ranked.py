@@ -10,14 +10,14 @@ bits), `two` (the code's lower 2 bits), `exponents` of the escapes in order, `st
 block). Elements of a block that share a byte are a half, quarter or eighth of the block apart.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.packing.layouts import Layout
-from probes.placement.packing.window import Grown, Place, Words, chunk
+from probes.placement.packing.window import Grown, Place, Words, chunk, exponents, true_places
 
 CODES: Final = 7
 _BLOCK: Final = 2048  # what the kernel handles
@@ -37,33 +37,45 @@ def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
 
 
 def encode(
-    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place
+    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
 ) -> dict[str, torch.Tensor]:
-    """Place the large parts of `n` words, which are a whole number of blocks; the others are returned."""
+    """Place the large parts of `n` words, a whole number of blocks, if wanted; the others are returned."""
     block, low_bits = block_of(n), layout.mantissa_bits - 7
     # grown, not listed, as in `window`
-    exponents, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
-    code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=words.device)
-    code_of[torch.tensor(table, device=words.device)] = torch.arange(
-        1, CODES + 1, dtype=torch.uint8, device=words.device
-    )
+    found, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
+    code_of = _coding(layout, table, words.device)
     for span in _chunks(n, block, words.device):
         piece = words.read(span.start, span.stop)
-        field = (piece >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
-        code = code_of.index_select(0, field.to(torch.int32))
-        sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
-        place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
-        low = ((piece & ((1 << low_bits) - 1)) << 1).to(torch.uint8)
-        more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
-        place("more", span.start * (low_bits + 1) // 8, more)
-        place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
-        counts.append((code == 0).view(-1, block).sum(1))
-        exponents.append(field[code == 0].to(torch.uint8))
+        field = exponents(layout, piece)
+        code = code_of(field)
+        if place:
+            sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
+            place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
+            low = (piece.to(torch.uint8) & ((1 << low_bits) - 1)) << 1
+            more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
+            place("more", span.start * (low_bits + 1) // 8, more)
+            place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
+        escapes = true_places(((code + CODES) >> 3) ^ 1)  # code 0 alone: the others are 1 to 7
+        edges = torch.arange(0, piece.numel() + 1, block, device=words.device)
+        counts.append(torch.searchsorted(escapes, edges).diff())
+        found.append(field[escapes])
     in_blocks = counts.whole()
     return {
-        "exponents": exponents.whole(),
+        "exponents": found.whole(),
         "starts": (in_blocks.cumsum(0) - in_blocks).to(torch.int32),
     }
+
+
+def _coding(
+    layout: Layout, table: tuple[int, ...], device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes codes of exponents, both in bytes: by arithmetic where the table has neighbours alone."""
+    first, last = table[0], table[-1]
+    if last - first == CODES - 1:  # what is below the first wraps to large bytes
+        return lambda field: (field - first).clamp_(max=CODES).add_(1).bitwise_and_(CODES)
+    code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=device)
+    code_of[torch.tensor(table, device=device)] = torch.arange(1, CODES + 1, dtype=torch.uint8, device=device)
+    return lambda field: code_of.index_select(0, field.to(torch.int32))
 
 
 def large_parts(layout: Layout, n: int) -> dict[str, int]:

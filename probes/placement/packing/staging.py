@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
+from threading import Lock
 from typing import Final, TypeVar
 
 import torch
 
-PIECE_BYTES: Final = 8 << 20  # large enough for a disk, small enough to share among threads
-THREADS: Final = min(5, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
+PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
+THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
 
 Found = TypeVar("Found")
 
@@ -25,13 +26,23 @@ class Buffers:
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count
-        self.release()
+        self._made = Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._free = self._none_yet()
 
     def release(self) -> None:
-        """Let the memory go; new buffers are made if need be."""
-        self._free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        """Let the memory and the threads go; new ones are made if need be."""
+        with self._made:
+            threads, self._threads = self._threads, None
+        if threads:
+            threads.shutdown()
+        self._free = self._none_yet()
+
+    def _none_yet(self) -> "SimpleQueue[torch.Tensor | None]":
+        free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
         for _ in range(self._count):
-            self._free.put(None)
+            free.put(None)
+        return free
 
     def each(self, n_bytes: int, work: Callable[[int, torch.Tensor], Found]) -> list[Found]:
         """What `work` returns for each piece of so many bytes: called with its start and a buffer as large.
@@ -52,8 +63,11 @@ class Buffers:
         starts = range(0, n_bytes, PIECE_BYTES)
         if len(starts) < 2:
             return [one(start) for start in starts]
-        with ThreadPoolExecutor(self._count, thread_name_prefix="weir-pieces") as threads:
-            return list(threads.map(one, starts))
+        with self._made:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="weir-pieces")
+            mapped = self._threads.map(one, starts)
+        return list(mapped)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

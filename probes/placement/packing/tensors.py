@@ -80,28 +80,30 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
     return Packed(LAYOUTS[of.layout], of.shape, parts | others, base=of.base, table=of.table)
 
 
-def pack_into(put: Put, values: Values, *, dense: bool = False) -> Packed | None:
+def pack_into(put: Put | None, values: Values, *, dense: bool = False) -> Packed | None:
     """Pack values that may not be in memory as a whole, as `pack` does, and return the outline.
 
     `put` gets the bytes of the flat buffer, in no order, without the gaps between its parts. Where packing
-    isn't worth it, it may have got bytes that are of no use.
+    isn't worth it, it may have got bytes that are of no use. Without it, only the outline is found, which is
+    less work.
     """
     offsets: dict[str, int] = {}
 
     def place(name: str, start: int, piece: torch.Tensor) -> None:
+        assert put
         put(offsets[name] + start, piece.to(torch.uint8))
 
-    def allocate(sizes: Mapping[str, int]) -> Place:
+    def allocate(sizes: Mapping[str, int]) -> Place | None:
         ends = accumulate(aligned(size) for size in sizes.values())
         offsets.update(zip(sizes, (0, *ends), strict=False))
-        return place
+        return place if put else None
 
     found = _encode(values, allocate, dense=dense)
     if found is None:
         return None
     of, others = found
     for part, offset in zip(of.parts, of.offsets(), strict=True):
-        if part.name in others:
+        if put and part.name in others:
             put(offset, others[part.name].view(torch.uint8))
     return outline(of, others["starts"].cpu())
 
@@ -167,7 +169,7 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
 
 
 def _encode(
-    values: Values, allocate: Callable[[Mapping[str, int]], Place], *, dense: bool
+    values: Values, allocate: Callable[[Mapping[str, int]], Place | None], *, dense: bool
 ) -> tuple[PackedForm, dict[str, torch.Tensor]] | None:
     """Place the large parts, for which `allocate` gets the bytes. Returns the form and the other parts."""
     n = prod(values.shape)

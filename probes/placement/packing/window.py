@@ -69,23 +69,25 @@ def best_base(counts: torch.Tensor) -> tuple[int, float]:
     return base, float(sums[base] / counts.sum().clamp(min=1))
 
 
-def encode(layout: Layout, words: Words, cut: Grid, *, base: int, place: Place) -> dict[str, torch.Tensor]:
-    """Place the large parts of the words (flat, padded to whole rows); the others are returned."""
+def encode(
+    layout: Layout, words: Words, cut: Grid, *, base: int, place: Place | None
+) -> dict[str, torch.Tensor]:
+    """Place the large parts of the words (flat, padded to whole rows), if wanted; the others are returned."""
     half = cut.width // 2
     # grown, not listed: small tensors that stay between large ones that go would leave holes in the heap
     found, values = Grown(torch.int64, words.device), Grown(layout.word, words.device)
     for first, last in row_chunks(cut, words.device):
         start = first * cut.width
         piece = words.read(start, last * cut.width)
-        code, escape = _codes(layout, piece, base)
-        rest = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
-        rest |= piece & ((1 << layout.mantissa_bits) - 1)
-        rest.masked_fill_(escape, 0)
-        for i in range(_planes(layout)):
-            place(f"rest{i}", start, rest >> (8 * i) if i else rest)
-        pair = code.view(last - first, 2, half)
-        place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
-        indices = escape.nonzero().squeeze(1)
+        code, indices = _codes(layout, piece, base)
+        if place:
+            rest = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
+            rest |= piece & ((1 << layout.mantissa_bits) - 1)
+            rest.index_fill_(0, indices, 0)
+            for i in range(_planes(layout)):
+                place(f"rest{i}", start, rest >> (8 * i) if i else rest)
+            pair = code.view(last - first, 2, half)
+            place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
         values.append(piece[indices])
         found.append(indices + start)
     return _escapes(values.whole(), found.whole(), cut)
@@ -135,8 +137,8 @@ def decoded_rows(
 
 def _words(layout: Layout, byte: torch.Tensor, planes: Sequence[torch.Tensor], base: int) -> torch.Tensor:
     """The words, flat, of rows with these codes, of shape (rows, 1, width / 2); escapes are still zero."""
-    code = torch.cat((byte & 15, byte >> 4), 1).view(-1).to(layout.word)
-    words = ((code + base) * (code > 0)) << layout.mantissa_bits
+    code = torch.cat((byte & 15, byte >> 4), 1).view(-1)
+    words = ((code + base) * ((code + _WINDOW) >> 4)).to(layout.word) << layout.mantissa_bits  # 0 of code 0
     rest = planes[0].to(layout.word)
     for i, plane in enumerate(planes[1:], start=1):
         rest |= plane.to(layout.word) << (8 * i)
@@ -171,11 +173,39 @@ def _planes(layout: Layout) -> int:
 
 
 def _codes(layout: Layout, words: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
-    code = (words >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
-    code -= base
-    coded = (code > 0) & (code <= _WINDOW)
-    code *= coded
-    return code.to(torch.uint8), ~coded & ((words << 1) != 0)
+    """The codes, in bytes, and the indices of the escapes.
+
+    Of bytes, a CPU calculates with many at once; comparing takes it twenty times as long.
+    """
+    code = exponents(layout, words)
+    code -= base + 1  # what is below the window wraps to large bytes, like what is above it
+    code.clamp_(max=_WINDOW)
+    code += 1
+    others = true_places(code >> 4)
+    code &= _WINDOW
+    return code, others[(words[others] << 1) != 0]
+
+
+def exponents(layout: Layout, words: torch.Tensor) -> torch.Tensor:
+    """The words' exponents, in bytes."""
+    field = (words >> layout.mantissa_bits).to(torch.uint8)
+    return field if layout.exponent_bits == 8 else field & ((1 << layout.exponent_bits) - 1)
+
+
+def true_places(flags: torch.Tensor) -> torch.Tensor:
+    """The indices of the ones among flat bytes that are 0 or 1.
+
+    On a CPU, where they are few, 8 are looked at at once, which is 8 times as quick.
+    """
+    whole = flags.numel() // 8 * 8
+    if flags.device.type != "cpu":
+        return flags.nonzero().squeeze(1)
+    eights = flags[:whole].view(torch.int64).nonzero()
+    if eights.numel() > whole // 32:
+        return flags.nonzero().squeeze(1)
+    near = (eights * 8 + torch.arange(8)).view(-1)
+    near = torch.cat((near, torch.arange(whole, flags.numel())))
+    return near[flags[near].to(torch.bool)]
 
 
 def _escapes(values: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,6 +199,18 @@ def test_what_was_unused_the_longest_makes_room(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= kept.most_bytes
 
 
+def test_a_folder_with_room_is_not_looked_through_for_each_entry(tmp_path, monkeypatch):
+    """With 250 entries that took half a second of a load."""
+    looked, real = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or real(path))
+    kept = Cache(tmp_path)
+    monkeypatch.setattr(cache, "sweep_partials", lambda _folder: None)  # which looks, too
+    for seed in range(4):
+        packed(kept, gaussian(64, 1024, seed=seed))
+    assert looked == [tmp_path]
+    assert len(list(tmp_path.glob("*.packed"))) == 4
+
+
 def test_an_entry_larger_than_the_bound_is_not_stored(tmp_path):
     assert packed(Cache(tmp_path, most_bytes=1000), gaussian(64, 1024)) is not None
     assert not list(tmp_path.iterdir())
@@ -252,6 +265,18 @@ def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
     pieces = b"".join(hashlib.sha256(piece.numpy().tobytes()).digest() for piece in flat.split(1 << 12))
     about = json.dumps([content._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
     assert key(tensor) == hashlib.sha256(about + pieces).hexdigest() != key(other)
+
+
+def test_threads_and_buffers_serve_many_tensors_and_go_when_they_are_released():
+    buffers = staging.Buffers(3)
+    names = set()
+    for _ in range(4):
+        names |= set(buffers.each(9 << 20, lambda _start, _memory: threading.current_thread().name))
+    assert 1 <= len(names) <= 3
+    buffers.release()
+    assert not names & {thread.name for thread in threading.enumerate()}
+    assert buffers.each(5 << 20, lambda start, memory: (start, memory.numel()))[-1] == (4 << 20, 1 << 20)
+    buffers.release()
 
 
 def test_the_folder_is_where_other_caches_are():

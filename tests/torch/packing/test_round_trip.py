@@ -74,6 +74,52 @@ def test_all_65536_patterns_come_back_among_weights_that_pack(layout):
     assert same(unpack(packed), tensor)
 
 
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("escapes", [0.0, 0.002, 0.1])
+def test_codes_and_escapes_are_what_the_layout_says(escapes, dense):
+    """They are found by calculating with bytes, 8 at once where escapes are few; this says it one by one."""
+    tensor = gaussian(65, 1024)
+    drawn = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(5))
+    tensor[drawn < escapes] = 1e20
+    tensor[drawn > 0.97] = -0.0
+    found = pack(tensor, dense=dense)
+    assert found
+    words = [int(word) & 0xFFFF for word in bits(tensor)]
+    fields = [word >> 7 & 255 for word in words]
+    if dense:
+        assert found.table == tuple(sorted(found.table))
+        code_of = {exponent: code for code, exponent in enumerate(found.table, start=1)}
+        assert found.parts["exponents"].tolist() == [field for field in fields if field not in code_of]
+        block = tensor.numel() // found.parts["starts"].numel()
+        before = [sum(field not in code_of for field in fields[:at]) for at in range(0, len(fields), block)]
+        assert found.parts["starts"].tolist() == before
+        assert found.parts["rest"].tolist() == [word >> 8 & 128 | word & 127 for word in words]
+        return
+    coded = [found.base < field <= found.base + 15 for field in fields]
+    listed = [i for i, word in enumerate(words) if not coded[i] and word << 1 & 0xFFFF]
+    assert found.parts["positions"].tolist() == [i % 1024 for i in listed]
+    assert [value & 0xFFFF for value in found.parts["values"].tolist()] == [words[i] for i in listed]
+    rest = [word >> 8 & 128 | word & 127 for word in words]
+    for i in listed:
+        rest[i] = 0
+    assert found.parts["rest0"].tolist() == rest
+    codes = torch.tensor([f - found.base if c else 0 for f, c in zip(fields, coded, strict=True)])
+    pair = codes.view(65, 2, 512)
+    assert torch.equal(found.parts["codes"].long(), (pair[:, 0] | pair[:, 1] << 4).view(-1))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_an_outline_is_found_without_the_bytes(dense):
+    values, put = tensors.Values.of(gaussian(300, 1024)), []
+    whole = tensors.pack_into(lambda start, piece: put.append((start, piece)), values, dense=dense)
+    alone = tensors.pack_into(None, values, dense=dense)
+    assert whole
+    assert alone
+    assert put
+    assert form(alone) == form(whole)
+    assert torch.equal(alone.parts["starts"], whole.parts["starts"])
+
+
 def test_float32_of_every_exponent_and_random_bits_come_back():
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(-(2**31), 2**31, (70_001,), generator=generator, dtype=torch.int64).to(torch.int32)

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.disk.content import Content, Origin, content_key, forget, origin_key
+from probes.placement.packing.disk.content import Content, Origin, content_key, origin_key
 from probes.placement.packing.disk.entryfile import Entry, opened, written
 from probes.placement.packing.forms import PackedForm
 from probes.placement.packing.packed import Packed, Put, form, scattered
@@ -49,7 +49,7 @@ class Kept:
     @staticmethod
     def nowhere(content: Content, values: Values | None = None) -> "Kept | None":
         """One that is packed again when it is written; None where packing saves nothing."""
-        found = content.pack(forget, values)
+        found = content.pack(None, values)
         return Kept(found, content) if found else None
 
     def write(self, parts: Iterable[tuple[Packed, torch.Tensor]]) -> bool:
@@ -83,6 +83,7 @@ class Cache:
         self.most_bytes = most_bytes
         self._buffers = buffers or Buffers()
         self._swept = False  # of what killed processes left
+        self._left = -1  # bytes that may be stored until the folder is looked through again
 
     def packed(self, content: Content, *, origin: Origin | None = None) -> Kept | None:
         """The tensor packed; None where that saves nothing.
@@ -169,7 +170,9 @@ class Cache:
                     )
                 finally:
                     os.close(descriptor)
-            self._make_room(path)
+            self._left -= path.stat().st_size
+            if self._left < 0:
+                self._make_room(path)
             return (made,)
         return None
 
@@ -177,16 +180,22 @@ class Cache:
         return self.folder / (key + _ENTRY)
 
     def _make_room(self, newest: Path) -> None:
-        """Remove what was unused the longest, until the rest fits."""
+        """Remove what was unused the longest, until the rest fits.
+
+        To look through a folder of many for each entry would take longer than to store them. So that is done
+        again after an eighth of what is left has been stored.
+        """
         found = []
-        for path in self.folder.iterdir():
-            if path.suffix in (_ENTRY, _ORIGIN):
-                with suppress(FileNotFoundError):  # another process makes room as well
-                    status = path.stat()
-                    found.append((path == newest, status.st_mtime_ns, status.st_size, path))
+        with os.scandir(self.folder) as files:
+            for file in files:
+                if file.name.endswith((_ENTRY, _ORIGIN)):
+                    with suppress(FileNotFoundError):  # another process makes room as well
+                        status = file.stat()
+                        found.append((file.name == newest.name, status.st_mtime_ns, status.st_size, file.path))
         found.sort(reverse=True)
         room = self.most_bytes
         for _, _, size, path in found:
             room -= size
             if room < 0:
-                path.unlink(missing_ok=True)
+                Path(path).unlink(missing_ok=True)
+        self._left = max(room, 0) // 8

@@ -16,7 +16,7 @@ from probes.placement.packing.packed import Packed, Put
 from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.packing.tensors import Values, pack_into
 
-_VERSION: Final = 2  # of the layouts and of these files: another one has other names
+_VERSION: Final = 3  # of the layouts and of these files: another one has other names
 _SETTLED_NS: Final = 100_000_000  # a file changed more recently may change again within one tick of its times
 
 
@@ -27,6 +27,7 @@ class Origin:
     path: Path
     start: int
     end: int
+    order: tuple[int, ...] = ()  # of its dimensions in memory, where that isn't the file's
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Content:
                 return self.on_device()
         return self.on_host()
 
-    def pack(self, put: Put, values: Values | None = None) -> Packed | None:
+    def pack(self, put: Put | None, values: Values | None = None) -> Packed | None:
         """As `pack_into` does, on the host where the GPU has too little memory."""
         with suppress(torch.cuda.OutOfMemoryError):
             return pack_into(put, values or self.values(), dense=self.dense)
@@ -78,14 +79,11 @@ def origin_key(origin: Origin, dense: bool) -> str | None:
     if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _SETTLED_NS:
         return None
     times = [status.st_mtime_ns, status.st_ctime_ns]
-    about = [_VERSION, status.st_dev, status.st_ino, status.st_size, *times, origin.start, origin.end, dense]
+    where = [origin.start, origin.end, *origin.order]
+    about = [_VERSION, status.st_dev, status.st_ino, status.st_size, *times, dense, *where]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def digest_of(about: str, pieces: Iterable[bytes]) -> str:
     """SHA-256 of a text and of the digests of pieces."""
     return hashlib.sha256(about.encode() + b"".join(pieces)).hexdigest()
-
-
-def forget(_start: int, _piece: torch.Tensor) -> None:
-    """Packed bytes are of no use where only the outline is wanted."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from probes.placement.packing.disk.content import Content, digest_of, forget
+from probes.placement.packing.disk.content import Content, digest_of
 from probes.placement.packing.forms import ALIGNMENT, PackedForm
 from probes.placement.packing.packed import Packed, Put, form, outline
 from probes.placement.packing.staging import Buffers, bytes_of
@@ -148,7 +148,7 @@ def _complete(descriptor: int, packed: Packed | None, most_bytes: int, buffers: 
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     os.ftruncate(descriptor, _MOST_HEADER + n_bytes)
     early = _early(of, packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32))
-    digest = Entry(descriptor, _MOST_HEADER, Header("", early, of)).digest(buffers, forget)
+    digest = Entry(descriptor, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
     line = json.dumps(encode(Header(digest, early, of))).encode().ljust(_MOST_HEADER - 1) + b"\n"
     if len(line) > _MOST_HEADER:
         raise OSError(errno.EFBIG, "the header is too long")
@@ -157,3 +157,7 @@ def _complete(descriptor: int, packed: Packed | None, most_bytes: int, buffers: 
 
 def _early(of: PackedForm | None, starts: torch.Tensor) -> str:
     return hashlib.sha256(json.dumps(encode(of)).encode() + bytes_of(starts)).hexdigest()
+
+
+def _forget(_start: int, _piece: torch.Tensor) -> None:
+    """Bytes are of no use where only their digest is wanted."""
