@@ -191,7 +191,9 @@ class Cache:
                 if file.name.endswith((_ENTRY, _ORIGIN)):
                     with suppress(FileNotFoundError):  # another process makes room as well
                         status = file.stat()
-                        found.append((file.name == newest.name, status.st_mtime_ns, status.st_size, file.path))
+                        found.append(
+                            (file.name == newest.name, status.st_mtime_ns, status.st_size, file.path)
+                        )
         found.sort(reverse=True)
         room = self.most_bytes
         for _, _, size, path in found:
