@@ -9,7 +9,7 @@ import torch
 from probes import cli
 from probes.errors import Exit, UsageError
 from probes.placement.models.checkpointfolder import read_folder
-from probes.placement.trial import checkpointed, ondevice, peers
+from probes.placement.trial import checkpointed, hostroom, ondevice, peers
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -152,7 +152,7 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
 ):
     saved(large, tmp_path / "model")
     file = planned(tmp_path / "model", "--vram", "42MiB")
-    monkeypatch.setattr(peers, "available_bytes", lambda _path: 1 << 20)
+    monkeypatch.setattr(hostroom, "available_bytes", lambda _path: 1 << 20)
     assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.DEVICE
     assert "are free here" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_a_plan_needs_room_for_what_loading_takes_beside_it(more, code, tmp_path
     file = planned(tmp_path / "model", "--vram", "42MiB")
     host = json.loads(file.read_text())["host"]
     there = host["pinned"] + host["pageable"] + (more << 20)
-    monkeypatch.setattr(peers, "_host_bytes", lambda _asked: there)
+    monkeypatch.setattr(hostroom, "bytes_for_weights", lambda _asked: there)
     assert cli.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == code
     assert ("are free here" in capsys.readouterr().err) == (code != Exit.OK)
 

@@ -5,7 +5,7 @@ import torch
 
 from probes import cli
 from probes.errors import Exit
-from probes.placement.trial import ondevice, peers
+from probes.placement.trial import hostroom, ondevice, peers
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
 
@@ -80,7 +80,7 @@ def test_random_weights_that_host_memory_has_no_room_for_are_refused_before_they
     monkeypatch, capsys
 ):
     """The kernel ended the process: the plan of a name had no limit of host memory."""
-    monkeypatch.setattr(peers, "available_bytes", lambda _path: 300 << 20)
+    monkeypatch.setattr(hostroom, "available_bytes", lambda _path: 300 << 20)
     monkeypatch.setattr(peers, "build", lambda *_: pytest.fail("drawn"))
     assert cli.main(WORDS) == Exit.DEVICE
     assert "bert-base has 415.39 MiB of weights, which are drawn in host memory" in capsys.readouterr().err

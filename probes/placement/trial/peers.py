@@ -6,14 +6,12 @@ The same weights, inputs and cap for all. Wall time of a pass in the steady stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from torch import nn
 
-from probes.errors import PlacementError, Unsupported
-from probes.machine.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.errors import Unsupported
 from probes.machine.torchfacts import refusals
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading.load import load
@@ -25,10 +23,10 @@ from probes.placement.planner.profiles import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import DTYPE_BYTES, StackPlan
-from probes.placement.trial import checkpointed
+from probes.placement.trial import checkpointed, hostroom
 from probes.placement.trial.compared import accelerated, resident
 from probes.placement.trial.ondevice import LONG_S, announce, capped, drawing_s, free, products_s, wall_s
-from probes.placement.values import LOADING_BYTES, Objective, Plan
+from probes.placement.values import Objective, Plan
 from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
@@ -85,11 +83,23 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     files, UsageError for an unknown machine, Unsupported and LibraryMissing where something can't be run.
     """
     built = _built(asked)
-    host = _host_bytes(asked) if asked.checkpoint else None
+    host = hostroom.bytes_for_weights(asked.host) if asked.checkpoint else None
     with _memory_for(asked):
         inputs = _inputs(built, asked)
+    made = asked.given or _planned(asked, built, inputs, host)
+    if asked.given and host is not None:
+        hostroom.require_plan(made, host)
+    if compare and host is not None:
+        hostroom.require_whole(sum(weight.nbytes for weight in built.module.parameters()), host)
+    kept = asked.checkpoint is not None and not compare  # a checkpoint may be larger than host memory
+    ours, output, report = _ours(asked, built, made, inputs, kept=kept)
+    peers = [_of_peer(peer, built, made, inputs, output=output) for peer in compare]
+    return Found((ours, *peers), report)
+
+
+def _planned(asked: Asked, built: Built, inputs: torch.Tensor, host: int | None) -> Plan:
     tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
-    made = asked.given or plan(
+    return plan(
         built.module,
         vram=asked.vram,
         host=host,
@@ -100,14 +110,14 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
         compute=asked.compute,
         weights=asked.checkpoint.path if asked.checkpoint else None,
     )
-    if asked.given and host is not None:
-        _require_host(made, host)
-    if compare and host is not None:
-        _require_whole(built.module, host)
+
+
+def _ours(
+    asked: Asked, built: Built, made: Plan, inputs: torch.Tensor, *, kept: bool
+) -> tuple[Ran, torch.Tensor, str]:
+    """The placed model's time, its output and its report. It stays placed where it is `kept`."""
     with capped(made.vram_budget):
-        if not torch.cuda.is_available():
-            weights = sum(block.weight_bytes for block in made.blocks)
-            announce(f"placing {binary_bytes(weights)} of weights", weights / PLACED_RATE)
+        _announce_placing(made)
         handle = _placed(built.module, made, asked.checkpoint)
         try:
             with _memory_for(asked):
@@ -115,16 +125,11 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
                 ours, output = _measured("placed", built, inputs)
                 if isinstance(ours.wall_s, float) and ours.wall_s < LONG_S:
                     handle.measure(_pass(built, inputs), passes=1)  # says what a pass waits for
-            report = str(handle.report()) if torch.cuda.is_available() else f"{NO_LIMIT}\n{handle.report()}"
+            report = str(handle.report())
         finally:
-            if compare or asked.checkpoint is None:  # a checkpoint may be larger than host memory
+            if not kept:
                 handle.remove()
-    found = [ours]
-    for peer in compare:
-        context = resident(built.module) if peer == "resident" else accelerated(built.module, made)
-        cap = nullcontext() if peer == "resident" else capped(made.vram_budget)
-        found.append(_of_peer(peer, built, inputs, context=context, cap=cap, output=output))
-    return Found(tuple(found), report)
+    return ours, output, report if torch.cuda.is_available() else f"{NO_LIMIT}\n{report}"
 
 
 def _built(asked: Asked) -> Built:
@@ -137,7 +142,7 @@ def _random(asked: Asked) -> Built:
     """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
     known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
     whole = StackPlan(known, known.layers or LAYERS, ())
-    host = _host_bytes(asked)
+    host = hostroom.bytes_for_weights(asked.host)
     if host is not None and whole.weight_bytes > host:
         raise Unsupported(
             f"{asked.model} has {binary_bytes(whole.weight_bytes)} of weights, which are drawn in host "
@@ -160,6 +165,13 @@ def _memory_for(asked: Asked) -> AbstractContextManager[None]:
     return refusals(what, "try a smaller --batch, or fewer --tokens")
 
 
+def _announce_placing(made: Plan) -> None:
+    """Where the CPU packs and converts, that takes a while."""
+    if not torch.cuda.is_available():
+        weights = sum(block.weight_bytes for block in made.blocks)
+        announce(f"placing {binary_bytes(weights)} of weights", weights / PLACED_RATE)
+
+
 def _announce_pass(built: Built, made: Plan, inputs: torch.Tensor) -> None:
     """Where the CPU computes, a pass of a large model takes as long as its products."""
     if torch.cuda.is_available():
@@ -176,35 +188,6 @@ def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) 
     skipped = checkpointed.ignored(module, checkpoint)
     handle: Handle = load(lambda: module, checkpoint.path, made, ignored=skipped).placement
     return handle
-
-
-def _host_bytes(asked: Asked) -> int | None:
-    """What weights may take of host memory; None: unknown, so what the machine's profile says."""
-    available = available_bytes(Path("/"))
-    if asked.host is not None or isinstance(available, Unknown):
-        return asked.host
-    return spendable_bytes(available, floor_bytes(available))
-
-
-def _require_host(made: Plan, host: int) -> None:
-    """Raise PlacementError for a plan that was made for a machine with more host memory than `load` finds."""
-    taken = made.host.pinned + made.host.pageable + LOADING_BYTES
-    if taken > host:
-        raise PlacementError(
-            f"the plan takes {binary_bytes(taken)} of host memory, and {binary_bytes(host)} are free here",
-            f"plan again with --host {host >> 20}MiB, or end other programs",
-        )
-
-
-def _require_whole(module: nn.Module, host: int) -> None:
-    """Peers start from weights in host memory. Raises Unsupported where they don't fit there."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    if weights > host:
-        raise Unsupported(
-            f"--compare needs the whole model in host memory: {binary_bytes(weights)}, and it may take "
-            f"{binary_bytes(host)}",
-            "run it without --compare, or raise --host",
-        )
 
 
 def _inputs(built: Built, asked: Asked) -> torch.Tensor:
@@ -224,16 +207,14 @@ def _nearest() -> Constants:
     return profile(matching(facts.name, target))
 
 
-def _of_peer(
-    peer: Peer,
-    built: Built,
-    inputs: torch.Tensor,
-    *,
-    context: AbstractContextManager[object],
-    cap: AbstractContextManager[object],
-    output: torch.Tensor,
-) -> Ran:
-    how = "all resident, not capped" if peer == "resident" else "accelerate's device_map"
+def _of_peer(peer: Peer, built: Built, made: Plan, inputs: torch.Tensor, *, output: torch.Tensor) -> Ran:
+    context: AbstractContextManager[object]
+    cap: AbstractContextManager[object]
+    if peer == "resident":
+        how, context, cap = "all resident, not capped", resident(built.module), nullcontext()
+    else:
+        how = "accelerate's device_map"
+        context, cap = accelerated(built.module, made), capped(made.vram_budget)
     try:
         with cap, context:
             ran, theirs = _measured(how, built, inputs)
