@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from probes.errors import PlacementError
-from probes.placement import place
+from probes.placement import place, plan_cards
 from probes.placement.models.modules import find_blocks
 from probes.placement.runtime.blocks.cardside import Cards
 from probes.placement.runtime.blocks.moving import Arithmetic
@@ -172,6 +172,19 @@ def test_activations_cross_once_where_the_code_between_blocks_only_passes_them_o
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_attention_takes_the_same_way_in_the_first_pass_as_on_one_card():
+    """Torch computes such a layer by one function, and otherwise where somebody watches its operations."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4).eval().requires_grad_(False)
+    x = torch.randn(1, 4, 64)
+    want = model(x)
+    handle = place(model, plan_cards(model, cards=2, vram=64 << 20, machine="h200"))
+    assert [torch.equal(model(x), want) for _ in range(3)] == [True] * 3
+    handle.remove()
+
+
 def test_a_later_call_that_computes_between_blocks_is_not_given_tensors_of_two_cards():
     """As with labels: only then is the loss computed from what the last block returns."""
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from probes.placement.runtime.blocks.hostside import Guard, is_compiled, moved, tensors_in, uncompiled
 
@@ -32,6 +32,7 @@ class Cards:
         self.made: dict[int, tuple[torch.Tensor, OnCard]] | None = None  # in a pass that is watched
         self.used: set[int] = set()  # guards whose outputs are used between blocks, in such a pass
         self.staying: frozenset[int] = frozenset()  # guards whose outputs stay on their card in this pass
+        self._watcher: _Watch | None = None
         self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
 
     def _moved(self, thing: Any, card: int) -> Any:
@@ -64,12 +65,20 @@ class Cards:
             return
         self.made, self.used, self.staying = {}, set(), frozenset()
         try:
-            with _Watch(self):
+            with _Watch(self) as self._watcher:
                 yield
             if len(self.seen) < MOST_KINDS:
                 self.seen[call] = frozenset(id(guard) for _, guard in self.made.values()) - self.used
         finally:
-            self.made, self.staying = None, before
+            self.made, self._watcher, self.staying = None, None, before
+
+    def unwatched(self) -> AbstractContextManager[object]:
+        """Nobody watches meanwhile: where a mode is active, torch's attention takes another way."""
+        watcher = self._watcher
+        if watcher is None or _get_current_function_mode() is not watcher:
+            return nullcontext()
+        away: AbstractContextManager[object] = _pop_mode_temporarily()
+        return away
 
 
 def on_card(device: torch.device) -> AbstractContextManager[object]:
@@ -95,7 +104,7 @@ class OnCard(Guard):
         cards.now = self._card
         try:
             given, named = cards.move(args, self._card), cards.move(kwargs, self._card)
-            with cards.current(self._card):
+            with cards.current(self._card), cards.unwatched():
                 output = self.forward(*given, **named)
         finally:
             cards.now = caller
