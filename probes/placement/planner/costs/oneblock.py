@@ -37,9 +37,8 @@ class OneBlock:
 
     @property
     def may_be_dense(self) -> bool:
-        """Whether there are 3-bit codes for it, which only graphs unpack in time."""
-        triton = self.machine.triton and self.work.captured
-        return triton and main_dtype(self.block) == "bfloat16"
+        """Whether there are 3-bit codes for it, which only kernels unpack in time."""
+        return self.machine.triton and main_dtype(self.block) == "bfloat16"
 
     def fuses(self) -> bool:
         """Whether products are computed straight from the packed weights."""

@@ -66,11 +66,12 @@ def _raw_s(one: OneBlock, *, dense: bool) -> float:
 def _streamed(one: OneBlock, plain: Option, packed: int) -> Option:
     """Copied from pinned memory to a slot."""
     fetches, machine = one.block.fetches, one.machine
+    copy_s = fetches * (machine.link_alpha_s + packed / machine.link_rate)
     return replace(
         plain,
         tier="streamed_packed",
-        copy_s=fetches * (machine.link_alpha_s + packed / machine.link_rate),
-        launch_s=plain.launch_s + fetches * one.python.of(COPY),
+        copy_s=copy_s,
+        launch_s=plain.launch_s + fetches * one.python.of(COPY) + one.python.beside(copy_s),
         vram_bytes=one.cache_bytes,
         pinned_bytes=packed,
         wire_bytes=fetches * packed,

@@ -16,6 +16,9 @@ CALL_TENSOR: Final = 0.13  # more, for each of its tensors
 COPY: Final = 1.3
 UNPACK: Final = 0.6
 PACKED_PRODUCT: Final = 1.1
+# Of a copy's time: operations take that much longer while the link is busy. Layers of Qwen2.5-3B took 456 us
+# of Python each, and 487 beside copies of another stream, H200 (docs/decisions/0073-python-beside-copies.md).
+BESIDE_COPY: Final = 0.07
 GENERATING: Final = 35  # operations of `generate` around a token, more than around a pass
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing
 
@@ -37,6 +40,10 @@ class PythonTime:
     def of(self, count: float) -> float:
         """For so many operations, which a graph doesn't take."""
         return 0.0 if self._work.captured else count * self._machine.operation_s
+
+    def beside(self, copy_s: float) -> float:
+        """More for everything that Python does while the link carries something for so many seconds."""
+        return 0.0 if self._work.captured else BESIDE_COPY * copy_s
 
     def of_call(self, more: float = 0.0) -> float:
         """For a call that weights are brought for, with so many operations more."""

@@ -87,11 +87,12 @@ def _converted(one: OneBlock, tier: Tier) -> Option:
 def _in_place(one: OneBlock) -> Option:
     """Read over the link by the kernels that need it."""
     machine, read = one.machine, one.gpu.bytes_in_place()
+    shared_s = 0.0 if machine.unified else read / machine.link_rate
     return Option(
         "in_place",
         compute_s=one.gpu.in_place(),
-        shared_s=0.0 if machine.unified else read / machine.link_rate,
-        launch_s=one.python.resident,
+        shared_s=shared_s,
+        launch_s=one.python.resident + one.python.beside(shared_s),
         vram_bytes=one.cache_bytes,
         pinned_bytes=one.n_bytes,
         wire_bytes=read,
@@ -104,10 +105,11 @@ def _moving(one: OneBlock, tier: Tier, *, kept: bool) -> Option:
     called = one.python.resident + fetches * one.python.of_call()
     plain = Option(tier, compute_s=one.gpu.from_vram(), launch_s=called)
     how, n_bytes = (_converted(one, tier), one.given_bytes) if kept else (plain, one.n_bytes)
+    copy_s = fetches * (machine.link_alpha_s + n_bytes / machine.link_rate)
     return replace(
         how,
-        copy_s=fetches * (machine.link_alpha_s + n_bytes / machine.link_rate),
-        launch_s=how.launch_s + fetches * one.python.of(COPY),
+        copy_s=copy_s,
+        launch_s=how.launch_s + fetches * one.python.of(COPY) + one.python.beside(copy_s),
         vram_bytes=one.cache_bytes,
         pinned_bytes=n_bytes,
         wire_bytes=fetches * n_bytes,
