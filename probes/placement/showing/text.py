@@ -62,9 +62,10 @@ def cards_lines(plan: CardsPlan) -> str:
 def _answer(plan: Plan) -> Iterable[str]:
     work, time = plan.workload, plan.time
     weights = sum(block.weight_bytes for block in plan.blocks)
+    rate = f"{work.batch / time.middle_s:.3g} tokens/s" if time.middle_s else "in no time"
     what = (
         f"generates a token every {duration(time.middle_s)}"
-        f" ({work.batch / time.middle_s:.3g} tokens/s{_batch(work.batch)}, "
+        f" ({rate}{_batch(work.batch)}, "
         f"{work.context_tokens} tokens of context)"
         if work.context_tokens
         else f"takes {duration(time.middle_s)} a pass "

@@ -36,5 +36,7 @@ def cache_bytes(block: BlockDescription, work: Pass) -> int:
 
 
 def main_dtype(block: BlockDescription) -> str:
-    """The dtype of its largest tensor."""
+    """The dtype of its largest tensor; float32 where it has none."""
+    if not block.tensors:
+        return "float32"
     return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Final
 
+from probes.errors import UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.costs.option import Option, Pass
@@ -28,13 +29,23 @@ class Kind:
 
 
 def kinds(model: ModelDescription, machine: Constants, work: Pass) -> tuple[Kind, ...]:
-    """The model's blocks by cost, each kind as the machine computes it."""
+    """The model's blocks by cost, each kind as the machine computes it.
+
+    Raises UsageError for a product or lookup whose tensor has no rows.
+    """
     places: dict[object, list[int]] = {}
     for place, block in enumerate(model.blocks):
         places.setdefault(block.kind, []).append(place)
     made = []
     for found in places.values():
         block = model.blocks[found[0]].computed(model.becomes)
+        for tensor in block.tensors:
+            if tensor.use != "elementwise" and len(tensor.shape) < 2:
+                said = f"{tensor.name} is described as a {tensor.use}"
+                raise UsageError(
+                    f"{said}, and its shape {list(tensor.shape)} has no rows",
+                    "describe it as elementwise",
+                )
         made.append(Kind(tuple(found), options(block, machine, work), block))
     return tuple(made)
 
