@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 import sys
+import tomllib
 from collections import Counter, defaultdict
 
 import architecture
@@ -344,6 +345,12 @@ def test_the_page_names_every_package() -> None:
     packages = {path.parent.relative_to(ROOT).as_posix() for path in MODULES}
     rows = set(re.findall(r"^\| `((?:buildtool|probes)[a-z/]*)/` \|", page, re.MULTILINE))
     assert rows == packages
+
+
+def test_a_wheel_has_every_package() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in MODULES}
+    assert set(listed) == folders | {"buildtool.images"}
 
 
 def test_files_are_written_in_one_way() -> None:
