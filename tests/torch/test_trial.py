@@ -1,10 +1,13 @@
 """`weir probe place` on the CPU: a whole run, and peers that need a GPU."""
 
+import os
+
 import pytest
 import torch
 
 from probes import cli
 from probes.errors import Exit
+from probes.placement.planner.reported import without_gpu
 from probes.placement.trial import hostroom, ondevice, peers
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
@@ -26,6 +29,11 @@ def test_a_model_is_placed_timed_and_reported(capsys):
     assert " a pass (wall)" in said
     assert "a pass takes " in said  # the report's own line, which told readers to "call measure()"
     assert "measure()" not in said
+
+
+def test_without_a_gpu_a_pass_is_predicted_for_the_processors_that_are_here(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 5})
+    assert peers._nearest() == without_gpu(3)
 
 
 @pytest.mark.parametrize("peer", ["accelerate", "resident"])

@@ -58,6 +58,13 @@ def constants(report: ProbeReport, *, name: str) -> Constants:
     return _measured(machine, gpu, rows, passes, profile=nearest, missing=missing)
 
 
+def without_gpu(cpus: int) -> Constants:
+    """A machine with so many processors and no GPU: the profiles' CPU, by its share of their cores."""
+    base, share = profile("h200"), cpus / CORES
+    rate = base.cpu_rate * min(share, 1.0)
+    return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share)
+
+
 def _gpu(report: ProbeReport) -> Gpu | None:
     torch = report.machine.torch
     return torch.gpus[0] if isinstance(torch, TorchFacts) and torch.gpus else None

@@ -3,9 +3,10 @@
 The same weights, inputs and cap for all. Wall time of a pass in the steady state leads.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -20,6 +21,7 @@ from probes.placement.planner.asking import plan
 from probes.placement.planner.computing import Compute
 from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.profiles import matching, profile
+from probes.placement.planner.reported import without_gpu
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.split import DTYPE_BYTES, StackPlan
@@ -201,7 +203,7 @@ def _inputs(built: Built, asked: Asked) -> torch.Tensor:
 def _nearest() -> Constants:
     """The profile of the card that is here, or that most like it; without a GPU, everything on the CPU."""
     if not torch.cuda.is_available():
-        return replace(profile("h200"), name="CPU", vram_bytes=0)
+        return without_gpu(len(os.sched_getaffinity(0)))
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     target = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
     return profile(matching(facts.name, target))

@@ -8,7 +8,7 @@ import pytest
 from probes.errors import UsageError
 from probes.placement.planner.asking import constants as asked
 from probes.placement.planner.profiles import matching, names, profile, sources, table
-from probes.placement.planner.reported import THERE, constants
+from probes.placement.planner.reported import THERE, constants, without_gpu
 from probes.records.schema import Small, TorchFacts, Unknown, read_report
 
 ROOT = Path(__file__).parents[4]
@@ -111,6 +111,15 @@ def test_a_part_of_a_name_is_none(said: str) -> None:
 )
 def test_a_card_is_planned_for_by_the_nearest_profile(name: str, target: str, found: str) -> None:
     assert matching(name, target) == found
+
+
+def test_a_machine_without_gpu_multiplies_by_its_share_of_the_profiles_cores() -> None:
+    few, many, base = without_gpu(2), without_gpu(32), profile("h200")
+    assert few.vram_bytes == 0
+    assert few.cpu_rate == pytest.approx(base.cpu_rate / 8)
+    assert few.cpu_flops == pytest.approx(base.cpu_flops / 8)
+    assert many.cpu_rate == base.cpu_rate
+    assert many.cpu_flops == pytest.approx(2 * base.cpu_flops)
 
 
 def test_a_reports_own_figures_lead() -> None:
