@@ -96,4 +96,6 @@ def _plan_whole(shape: Shape, layers: int, *, budget_bytes: int, room_bytes: int
 
 def spread(layers: int, spilled: int) -> tuple[int, ...]:
     """`spilled` indices out of `layers`, evenly apart, so that copies can run while resident layers do."""
-    return tuple(i for i in range(layers) if (i + 1) * spilled // layers > i * spilled // layers)
+    if spilled >= layers:
+        return tuple(range(layers))
+    return tuple(-(-nth * layers // spilled) - 1 for nth in range(1, spilled + 1))

@@ -1,5 +1,6 @@
 """The plan as a value, from what the search found: blocks, memory, time and what to say of them. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
@@ -19,7 +20,7 @@ PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, eac
 
 def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
     """The plan of what was found."""
-    model, machine = task.model, task.machine
+    model, machine, used = task.model, task.machine, _often(found.chosen)
     return Plan(
         model=model.name,
         machine=machine.name,
@@ -32,10 +33,10 @@ def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
         rings=found.rings,
         vram=_vram(task, found),
         host=HostUse(
-            pinned=sum(o.pinned_bytes for o in found.chosen)
+            pinned=sum(o.pinned_bytes * n for o, n in used)
             + staging_bytes(found.chosen, found.rings.slot_bytes),
-            pageable=sum(o.pageable_bytes for o in found.chosen),
-            disk=sum(o.disk_bytes for o in found.chosen),
+            pageable=sum(o.pageable_bytes * n for o, n in used),
+            disk=sum(o.disk_bytes * n for o, n in used),
             loading=model.loading_bytes,
         ),
         time=_time(task, found),
@@ -81,13 +82,13 @@ def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object,
 def _vram(task: Task, found: Found) -> VramUse:
     if not task.machine.has_gpu:
         return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
-    rings, on_gpu = found.rings, [o for o in found.chosen if o.tier != "cpu"]
+    rings, on_gpu = found.rings, [(o, n) for o, n in _often(found.chosen) if o.tier != "cpu"]
     cache = sum(
         cache_bytes(kind.block, task.work) * sum(found.chosen[at].tier != "cpu" for at in kind.places)
         for kind in task.kinds
         if kind.block.attention
     )
-    weights = sum(o.vram_bytes for o in on_gpu) - cache
+    weights = sum(o.vram_bytes * n for o, n in on_gpu) - cache
     arena = weights + ring_bytes(rings)
     return VramUse(
         weights=weights,
@@ -107,14 +108,21 @@ def _time(task: Task, found: Found) -> PassTime:
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
 
+def _often(chosen: Sequence[Option]) -> list[tuple[Option, int]]:
+    """The options, and how often each is chosen: of 100,000 blocks they are a few."""
+    numbers, by_id = Counter(map(id, chosen)), {id(option): option for option in chosen}
+    return [(by_id[key], number) for key, number in numbers.items()]
+
+
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     """What takes most of the pass."""
-    in_place = sum(o.compute_s for o in chosen if o.tier == "in_place")
+    used = _often(chosen)
+    in_place = sum(o.compute_s * n for o, n in used if o.tier == "in_place")
     sums: dict[Bound, float] = {
-        "link": sum(o.copy_s for o in chosen) + in_place,
-        "host": sum(o.cpu_s + o.disk_s for o in chosen),
-        "launch": sum(o.launch_s for o in chosen),
-        "compute" if by_products else "vram": sum(o.compute_s + o.unpack_s for o in chosen) - in_place,
+        "link": sum(o.copy_s * n for o, n in used) + in_place,
+        "host": sum((o.cpu_s + o.disk_s) * n for o, n in used),
+        "launch": sum(o.launch_s * n for o, n in used),
+        "compute" if by_products else "vram": sum((o.compute_s + o.unpack_s) * n for o, n in used) - in_place,
     }
     return max(sums, key=sums.__getitem__)
 

@@ -3,6 +3,7 @@
 The tiers of a kind are spread evenly over its blocks, so that copies can run while resident blocks compute.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -68,8 +69,9 @@ def spread_out(found: Sequence[Kind], counts: Counts, *, early: bool = False) ->
     for kind, used in zip(found, used_options(found, counts), strict=True):
         left = kind.places[:: -1 if early else 1]
         for option, number in sorted(used, key=lambda one: (-one[0].copy_s, -one[0].unpack_s)):
-            picked = set(spread(len(left), number))
-            chosen.update((place, option) for nth, place in enumerate(left) if nth in picked)
-            left = tuple(place for nth, place in enumerate(left) if nth not in picked)
+            picked = spread(len(left), number)
+            chosen.update((left[nth], option) for nth in picked)
+            ends = zip((0, *(nth + 1 for nth in picked)), (*picked, len(left)), strict=True)
+            left = tuple(itertools.chain.from_iterable(left[begin:end] for begin, end in ends))
     exactly(found, chosen)
     return tuple(chosen[place] for place in range(len(chosen)))
