@@ -71,6 +71,13 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def picture(text: str) -> Path:
+    """The file of a picture. Raises argparse.ArgumentTypeError for -, which prints other answers."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("a picture isn't printed: name a file, such as picture.svg")
+    return Path(text)
+
+
 def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path | None]) -> None:
     """Refuse to write over a model or what else is read, or twice into one file. Raises UsageError."""
     known = [model, model / "config.json", *read]

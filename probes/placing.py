@@ -6,7 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import Verbs, add_compute, add_model, add_verb, refuse_overwriting, size, whole, write
+from probes.arguments import (
+    Verbs,
+    add_compute,
+    add_model,
+    add_verb,
+    picture,
+    refuse_overwriting,
+    size,
+    whole,
+    write,
+)
 from probes.errors import Exit
 from probes.shared.output import flag, hand_over, option, tell
 
@@ -69,13 +79,13 @@ def add_verbs(verbs: Verbs) -> None:
     add_compute(plan)
     flag(plan, "--captured", "plan for passes that are replayed as CUDA graphs")
     option(plan, "--json", "FILE", "write the plan as JSON; - prints it", Path)
-    option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", Path)
+    option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", picture)
     plan.set_defaults(do=_plan)
 
 
 def _plan(args: argparse.Namespace) -> Exit:
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
-    text, document, picture = _one_card(args) if args.cards == 1 else _several_cards(args)
+    text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
         hand_over(document())
@@ -84,7 +94,7 @@ def _plan(args: argparse.Namespace) -> Exit:
     if args.json and not printed:
         write(args.json, document())
     if args.picture:
-        write(args.picture, picture())
+        write(args.picture, drawn())
     return Exit.OK
 
 

@@ -6,7 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.arguments import PLACE, Verbs, add_model, add_verb, refuse_overwriting, size, whole, write
+from probes.arguments import (
+    PLACE,
+    Verbs,
+    add_model,
+    add_verb,
+    picture,
+    refuse_overwriting,
+    size,
+    whole,
+    write,
+)
 from probes.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.reportfiles import reserving
@@ -69,7 +79,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     option(fit, "--limit", "SECONDS", "time for all trials of --measure together", _count, default=120)
     option(fit, "--json", "FILE", "write the answer as JSON; - prints it", Path)
-    option(fit, "--picture", "FILE.svg", "draw what takes the bytes", Path)
+    option(fit, "--picture", "FILE.svg", "draw what takes the bytes", picture)
     fit.set_defaults(do=_fit)
 
 
@@ -106,15 +116,15 @@ def _fit(args: argparse.Namespace) -> Exit:
     asked = _question(args)
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     file = None if args.json == Path("-") else args.json
-    with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as picture:
+    with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
         report = _report(args, asked)
         try:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
             if kept:
                 write(args.json, to_json(report), place=kept)
-            if picture:
-                write(args.picture, draw(report), place=picture)
+            if place:
+                write(args.picture, draw(report), place=place)
     return _exit(report)
 
 

@@ -81,6 +81,17 @@ def test_a_size_of_a_few_bytes_is_a_unit_that_was_forgotten(capsys: pytest.Captu
     assert "write 4GiB" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["plan", "bert-base", "--vram", "1GiB"], ["fit", "bert-base"]])
+def test_a_picture_is_not_printed_nor_written_to_a_file_called_dash(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*words, "--picture", "-"])
+    assert "name a file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_neither_the_model_nor_a_report_is_written_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
