@@ -1,10 +1,1 @@
-"""The simulated machine needs no thousands of slots to show what the probes decide."""
-
-import pytest
-
-from probes.measure import transfer
-
-
-@pytest.fixture(autouse=True)
-def small_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MOST_SLOTS", 16)
+"""Puts the simulated machine and the samples of reports, which are here, on the path of the tests below."""

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,7 @@ def test_more_never_takes_less(family: str, precision: str) -> None:
     known = model(family)
     asked = replace(TRAIN, precision=precision)  # type: ignore[arg-type]
 
+    @cache
     def total(question: Question) -> int:
         return forecast(known, question, CPU).taken.total
 
