@@ -30,10 +30,10 @@ def factory(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:
 
 
 def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
-    """Write a checkpoint with random weights; its bytes."""
+    """Write a checkpoint with random weights, of which those of the embedding repeat; its bytes."""
     torch.manual_seed(0)
     state = {f"{i + 1}.weight": (torch.randn(width, width) * 0.02).bfloat16() for i in range(layers)}
-    state["0.weight"] = (torch.randn(ROWS * width, width) * 0.02).bfloat16()
+    state["0.weight"] = (torch.randn(width, width) * 0.02).bfloat16().repeat(ROWS, 1)
     save_file(state, folder / "model.safetensors")
     return sum(tensor.nbytes for tensor in state.values())
 

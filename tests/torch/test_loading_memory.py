@@ -51,7 +51,7 @@ def child(*words):
     ],
 )
 def test_loading_takes_what_the_tiers_keep_and_64_mib(folder, tier, kept):
-    for _ in range(2 if tier.endswith("packed") else 1):  # packed first, read from the cache then
+    for _ in range(2 if tier == "packed" else 1):  # packed, then read from the cache, as by the last tier
         found = child(folder, *tier.split())
         assert found["peak"] - found["base"] <= kept + LOADING_BYTES * ("packed" in tier) + SLACK
 

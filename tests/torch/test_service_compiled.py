@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else torch starts processes that compile
+os.environ.setdefault(
+    "TORCHINDUCTOR_VEC_ISA_OK", "1"
+)  # else it compiles a program for each set of instructions
 
 import torch
 
