@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,7 +17,7 @@ from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.capture import Recorder
+from probes.placement.runtime.capture import Recorder, key_of
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import place, settle
@@ -756,3 +757,50 @@ def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
     x = torch.ones(2)
     assert all(torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1) for _ in range(4))
     assert list(recorder.refused.values()) == ["tried to allocate 100 MiB"]
+
+
+class Slotted:
+    """Keeps what it has in slots, as a dataclass with `slots=True` does."""
+
+    __slots__ = ("offset", "unset")
+
+    def __init__(self, offset):
+        self.offset = offset
+
+
+def numpys(number):
+    return torch.tensor(number).numpy()[()]
+
+
+@pytest.mark.parametrize("make", [Slotted, numpys, lambda n: slice(0, n), lambda n: {n}, range])
+def test_a_recorder_knows_arguments_by_what_they_hold(make):
+    """An object that is gone may have had the address of the next one."""
+    one, other = make(1), make(2)
+    assert key_of((one,)) == key_of((one,))
+    assert key_of((one,)) != key_of((other,))
+    assert len({key_of((make(number),)) for number in range(20)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("thing", "change"),
+    [
+        (Slotted(1), lambda thing: setattr(thing, "offset", 2)),
+        (Slotted(torch.zeros(2)), lambda thing: setattr(thing, "offset", torch.zeros(2))),
+        ({1}, lambda thing: thing.add(2)),
+        (deque([1]), lambda thing: thing.append(2)),
+        (torch.zeros(2).numpy(), lambda thing: thing.fill(1)),
+    ],
+)
+def test_an_argument_that_was_changed_is_another_one_to_a_recorder(thing, change):
+    before = key_of((thing,))
+    change(thing)
+    assert key_of((thing,)) != before
+
+
+def test_an_object_at_the_address_of_one_that_is_gone_is_another_one_to_a_recorder():
+    class Opaque:
+        pass
+
+    keys = [key_of((Opaque(),)) for _ in range(5)]  # at one address
+    assert len({id(key) for key in keys}) == 5
+    assert not any(one == other for i, one in enumerate(keys) for other in keys[:i])

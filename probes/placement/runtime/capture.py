@@ -6,10 +6,13 @@ is known and buffers hold at a pass's beginning what they hold at its end. Each 
 """
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from types import MemberDescriptorType
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -127,8 +130,8 @@ def key_of(thing: Any, depth: int = 0) -> Hashable:
     """What must be the same for a recorded call to be the same work.
 
     Of tensors that are passed directly, or in lists, tuples and dicts: shape, strides, dtype, device. Of
-    tensors that an object keeps, such as a KV cache's: also the address. Numbers and texts by value, other
-    objects by identity and by what they keep.
+    tensors that an object keeps, such as a KV cache's: also the address. Numbers (numpy's, too), texts,
+    slices and sets by value, other objects by identity and by what they keep.
     """
     if isinstance(thing, torch.Tensor):
         address = thing.data_ptr() if depth else 0
@@ -136,14 +139,60 @@ def key_of(thing: Any, depth: int = 0) -> Hashable:
     if isinstance(thing, _PLAIN):
         return (type(thing), thing)
     if isinstance(thing, nn.Module) or depth > _DEPTH:
-        return id(thing)
+        return _identity(thing)
+    if isinstance(thing, dict | list | tuple | deque | set | frozenset | slice | range):
+        return (type(thing), *_parts(thing, depth))
+    if hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy's arrays and numbers
+        return (type(thing), str(thing.dtype), thing.shape, thing.tobytes())
+    return (_identity(thing), *((name, key_of(value, depth + 1)) for name, value in _kept(thing)))
+
+
+def _parts(thing: Any, depth: int) -> Iterator[Hashable]:
+    """The keys of what a collection holds, in an order that is the same for an equal one."""
+    if isinstance(thing, slice | range):
+        yield from (key_of(one, depth) for one in (thing.start, thing.stop, thing.step))
+        return
+    if isinstance(thing, set | frozenset):
+        yield frozenset(key_of(one, depth) for one in thing)
+        return
     inner = depth if type(thing) in (dict, list, tuple) or hasattr(thing, "_fields") else depth + 1
     if isinstance(thing, dict):
-        return (type(thing), *((key_of(key, inner), key_of(value, inner)) for key, value in thing.items()))
-    if isinstance(thing, list | tuple):
-        return (type(thing), *(key_of(one, inner) for one in thing))
-    kept = getattr(thing, "__dict__", {})
-    return (id(thing), *((name, key_of(value, inner)) for name, value in kept.items()))
+        yield from ((key_of(key, inner), key_of(value, inner)) for key, value in thing.items())
+    else:
+        yield from (key_of(one, inner) for one in thing)
+
+
+def _kept(thing: Any) -> Iterator[tuple[str, Any]]:
+    """An object's attributes by name, those in slots too."""
+    yield from getattr(thing, "__dict__", {}).items()
+    for kind in type(thing).__mro__:
+        if "__slots__" in vars(kind):
+            for name, slot in vars(kind).items():
+                with suppress(AttributeError):  # a slot that is empty
+                    if isinstance(slot, MemberDescriptorType):
+                        yield name, slot.__get__(thing)
+
+
+def _identity(thing: Any) -> Hashable:
+    """What no other object has, even one at the address of one that is gone, where that can be seen."""
+    try:
+        return _Same(id(thing), ref(thing))
+    except TypeError:
+        return (type(thing), id(thing))
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object by identity, which isn't kept alive for it."""
+
+    address: int
+    thing: Callable[[], Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing  # an object has one such reference
+
+    def __hash__(self) -> int:
+        return self.address
 
 
 def direct(thing: Any) -> Iterator[torch.Tensor]:
