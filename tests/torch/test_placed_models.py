@@ -759,6 +759,16 @@ def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
     assert list(recorder.refused.values()) == ["tried to allocate 100 MiB"]
 
 
+def test_calls_that_all_differ_are_counted_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr("probes.placement.runtime.capture.MOST_SEEN", 10)
+    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=Arithmetic(), lock=threading.RLock()))
+    for length in range(1, 100):
+        x = torch.ones(length)
+        assert torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1)
+    assert len(recorder._seen) <= 10
+    assert recorder.count == 0
+
+
 class Slotted:
     """Keeps what it has in slots, as a dataclass with `slots=True` does."""
 

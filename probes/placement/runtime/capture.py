@@ -24,6 +24,7 @@ from probes.placement.runtime.blocks.lanes import Graph
 from probes.placement.runtime.engine import Engine, State
 
 EAGER_FIRST: Final = 2  # calls with the same shapes before one is recorded
+MOST_SEEN: Final = 4096  # kinds of calls that are counted; a text's length may be another one each time
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH: Final = 6  # of objects in objects that are inspected
 
@@ -69,6 +70,8 @@ class Recorder:
         )
         found = self._passes.get(key)
         if found is None:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
             self._seen[key] += 1
             if self._seen[key] <= EAGER_FIRST or key in self.refused:
                 return work(*args, **kwargs)
