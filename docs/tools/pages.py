@@ -7,6 +7,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def command_section(
     name: str, parser: argparse.ArgumentParser, *, level: int, summary: str = ""
 ) -> Iterator[str]:
     """A heading, the description, the usage and a table of arguments; then the same for the verbs below."""
+    parser = copy(parser)  # a program makes its own once
     parser.prog = name
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     lines = textwrap.wrap(usage, 110, subsequent_indent="    ", break_on_hyphens=False)

@@ -94,3 +94,11 @@ def test_text_that_looks_like_markdown_is_shown_as_it_was_written(text: str) -> 
 def test_a_code_span_is_kept_as_it_is() -> None:
     assert pages.escaped("`a_b|c` and a_b") == r"`a_b|c` and a\_b"
     assert pages.code("a|b") == r"`a\|b`"
+
+
+def test_a_reference_page_leaves_the_programs_command_lines_as_they_are(reference: dict[str, str]) -> None:
+    from probes.cli import build_parser
+
+    list(pages.program_section("another name", parsers.programs()["python3 -m probes"]))
+    assert reference
+    assert build_parser().prog == "python3 -m probes"
