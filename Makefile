@@ -88,9 +88,9 @@ thorough: $(READY)
 	@$(PY) -m pytest -q -m "thorough or hypothesis" tests/unit
 
 # nothing is installed into .venv while tests start programs from it
-test: check images $(DOCS_READY) ## everything that needs no GPU, three things at a time; makes the images first
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 3 \
-	  build-tests service-tests torch-tests thorough page-tests
+test: check images $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 4 \
+	  service-tests build-tests torch-tests page-tests thorough
 
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)

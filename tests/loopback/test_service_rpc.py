@@ -527,7 +527,8 @@ def test_idle_callers_who_have_all_places_keep_newcomers_out_for_a_short_time(
     with served(connections=3) as here, contextlib.ExitStack() as stack:
         inside = held(here, stack)
         assert in_time(here, 15)
-        assert call(inside[0], b"", "ServerLive")  # a caller who was idle notices nothing
+        # a caller who was idle connects again, and waits for a place if there is none yet
+        assert call(inside[0], b"", "ServerLive", wait_for_ready=True)
 
 
 def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
