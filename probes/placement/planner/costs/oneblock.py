@@ -40,6 +40,10 @@ class OneBlock:
         """Whether there are 3-bit codes for it, which only kernels unpack in time."""
         return self.machine.triton and main_dtype(self.block) == "bfloat16"
 
+    def copied_s(self, n_bytes: float) -> float:
+        """Seconds of the link for so many bytes, in all calls of a pass."""
+        return self.block.fetches * (self.machine.link_alpha_s + n_bytes / self.machine.link_rate)
+
     def fuses(self) -> bool:
         """Whether products are computed straight from the packed weights."""
         dtypes = {tensor.dtype for tensor in self.block.tensors if tensor.use == "product"}

@@ -65,8 +65,7 @@ def _raw_s(one: OneBlock, *, dense: bool) -> float:
 
 def _streamed(one: OneBlock, plain: Option, packed: int) -> Option:
     """Copied from pinned memory to a slot."""
-    fetches, machine = one.block.fetches, one.machine
-    copy_s = fetches * (machine.link_alpha_s + packed / machine.link_rate)
+    fetches, copy_s = one.block.fetches, one.copied_s(packed)
     return replace(
         plain,
         tier="streamed_packed",
@@ -81,10 +80,10 @@ def _streamed(one: OneBlock, plain: Option, packed: int) -> Option:
 
 def _in_pieces(one: OneBlock, streamed: Option) -> Option:
     """The same by way of slots that hold a piece of it: they take less VRAM."""
-    machine, fetches = one.machine, one.block.fetches
+    fetches = one.block.fetches
     room = aligned(int(streamed.slot_bytes * (1 + PIECE_SPARE) / PIECES))
     parts = tuple(
-        (fetches * (machine.link_alpha_s + n_bytes / machine.link_rate), fetches * seconds)
+        (one.copied_s(n_bytes), fetches * seconds)
         for n_bytes, seconds in cut(one, room, dense=streamed.dense)
     )
     more = (len(parts) - 1) * fetches

@@ -101,11 +101,11 @@ def _in_place(one: OneBlock) -> Option:
 
 def _moving(one: OneBlock, tier: Tier, *, kept: bool) -> Option:
     """Copied from pinned memory to a slot."""
-    machine, fetches = one.machine, one.block.fetches
+    fetches = one.block.fetches
     called = one.python.resident + fetches * one.python.of_call()
     plain = Option(tier, compute_s=one.gpu.from_vram(), launch_s=called)
     how, n_bytes = (_converted(one, tier), one.given_bytes) if kept else (plain, one.n_bytes)
-    copy_s = fetches * (machine.link_alpha_s + n_bytes / machine.link_rate)
+    copy_s = one.copied_s(n_bytes)
     return replace(
         how,
         copy_s=copy_s,
