@@ -1,6 +1,7 @@
 """Triton's kernels in its interpreter: the same bits as torch operations, and products as float64 has them.
 
-The interpreter runs the plain text of the kernels. The PTX is compared with it by tests/device.
+The interpreter runs the plain text of the kernels. `test_ptx` runs the PTX of those that unpack, and
+tests/device all of it.
 """
 
 import os

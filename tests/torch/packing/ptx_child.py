@@ -1,0 +1,110 @@
+"""Unpacks with the PTX of every unpacking kernel, and prints a line of JSON for each case. Needs no GPU.
+
+Started with TRITON_INTERPRET=0: Triton reads it when a kernel is defined.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from ptx_text import Refused
+from standin_driver import StandInDriver, stand_in
+from test_kernels import odd_weights
+from test_round_trip import bits, forced
+
+from probes.placement.packing import ranked
+from probes.placement.packing.kernels import launching
+from probes.placement.packing.layouts import B11
+from probes.placement.packing.packed import Packed
+from probes.placement.packing.products import rows
+from probes.placement.packing.tensors import unpack
+
+SHAPES = ((16, 512), (5, 1030), (40, 300), (70_001,), (33, 256), (2, 9000), (7, 11, 13))
+LENGTHS = (2048, 2049, 9000)
+OLDER = (80,)  # capabilities for which fewer cases are enough: Triton compiles for each, which takes longest
+ORDERS = {0: "all warps together", 1: "the first warp first", -1: "the last warp first"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`unpacked` unpacks into a tensor like `tensor`, which it must come to equal."""
+
+    name: str
+    tensor: torch.Tensor
+    unpacked: Callable[[torch.Tensor], object]
+    order: int = 0
+
+
+def cases(capability: int) -> Iterator[Case]:
+    older = capability in OLDER
+    for shape in SHAPES[1::2] if older else SHAPES:
+        yield of(f"b12 {shape}", odd_weights(*shape))
+        tensor = odd_weights(*shape).float()
+        tensor += torch.randn(shape, generator=torch.Generator().manual_seed(9)) * 1e-4
+        yield of(f"f28 {shape}", tensor)
+    for n in LENGTHS[2:] if older else LENGTHS:
+        yield of(f"b11 {n}", odd_weights(n), B11)
+        yield of(f"h14 {n}", odd_weights(n).half())
+    words = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
+    yield of("b12 of all patterns", words.view(torch.bfloat16))
+    yield of("b11 of all patterns", words.view(torch.bfloat16), B11)
+    yield of("h14 of all patterns", words.view(torch.float16))
+    table = odd_weights(200, 2048)
+    table[31, 100:1500] = 30000.0  # escapes side by side, which more than one thread has to put
+    for order in (0,) if older else (0, 1, -1):
+        suffix = f", {ORDERS[order]}"
+        yield looked_up(f"rows{suffix}", table, torch.tensor([7, 0, 199, 7, 31]), order)
+        yield of(f"b12{suffix}", table[30:33], order=order)
+        yield of(f"f28{suffix}", table[30:33].float() * 1.0001, order=order)
+
+
+def looked_up(name: str, table: torch.Tensor, ids: torch.Tensor, order: int) -> Case:
+    packed = forced(table)
+    return Case(name, table[ids], lambda out: out.copy_(rows(packed, ids, most_escapes=2048)), order)
+
+
+def of(name: str, tensor: torch.Tensor, layout=None, *, order: int = 0) -> Case:
+    packed: Packed = forced(tensor, layout)
+    return Case(name, tensor, lambda out: unpack(packed, out), order)
+
+
+def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
+    """What became of a case; `wrong` says what isn't right, if anything."""
+    out = torch.empty_like(case.tensor)
+    bits(out).copy_(~bits(case.tensor))  # none is right yet
+    gpu.launches.clear()
+    gpu.order = case.order
+    wrong = ""
+    try:
+        case.unpacked(out)
+    except Refused as refused:
+        wrong = str(refused)
+    else:
+        places = (bits(out) != bits(case.tensor)).nonzero().view(-1)
+        if len(places):
+            wrong = f"{len(places):,} of {out.numel():,} weights, the first at {int(places[0]):,}"
+    return {
+        "case": case.name,
+        "target": f"sm{gpu.target.arch}",
+        "kernels": [launch.kernel for launch in gpu.launches],
+        "wrong": wrong,
+        "instructions a weight": round(
+            sum(32 * int(launch.executed.by_block.sum()) for launch in gpu.launches) / out.numel(), 1
+        ),
+    }
+
+
+def main() -> None:
+    """For each compute capability that the arguments name: 90."""
+    launching.usable = launching._has_ptx = lambda device: True
+    ranked.DENSE_FROM = 0  # blocks as large as the kernel's
+    for capability in map(int, sys.argv[1:]):
+        gpu = stand_in(capability)
+        for case in cases(capability):
+            print(json.dumps(tried(case, gpu)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
