@@ -219,6 +219,13 @@ def _act(instruction: Instruction) -> Act | None:
                 return _regrouping(WHOLE[kind], *operands)
             case ["shfl", "sync", mode, "b32"]:
                 return _shuffling(_SHUFFLES[mode], *operands, upwards=mode == "up")
+            case ["ldmatrix" | "stmatrix" as way, "sync", "aligned", "m8n8", count, *trans, "shared", "b16"]:
+                names, at = operands if way == "ldmatrix" else operands[::-1]
+                if len(names) != {"x1": 1, "x2": 2, "x4": 4}[count] or trans not in ([], ["trans"]):
+                    raise ValueError(count)
+                return _moving_matrices(way, at, names, transposed=bool(trans))
+            case ["bar", "warp", "sync"]:
+                return lambda threads, lanes: _by_warp(threads, lanes, *operands)
             case ["redux", "sync", operation, kind]:
                 return _reducing(REDUCED[operation], WHOLE[kind], *operands)
             case _:
@@ -252,6 +259,32 @@ def _moving(way: str, space: str, at: Address, names: Sequence[Operand], of: typ
                 threads.write(name, words[places + i], lanes)
             else:
                 words[places + i] = threads.read(name, of, lanes)
+
+    return act
+
+
+def _moving_matrices(way: str, at: Address, names: Sequence[Operand], *, transposed: bool) -> Act:
+    """Matrices of 8 rows of 16 bytes: eight threads have the addresses of one's rows.
+
+    Each thread of the warp moves two neighbours of a row, or of a column, of each matrix.
+    """
+    count, lane = 8 * len(names), np.arange(WARP)
+    line, first = lane // 4, lane % 4 * 2
+    pair = [(first + i, line) if transposed else (line, first + i) for i in range(2)]
+
+    def act(threads: Threads, lanes: Lanes) -> None:
+        _by_warp(threads, lanes, -1)
+        everyone = np.arange(len(threads.block)) if lanes is None else lanes
+        words, rows = threads.places("shared", at, 16, np.uint16, everyone[everyone % WARP < count])
+        rows = rows.reshape(-1, len(names), 8)
+        for i, name in enumerate(names):
+            places = [(rows[:, i, row] + column).reshape(-1) for row, column in pair]
+            if way == "ldmatrix":
+                lower, upper = (words[place].astype(np.uint32) for place in places)
+                threads.write(name, lower | upper << np.uint32(16), lanes)
+            else:
+                word = threads.read(name, np.uint32, lanes)
+                words[places[0]], words[places[1]] = word.astype(np.uint16), word >> np.uint32(16)
 
     return act
 

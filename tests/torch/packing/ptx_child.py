@@ -29,12 +29,16 @@ ORDERS = {0: "all warps together", 1: "the first warp first", -1: "the last warp
 
 @dataclass(frozen=True)
 class Case:
-    """`unpacked` unpacks into a tensor like `tensor`, which it must come to equal."""
+    """`unpacked` unpacks into a tensor like `tensor`, which it must come to equal.
+
+    `order`: of warps, as in `emulated_ptx.run`. `skipped`: weights before the tensor in its memory.
+    """
 
     name: str
     tensor: torch.Tensor
     unpacked: Callable[[torch.Tensor], object]
     order: int = 0
+    skipped: int = 0
 
 
 def cases(capability: int) -> Iterator[Case]:
@@ -58,6 +62,16 @@ def cases(capability: int) -> Iterator[Case]:
         yield looked_up(f"rows{suffix}", table, torch.tensor([7, 0, 199, 7, 31]), order)
         yield of(f"b12{suffix}", table[30:33], order=order)
         yield of(f"f28{suffix}", table[30:33].float() * 1.0001, order=order)
+    yield of("b11, escapes side by side", table[30:33], B11)
+    if not older:
+        tensor = odd_weights(9, 2048)
+        for skipped in (1, 2):
+            suffix = f", {skipped} weights into memory"
+            yield of(f"b12{suffix}", tensor, skipped=skipped)
+            yield of(f"f28{suffix}", tensor.float() * 1.0001, skipped=skipped)
+            yield of(f"b11{suffix}", tensor, B11, skipped=skipped)
+        yield part("b12, a part", forced(tensor), tensor)
+        yield part("b11, a part", forced(tensor, B11), tensor)
 
 
 def looked_up(name: str, table: torch.Tensor, ids: torch.Tensor, order: int) -> Case:
@@ -65,14 +79,21 @@ def looked_up(name: str, table: torch.Tensor, ids: torch.Tensor, order: int) -> 
     return Case(name, table[ids], lambda out: out.copy_(rows(packed, ids, most_escapes=2048)), order)
 
 
-def of(name: str, tensor: torch.Tensor, layout=None, *, order: int = 0) -> Case:
-    packed: Packed = forced(tensor, layout)
-    return Case(name, tensor, lambda out: unpack(packed, out), order)
+def of(name: str, tensor: torch.Tensor, layout=None, *, order: int = 0, skipped: int = 0) -> Case:
+    packed = forced(tensor, layout)
+    return Case(name, tensor, lambda out: unpack(packed, out), order, skipped)
+
+
+def part(name: str, packed: Packed, tensor: torch.Tensor) -> Case:
+    """From the second unit on: its escapes begin anywhere."""
+    rest = packed.part(packed.unit, packed.n_weights)
+    return Case(name, tensor.view(-1)[packed.unit :].view(rest.shape), lambda out: unpack(rest, out))
 
 
 def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
     """What became of a case; `wrong` says what isn't right, if anything."""
-    out = torch.empty_like(case.tensor)
+    out = torch.empty(case.skipped + case.tensor.numel(), dtype=case.tensor.dtype)[case.skipped :]
+    out = out.view(case.tensor.shape)
     bits(out).copy_(~bits(case.tensor))  # none is right yet
     gpu.launches.clear()
     gpu.order = case.order

@@ -40,4 +40,4 @@ def test_the_ptx_of_every_unpacking_kernel_gives_the_same_bits(tried, target):
     here = [row for row in tried if row["target"] == target]
     assert {kernel for row in here for kernel in row["kernels"]} == KERNELS
     assert {row["case"]: row["wrong"] for row in here if row["wrong"]} == {}
-    assert all(len(row["kernels"]) == 1 for row in here)
+    assert all(len(row["kernels"]) == 1 for row in here if "into memory" not in row["case"])
