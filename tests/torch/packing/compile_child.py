@@ -38,8 +38,8 @@ def cases(target, ptx: bool):
     f28 = {**planes, "codes": BYTES, **ESCAPES, "values": WORDS, "out": WORDS}
     yield decoding.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
     ranked = dict.fromkeys(("rest", "more", "two", "exponents"), BYTES) | {"starts": WORDS, "out": SHORTS}
-    ranked |= dict.fromkeys(("n", "blocks", "table_low", "table_high"), "i32")
-    yield decoding.unpack_ranked, ranked, {"LOW_BITS": 3, "TOGETHER": 4}, 4
+    ranked |= dict.fromkeys(("n", "table_low", "table_high"), "i32")
+    yield decoding.unpack_ranked, ranked, {"LOW_BITS": 3, "PTX": ptx}, 1
     product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
     for rows, k in ((1, K), (16, K), (1, UNEVEN), (16, UNEVEN)):
         tile = fused(rows, (K, k), narrow=narrow)

@@ -30,5 +30,7 @@ def test_kernels_compile_for_amd_without_ptx_and_for_nvidia_with_it(tmp_path):
     for target in ("gfx90a", "gfx1100", "90"):
         assert {row["kernel"] for row in found if row["target"] == target} == KERNELS
     with_ptx = {(row["kernel"], row["target"]) for row in found if row["ptx"]}
-    assert with_ptx == {(kernel, "90") for kernel in ("unpack_b12", "rows_b12", "one_row", "few_rows")}
+    assert with_ptx == {
+        (kernel, "90") for kernel in ("unpack_b12", "rows_b12", "unpack_ranked", "one_row", "few_rows")
+    }
     assert {row["kernel"] for row in found if row["spills"] > 8} == set()

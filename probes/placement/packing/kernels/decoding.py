@@ -186,79 +186,116 @@ def unpack_ranked(
     starts: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
-    blocks: tl.tensor,
     table_low: tl.tensor,
     table_high: tl.tensor,
     LOW_BITS: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    PTX: tl.constexpr,
 ) -> None:
-    """One program unpacks TOGETHER blocks of 2,048 weights with 3-bit codes; `out` holds words as int16.
+    """One program of one warp unpacks a block of 2,048 weights with 3-bit codes; `out` has words as int16.
 
-    The tables have a byte for each code: 0 to 3 and 4 to 7. An eighth of a block is handled at once, so each
-    byte is loaded once; the escapes of two eighths are counted in one 32-bit number.
+    The tables have a byte for each code: 0 to 3 and 4 to 7. A 32-bit word has a byte of each of four
+    neighbours. So four weights are decoded at once, and then their escapes one after another, which few have.
     """
     bits: tl.constexpr = LOW_BITS + 1
-    block = (tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
-    kept = block < blocks
-    block = block.to(tl.int64)
-    j = tl.arange(0, 256)[None, :]
-    before = tl.load(starts + block, mask=kept, other=0)
-    for pair in tl.static_range(4):
-        code0, low0 = _code(more, two, block, j, kept, 2 * pair, bits)
-        code1, low1 = _code(more, two, block, j, kept, 2 * pair + 1, bits)
-        escapes = (code0 == 0).to(tl.int32) | ((code1 == 0).to(tl.int32) << 16)
-        counted = tl.cumsum(escapes, 1)
-        total = tl.sum(escapes, 1)[:, None]
-        ranks = counted - escapes
-        _put(rest, exponents, out, n, block, j, kept, code0, low0, before + (ranks & 0xFFFF),
-             table_low, table_high, 2 * pair, LOW_BITS)  # fmt: skip
-        before += total & 0xFFFF
-        _put(rest, exponents, out, n, block, j, kept, code1, low1, before + (ranks >> 16),
-             table_low, table_high, 2 * pair + 1, LOW_BITS)  # fmt: skip
-        before += total >> 16
+    words: tl.constexpr = tl.pointer_type(tl.int32)
+    block = tl.program_id(0).to(tl.int64)
+    w = tl.arange(0, 512)
+    top = tl.load(rest.to(words) + block * 512 + w)
+    code = tl.load(two.to(words) + block * 128 + w % 128) >> (2 * (w // 128))
+    upper = tl.load(more.to(words) + block * (64 * bits) + w % (64 * bits)) >> (bits * (w // (64 * bits)))
+    code = (code & 0x03030303) | ((upper & 0x01010101) << 2)
+    escapes = (0x08080808 - code) & 0x08080808  # a bit for each
+    count = ((escapes >> 3) * 0x01010101) >> 24
+    rank = tl.load(starts + block) + tl.cumsum(count, 0) - count
+    fields = _looked_up(code, table_low, table_high, PTX)
+    fields, escapes, rank = _escaped(fields, escapes, rank, exponents)
+    while tl.max(escapes, 0) > 0:
+        fields, escapes, rank = _escaped(fields, escapes, rank, exponents)
+    low = (upper >> 1) & 0x07070707
+    first = _two_words(top, fields, low, False, LOW_BITS, PTX)
+    second = _two_words(top, fields, low, True, LOW_BITS, PTX)
+    left = n - block * 2048
+    if left >= 2048:
+        pairs = tl.reshape(tl.join(first, second), [1024])
+        tl.store(out.to(words) + block * 1024 + tl.arange(0, 1024), pairs)
+    else:
+        to = out + block * 2048 + 4 * w
+        tl.store(to, first.to(tl.int16), mask=4 * w < left)
+        tl.store(to + 1, (first >> 16).to(tl.int16), mask=4 * w + 1 < left)
+        tl.store(to + 2, second.to(tl.int16), mask=4 * w + 2 < left)
+        tl.store(to + 3, (second >> 16).to(tl.int16), mask=4 * w + 3 < left)
 
 
 @triton.jit
-def _code(
-    more: tl.tensor,
-    two: tl.tensor,
-    block: tl.tensor,
-    j: tl.tensor,
-    kept: tl.tensor,
-    EIGHTH: tl.constexpr,
-    BITS: tl.constexpr,
-) -> tl.tensor:
-    """The codes of an eighth of each block, and the lower bits of its mantissas."""
-    share: tl.constexpr = EIGHTH % 2  # eighths whose codes' lower bits are in the same bytes: every other
-    lower = tl.load(two + block * 512 + share * 256 + j, mask=kept, other=0).to(tl.int32)
-    lower = (lower >> (2 * (EIGHTH // 2))) & 3
-    parts: tl.constexpr = BITS  # bytes of `more` in a block, in units of 256
-    upper = tl.load(more + block * 256 * parts + (EIGHTH % parts) * 256 + j, mask=kept, other=0).to(tl.int32)
-    upper = (upper >> (BITS * (EIGHTH // parts))) & ((1 << BITS) - 1)
-    return lower | ((upper & 1) << 2), upper >> 1
+def _looked_up(code: tl.tensor, low: tl.tensor, high: tl.tensor, PTX: tl.constexpr) -> tl.tensor:
+    """A byte of the tables for each byte of `code`, 0 to 7."""
+    if PTX:  # a byte permute takes its four selectors in neighbouring half bytes
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 t; shr.u32 t, $1, 4; or.b32 t, t, $1; prmt.b32 t, t, 0, 0x4420; "
+            "prmt.b32 $0, $2, $3, t; }",
+            "=r,r,r,r",
+            [code, low, high],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    fields = tl.zeros_like(code)
+    for i in tl.static_range(4):
+        one = (code >> (8 * i)) & 7
+        fields |= ((tl.where(one < 4, low, high) >> (8 * (one & 3))) & 0xFF) << (8 * i)
+    return fields
 
 
 @triton.jit
-def _put(
-    rest: tl.tensor,
-    exponents: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    block: tl.tensor,
-    j: tl.tensor,
-    kept: tl.tensor,
-    code: tl.tensor,
+def _escaped(
+    fields: tl.tensor, escapes: tl.tensor, rank: tl.tensor, exponents: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The exponents with that of each word's next escape; the escapes that are left, and their rank."""
+    next_one = escapes & -escapes
+    field = tl.load(exponents + rank, mask=escapes != 0, other=0).to(tl.int32)
+    return fields + field * (next_one >> 3), escapes ^ next_one, rank + 1
+
+
+@triton.jit
+def _two_words(
+    top: tl.tensor,
+    fields: tl.tensor,
     low: tl.tensor,
-    rank: tl.tensor,
-    table_low: tl.tensor,
-    table_high: tl.tensor,
-    EIGHTH: tl.constexpr,
+    UPPER: tl.constexpr,
     LOW_BITS: tl.constexpr,
-) -> None:
-    """Write the words of an eighth of each block."""
-    place = block * 2048 + EIGHTH * 256 + j
-    top = tl.load(rest + place, mask=kept, other=0).to(tl.int32)
-    field = (tl.where(code < 4, table_low, table_high) >> (8 * (code & 3))) & 0xFF
-    field += tl.load(exponents + rank, mask=kept & (code == 0), other=0).to(tl.int32)
-    word = ((top >> 7) << 15) | (field << (7 + LOW_BITS)) | ((top & 0x7F) << LOW_BITS) | low
-    tl.store(out + place, word.to(tl.int16), mask=kept & (place < n))
+    PTX: tl.constexpr,
+) -> tl.tensor:
+    """The 16-bit words of two of four weights, from the bytes of their parts."""
+    field = _spread(fields, UPPER, PTX) << (7 + LOW_BITS)
+    if PTX:  # the second half of each selector repeats a byte's sign
+        signed = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, 0xB3A2;" if UPPER else "prmt.b32 $0, $1, 0, 0x9180;",
+            "=r,r",
+            [top],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        signed = _spread(top, UPPER, PTX)
+        signed |= (signed & 0x00800080) << 8
+    if LOW_BITS == 0:
+        return (signed & -0x7F807F81) | field  # 0x807F807F
+    mantissa = ((signed & 0x007F007F) << LOW_BITS) | _spread(low, UPPER, PTX)
+    return (signed & -0x7FFF8000) | mantissa | field  # 0x80008000
+
+
+@triton.jit
+def _spread(word: tl.tensor, UPPER: tl.constexpr, PTX: tl.constexpr) -> tl.tensor:
+    """The lower or upper two bytes of a word, each in 16 bits."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, 0x4342;" if UPPER else "prmt.b32 $0, $1, 0, 0x4140;",
+            "=r,r",
+            [word],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    half = (word >> 16) if UPPER else word
+    return (half & 0xFF) | ((half & 0xFF00) << 8)

@@ -16,7 +16,6 @@ _AMD: Final = re.compile(
 _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
 _BLOCK: Final = 2048
-_TOGETHER: Final = 2  # blocks for a program of one warp: 199 us for 8192 x 8192 on an H200, 288 with 4 and 4
 _OF_PRODUCTS: Final = ("rest0", "codes", "values", "positions", "starts")
 
 Parts = Mapping[str, torch.Tensor]
@@ -101,17 +100,21 @@ def unpack_rows(parts: Parts, ids: torch.Tensor, out: torch.Tensor, *, base: int
 
 
 def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], low_bits: int) -> bool:
-    """Unpack 3-bit codes into contiguous `out` of 16-bit floats; False where blocks are too small."""
+    """Unpack 3-bit codes into contiguous `out` of 16-bit floats.
+
+    False where blocks are too small, or memory doesn't begin at a 32-bit word.
+    """
     from probes.placement.packing.kernels.decoding import unpack_ranked as kernel
 
     blocks = parts["starts"].numel()
-    if parts["rest"].numel() != blocks * _BLOCK:
+    in_words = (parts["rest"], parts["more"], parts["two"], out)
+    if parts["rest"].numel() != blocks * _BLOCK or any(one.data_ptr() % 4 for one in in_words):
         return False
     codes = (0, *table)
     low, high = (int.from_bytes(bytes(codes[i : i + 4]), "little", signed=True) for i in (0, 4))
     exponents = parts["exponents"] if parts["exponents"].numel() else parts["rest"]  # no null pointer
     with _on(out.device):
-        kernel[(-(-blocks // _TOGETHER),)](
+        kernel[(blocks,)](
             parts["rest"],
             parts["more"],
             parts["two"],
@@ -119,11 +122,10 @@ def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
             parts["starts"],
             out.view(torch.int16),
             out.numel(),
-            blocks,
             low,
             high,
             LOW_BITS=low_bits,
-            TOGETHER=_TOGETHER,
+            PTX=_has_ptx(out.device),
             num_warps=1,
         )
     return True
