@@ -215,15 +215,15 @@ def unpack_ranked(
     first = _two_words(top, fields, low, False, LOW_BITS, PTX)
     second = _two_words(top, fields, low, True, LOW_BITS, PTX)
     left = n - block * 2048
+    i = tl.arange(0, 1024)
+    pairs = tl.reshape(tl.join(first, second), [1024])
+    to = out.to(words) + block * 1024 + i
     if left >= 2048:
-        pairs = tl.reshape(tl.join(first, second), [1024])
-        tl.store(out.to(words) + block * 1024 + tl.arange(0, 1024), pairs)
+        tl.store(to, pairs)
     else:
-        to = out + block * 2048 + 4 * w
-        tl.store(to, first.to(tl.int16), mask=4 * w < left)
-        tl.store(to + 1, (first >> 16).to(tl.int16), mask=4 * w + 1 < left)
-        tl.store(to + 2, second.to(tl.int16), mask=4 * w + 2 < left)
-        tl.store(to + 3, (second >> 16).to(tl.int16), mask=4 * w + 3 < left)
+        tl.store(to, pairs, mask=2 * i + 1 < left)
+        last = tl.sum(tl.where(2 * i + 1 == left, pairs, 0), 0)  # a weight that has no neighbour
+        tl.store(out + n - 1, last.to(tl.int16), mask=left % 2 == 1)
 
 
 @triton.jit
