@@ -1,6 +1,7 @@
 """Signals that ask a program to stop: the first one interrupts it, and the next ones let it clean up."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from probes.shared.output import complain_from_handler
 # Longer than an orderly exit takes: 3 s for programs to end (buildtool.command), 3 s for the threads that
 # wait for them (buildtool.builder.parallel).
 PATIENCE_S = 10.0
+_AGAIN_S = 0.01  # after an interruption that was raised where Python ignores exceptions
 _STOPPING = f"stopping, which takes some seconds; a signal after {PATIENCE_S:.0f} s cuts the clean-up short"
 
 
@@ -37,6 +39,17 @@ class Interrupts:
             self._said = True
             complain_from_handler(_STOPPING)
 
+    def ignored(self, what: "sys.UnraisableHookArgs") -> None:
+        """Stands in for sys.unraisablehook. Python calls finalisers and weak references' callbacks anywhere.
+
+        What is raised in one goes no further, so the same interruption is raised again a moment later.
+        """
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            self._last_s = None
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            sys.__unraisablehook__(what)
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:
@@ -46,12 +59,14 @@ def interruptible() -> Iterator[None]:
     whose code is known already.
     """
     handler = Interrupts()
-    handled = [signal.SIGTERM]
+    handled = [signal.SIGTERM, signal.SIGALRM]
     handled += [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handler)
+    before, sys.unraisablehook = sys.unraisablehook, handler.ignored
     try:
         yield
     finally:
+        sys.unraisablehook = before
         for number in handled:
             signal.signal(number, signal.SIG_IGN)

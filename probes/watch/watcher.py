@@ -96,10 +96,11 @@ class Watching:
 
     def _loop(self, begun_s: float, keep: Callable[[Sample], None], stack: ExitStack) -> None:
         deadlines = Deadlines(begun_s, self._asked.interval_s)
-        keep(self._readers.sample(0.0, 0.0))
-        deadlines.taken(time.monotonic())
-        command, hook = self._start(stack)
+        hook: int | None = None
         try:
+            keep(self._readers.sample(0.0, 0.0))
+            deadlines.taken(time.monotonic())
+            command, hook = self._start(stack)
             while not self._over(command, begun_s):
                 now_s = time.monotonic()
                 if now_s >= deadlines.at_s:
@@ -111,7 +112,7 @@ class Watching:
                 if hook in ready:
                     hook = self._hear(hook)
         except KeyboardInterrupt:
-            if command:
+            if self._asked.command:
                 raise
         except OutputLost as error:  # what was measured is worth a report all the same
             self.lacks.append(f"can't write standard output: {error}")

@@ -26,7 +26,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-PATIENCE_S = 60.0  # for one answer; a browser's first start on a busy machine takes several
+PATIENCE_S = 180.0  # for one answer; a browser's first start on a busy machine takes several
 
 
 class BrowserFailed(Exception):
@@ -68,7 +68,7 @@ class Browser:
         """End the browser and remove its profile."""
         os.close(self._write)  # it ends by itself when nobody can command it
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -1,7 +1,6 @@
 """The service's page in a real browser: it says what answers, and answers."""
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "loopback"))
 
 from test_service_sockets import Served, served
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,8 @@ def here() -> Iterator[Served]:
 
 
 def wait_for(page: Page, expression: str) -> object:
-    ends = time.monotonic() + 20
-    while not (found := page.evaluate(expression)):
-        assert time.monotonic() < ends, expression
-        time.sleep(0.05)
-    return found
+    until(lambda: page.evaluate(expression))
+    return page.evaluate(expression)
 
 
 @pytest.fixture(params=[(1280, False), (390, True)], ids=["desk", "phone"])

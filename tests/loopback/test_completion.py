@@ -15,7 +15,7 @@ from buildtool.commands import completion
 sys.path.append(str(Path(__file__).parents[1] / "docker"))
 from debian_packages import unpacked
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 ASK_BASH = """
 set -eu
 . ./weir.bash

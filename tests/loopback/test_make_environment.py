@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# a Python that makes environments with itself inside, installs slowly, and can fail
+# a Python that makes environments with itself inside, installs slowly, and can hang and fail
 STANDIN = """#!/bin/bash
 case "$*" in
   -V) echo "Python {version}" ;;
@@ -19,7 +19,9 @@ case "$*" in
     folder="${{@: -1}}"
     [[ "$*" != *--clear* ]] || find "$folder" -mindepth 1 -delete
     mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && echo "venv {version}" >> log ;;
-  "-m pip "*) echo begin >> log; sleep 0.3; [ ! -e fails ] || exit 1; echo end >> log ;;
+  "-m pip "*)
+    echo begin >> log; sleep 0.1; while [ -e hangs ]; do sleep 0.05; done
+    [ ! -e fails ] || exit 1; echo end >> log ;;
   *) echo "ran {version}" >> log ;;
 esac
 """
@@ -78,6 +80,7 @@ def test_an_install_that_was_cut_short_is_done_again(checkout: Checkout) -> None
     (checkout.folder / "fails").touch()
     assert checkout.make() != 0
     (checkout.folder / "fails").unlink()
+    (checkout.folder / "hangs").touch()
     process = checkout.start()
     while not (checkout.folder / "log").exists() or "begin" not in (checkout.folder / "log").read_text():
         assert process.poll() is None
@@ -85,6 +88,7 @@ def test_an_install_that_was_cut_short_is_done_again(checkout: Checkout) -> None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert "ran 3.11.7" not in checkout.log
+    (checkout.folder / "hangs").unlink()
     assert checkout.make() == 0
     assert checkout.log == [*ONCE, "ran 3.11.7"]
 

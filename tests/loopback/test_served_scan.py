@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+from waiting import PATIENCE_S, free_ports
 
 from probes.errors import Exit
 from probes.throughput.document import named_scan
@@ -25,14 +26,14 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import scan_served  # noqa: E402
 
-QUICK = ("--quick-load", "--most-callers", "2", "--rate", "20", "--timeout-s", "2")
+QUICK = ("--quick-load", "--most-callers", "2", "--rate", "20", "--timeout-s", str(PATIENCE_S))
 MODEL = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}
 TRIES = 3  # a machine busy with other things delays both sides
 
 
 def scan(port: int, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = _command(port, folder, *words)
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
 def _command(port: int, folder: Path, *words: str) -> list[str]:
@@ -104,16 +105,20 @@ def good(line: socket.socket, _number: int) -> bool:
 
 
 def test_requests_take_as_long_as_a_known_queue_makes_them() -> None:
-    """The middle request's excess: `make bench-scan` judges the mean, on a machine that is quiet."""
+    """The middle request's excess: `make bench-scan` judges the mean, on a machine that is quiet.
+
+    It is never below 0, and how far above depends on how busy the machine is.
+    """
     for _ in range(TRIES):
         with scan_served.exact("0.05") as port:
             level = scan_served.apart((port, 10.0, 3, 6.0))
         known = scan_served.of_these_arrivals(level, 3, 0.05)
-        excess = median(a - b for a, b in zip(level.latency_s, known, strict=True))
-        if near := 0 <= excess <= 0.05 * fmean(known):
+        excess = [a - b for a, b in zip(level.latency_s, known, strict=True)]
+        assert len(excess) > 40
+        assert median(excess) >= 0
+        if near := median(excess) <= 0.25 * fmean(known):
             break
     assert near
-    assert len(level.latency_s) > 40
 
 
 def test_a_pause_shows_in_the_corrected_latency_and_hides_in_the_naive_one() -> None:
@@ -121,8 +126,9 @@ def test_a_pause_shows_in_the_corrected_latency_and_hides_in_the_naive_one() -> 
         level = scan_served.apart((port, 50.0, 1, 6.0), connections=1)
     naive = sorted(whole - wait for whole, wait in zip(level.latency_s, level.waited_s, strict=True))
     corrected = sorted(level.latency_s)
-    assert corrected[int(0.9 * len(corrected))] > 0.15  # a sixth of all came in a pause
-    assert naive[int(0.9 * len(naive))] < 0.05
+    shown = corrected[int(0.9 * len(corrected))]
+    assert shown > 0.15  # a sixth of all came in a pause
+    assert naive[int(0.9 * len(naive))] < shown / 3
 
 
 def test_new_connections_are_measured_as_well(tmp_path: Path) -> None:
@@ -133,12 +139,12 @@ def test_new_connections_are_measured_as_well(tmp_path: Path) -> None:
 
 
 def test_a_name_with_two_addresses_is_asked_at_the_one_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    with free_ports(1) as (port,):
         both = [(family, socket.SOCK_STREAM, 6, "", (address, port)) for family, address in ADDRESSES]
         monkeypatch.setattr(socket, "getaddrinfo", _instead(socket.getaddrinfo, both))
-        assert resolve("two.test", port, tls=False).address == "127.0.0.1"
-    assert resolve("two.test", port, tls=False).address == "::1"  # nobody listens: the first, and its error
+        with socket.create_server(("127.0.0.1", port)):
+            assert resolve("two.test", port, tls=False).address == "127.0.0.1"
+        assert resolve("two.test", port, tls=False).address == "::1"  # nobody listens: the first
 
 
 ADDRESSES = ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
@@ -169,12 +175,15 @@ def test_an_old_server_that_closes_every_connection_is_measured(tmp_path: Path) 
 
 
 def test_a_server_that_speaks_no_tls_is_named_with_what_to_type(tmp_path: Path) -> None:
-    def speaks_first(listening: socket.socket) -> None:
-        with listening.accept()[0] as line:
+    def speaks_http(listening: socket.socket) -> None:
+        with listening.accept()[0] as line, suppress(ConnectionError):
+            line.recv(65536)
             line.sendall(answer(b"", "400 Bad Request"))
+            while line.recv(65536):  # until the caller hangs up
+                pass
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=speaks_first, args=(listening,), daemon=True).start()
+        threading.Thread(target=speaks_http, args=(listening,), daemon=True).start()
         port = listening.getsockname()[1]
         found = scan(port, tmp_path, "--url", f"https://127.0.0.1:{port}/v2/models/m/infer")
     assert found.returncode == Exit.DEVICE
@@ -184,9 +193,8 @@ def test_a_server_that_speaks_no_tls_is_named_with_what_to_type(tmp_path: Path) 
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    found = scan(port, tmp_path)
+    with free_ports(1) as (port,):
+        found = scan(port, tmp_path)
     assert found.returncode == Exit.DEVICE
     assert f"can't ask 127.0.0.1:{port}: connection refused" in found.stderr
     assert "Traceback" not in found.stderr
@@ -250,8 +258,9 @@ def _refuses(line: socket.socket, _number: int) -> bool:
 def test_a_server_that_answers_no_request_is_refused_before_anything_is_timed(
     does: Callable[[socket.socket, int], bool], said: str, tmp_path: Path
 ) -> None:
+    patience = ("--timeout-s", "2") if "2 s" in said else ()
     with server(does) as port:
-        found = scan(port, tmp_path)
+        found = scan(port, tmp_path, *patience)
     assert found.returncode == Exit.DEVICE
     assert said in found.stderr
     assert "Traceback" not in found.stderr
@@ -287,30 +296,41 @@ def test_refusals_under_load_are_counted_apart_from_errors(tmp_path: Path) -> No
     assert [one.what for one in level.failed] == ["status 500"]
 
 
+class Once:
+    """Answers while one caller asks at a time: the first level. Afterwards it does `then`."""
+
+    def __init__(self, then: Callable[[], bool]) -> None:
+        self._then = then
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._over = False
+
+    def __call__(self, line: socket.socket, number: int) -> bool:
+        with self._lock:
+            self._inside += 1
+            self._over |= self._inside > 1
+        try:
+            time.sleep(0.02)  # another one may come meanwhile
+            return self._then() if self._over else good(line, number)
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+
 def test_a_server_that_dies_leaves_the_finished_levels_and_exit_code_4(tmp_path: Path) -> None:
-    dead = threading.Event()
-
-    def infer(line: socket.socket, number: int) -> bool:
-        return not dead.is_set() and good(line, number)
-
-    with server(infer) as port:
-        running = subprocess.Popen(
-            _command(port, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert running.stdout is not None
-        first = running.stdout.readline()
-        dead.set()
-        out, err = running.communicate(timeout=60)
-    assert "1 caller:" in first
-    assert running.returncode == Exit.BROKEN, err
-    assert "no answer was good: connection lost before the answer" in out
+    with server(Once(lambda: False)) as port:
+        found = scan(port, tmp_path)
+    assert "1 caller:" in found.stdout
+    assert found.returncode == Exit.BROKEN, found.stderr
+    assert "no answer was good: connection lost before the answer" in found.stdout
     kept = saved(tmp_path)
     assert kept.levels[0].answered > 0
     assert not kept.complete
 
 
 def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
-    with server(good) as port:
+    over = threading.Event()
+    with server(Once(lambda: over.wait(PATIENCE_S))) as port:
         running = subprocess.Popen(
             ["env", "--default-signal=INT", *_command(port, tmp_path)],
             stdout=subprocess.PIPE,
@@ -321,7 +341,8 @@ def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
         assert running.stdout is not None
         running.stdout.readline()
         os.kill(running.pid, signal.SIGINT)
-        _, err = running.communicate(timeout=30)
+        _, err = running.communicate(timeout=PATIENCE_S)
+        over.set()
     assert running.returncode == Exit.INTERRUPTED
     assert "holds what was measured, levels: 1" in err
     assert "Traceback" not in err
@@ -330,8 +351,10 @@ def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
 
 
 def test_thirty_two_callers_over_real_sockets_share_a_known_server() -> None:
+    """However fast the machine is: 32 are inside all the while (Little's law), and each takes 5 ms of it."""
     with scan_served.exact("0.005") as port:
         how = scan_served.replace(scan_served.SETTINGS, window_s=0.5)
         level = scan_served.measure(port, Load("closed", 32), how)
-    assert fmean(level.latency_s) == pytest.approx(0.16, rel=0.1)
-    assert level.answered / level.seconds == pytest.approx(200, rel=0.1)
+    mean_s, rate_per_s = fmean(level.latency_s), level.answered / level.seconds
+    assert mean_s * rate_per_s == pytest.approx(32, rel=0.1)
+    assert rate_per_s < 1.02 * 200

@@ -109,7 +109,7 @@ def hub() -> Iterator[StandIn]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_commits_data_is_fetched_and_neither_pickles_nor_code(hub: StandIn, tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_the_environment_says_where_hub_and_cache_are(hub: StandIn, tmp_path: Pa
         f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=300
     )
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
     assert (Path(done.stdout.strip()) / "config.json").read_bytes() == FILES["config.json"]
     offline = env | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "other")}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=offline, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], env=offline, capture_output=True, text=True, check=False, timeout=300
     )
     assert "isn't in the cache, and the hub can't be reached" in done.stderr
 
@@ -230,7 +230,7 @@ def test_an_empty_variable_is_none_and_the_cache_is_not_in_the_current_directory
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     assert Path(done.stdout.strip()).is_relative_to(tmp_path / "cache" / "huggingface")
     assert not list((tmp_path / "here").iterdir())

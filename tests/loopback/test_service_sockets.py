@@ -10,9 +10,9 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 
@@ -24,10 +24,12 @@ from service.settings import Limits
 from service.web.connection import Connection
 from service.web.door import Door
 from service.web.service import Service
+from waiting import PATIENCE_S, until
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 VANISHED = b'weir_requests_total{route="/predict",status="499"} 1.0'
-LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=1, body_timeout_s=1)
+LIMITS = Limits(max_in_flight=4, max_connections=32, header_timeout_s=60, body_timeout_s=60)
+HASTY = replace(LIMITS, header_timeout_s=3, body_timeout_s=3)  # for tests that wait for it
 INFO = ModelInfo("finbert", "random", "seed 0", "hashing-stand-in", "cpu", "cpu", ("yes", "no"), 1, 2000, 8)
 
 
@@ -44,7 +46,7 @@ class Fake:
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         self.begun.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(2 * PATIENCE_S)
         return tuple((1.0, 0.0) for _ in batch)
 
     def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
@@ -68,9 +70,10 @@ class Served:
     server: uvicorn.Server
     service: Service
     fake: Fake
+    thread: threading.Thread  # of the server's event loop
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body)
             return connection.getresponse().status
@@ -81,7 +84,7 @@ class Served:
         return self.ask("POST", "/predict", json.dumps({"texts": ["a"]}).encode())
 
     def open(self, stack: ExitStack, *sent: bytes) -> socket.socket:
-        made = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=20))
+        made = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S))
         for data in sent:
             made.sendall(data)
         return made
@@ -99,16 +102,24 @@ def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1") -> Iterator[Serv
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()
         try:
-            yield Served(sock.getsockname()[1], server, service, fake)
+            yield Served(sock.getsockname()[1], server, service, fake, thread)
         finally:
             fake.gate.set()
             server.force_exit = server.should_exit = True
-            thread.join(30)
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
 def here() -> Iterator[Served]:
     with served() as made:
+        yield made
+
+
+@pytest.fixture
+def hasty() -> Iterator[Served]:
+    """One that gives up on slow callers within seconds."""
+    with served(HASTY) as made:
         yield made
 
 
@@ -123,9 +134,9 @@ def received(connection: socket.socket) -> bytes:
     return data
 
 
-def is_cut_off(connection: socket.socket, data: bytes, *, pause_s: float, within_s: float) -> bool:
+def is_cut_off(connection: socket.socket, data: bytes, *, pause_s: float) -> bool:
     """Send `data` again and again, reading nothing; whether the server closes the connection in time."""
-    sent, ends = 0, time.monotonic() + within_s
+    sent, ends = 0, time.monotonic() + PATIENCE_S
     connection.settimeout(0.2)
     while time.monotonic() < ends:
         try:
@@ -138,19 +149,12 @@ def is_cut_off(connection: socket.socket, data: bytes, *, pause_s: float, within
     return False
 
 
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
-
-
 def test_what_a_caller_asked_who_hung_up_is_never_computed(here: Served) -> None:
     here.fake.gate.clear()
     request = HEAD % 16 + json.dumps({"texts": ["a"]}).encode()
     with ExitStack() as stack:
         here.open(stack, request)
-        assert here.fake.begun.wait(10)
+        assert here.fake.begun.wait(PATIENCE_S)
         second = here.open(stack, request)
         until(lambda: here.service.worker.waiting()[0] == 1)
         second.close()
@@ -170,7 +174,7 @@ def test_what_a_caller_asked_who_hung_up_while_it_was_tokenised_is_never_compute
 
     def encode(texts: Sequence[Text]) -> tuple[Encoded, ...]:
         begun.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(PATIENCE_S)
         return tuple(Encoded((1, 2)) for _ in texts)
 
     monkeypatch.setattr(here.fake, "encode", encode)
@@ -178,9 +182,9 @@ def test_what_a_caller_asked_who_hung_up_while_it_was_tokenised_is_never_compute
     body = json.dumps({"texts": ["a" * 5000]}).encode()
     with ExitStack() as stack:
         here.open(stack, (HEAD % 22) + json.dumps({"token_ids": [[1]]}).encode().ljust(22))
-        assert here.fake.begun.wait(10)
+        assert here.fake.begun.wait(PATIENCE_S)
         late = here.open(stack, HEAD % len(body) + body)
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_S)
         late.close()
         until(lambda: len(here.server.server_state.connections) == 1)
         goes_on.set()
@@ -204,8 +208,7 @@ def test_slots_still_limit_requests_whose_body_has_arrived(here: Served) -> None
     with ExitStack() as stack:
         for _ in range(LIMITS.max_in_flight):
             here.open(stack, HEAD % len(body), body)
-        while here.service.admission.in_flight < LIMITS.max_in_flight:
-            time.sleep(0.01)
+        until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
         assert here.predict() == 429
         assert here.ask("GET", "/v2/health/ready") == 200
         here.fake.gate.set()
@@ -217,27 +220,25 @@ def test_a_request_that_finds_no_slot_is_refused_before_its_body_has_come(here: 
     with ExitStack() as stack:
         for _ in range(LIMITS.max_in_flight):
             here.open(stack, HEAD % len(body), body)
-        while here.service.admission.in_flight < LIMITS.max_in_flight:
-            time.sleep(0.01)
+        until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
         late = here.open(stack, HEAD % len(body))
         assert late.recv(65536).startswith(b"HTTP/1.1 429")
         here.fake.gate.set()
-        while here.service.admission.in_flight:
-            time.sleep(0.01)
+        until(lambda: not here.service.admission.in_flight)
         late.sendall(body + HEAD % len(body) + body)  # what is left of it, and the next request
         assert late.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_body_that_never_ends_is_answered_with_408(here: Served) -> None:
+def test_a_body_that_never_ends_is_answered_with_408(hasty: Served) -> None:
     with ExitStack() as stack:
-        assert here.open(stack, HEAD % 100, b"{").recv(12) == b"HTTP/1.1 408"
+        assert hasty.open(stack, HEAD % 100, b"{").recv(12) == b"HTTP/1.1 408"
 
 
-def test_a_body_that_still_drips_after_its_answer_is_cut_off(here: Served) -> None:
+def test_a_body_that_still_drips_after_its_answer_is_cut_off(hasty: Served) -> None:
     with ExitStack() as stack:
-        dripping = here.open(stack, HEAD % 99_999_999)
+        dripping = hasty.open(stack, HEAD % 99_999_999)
         assert dripping.recv(12) == b"HTTP/1.1 413"
-        assert is_cut_off(dripping, b"x", pause_s=0.02, within_s=20)
+        assert is_cut_off(dripping, b"x", pause_s=0.02)
 
 
 def test_half_open_connections_do_not_lock_others_out(here: Served) -> None:
@@ -246,25 +247,25 @@ def test_half_open_connections_do_not_lock_others_out(here: Served) -> None:
             here.open(stack, b"GET / HTTP/1.1\r\nHost:")
         assert here.ask("GET", "/v2/health/ready") == 200
         assert here.predict() == 200
-        assert len(here.server.server_state.connections) <= LIMITS.max_connections
+        until(lambda: len(here.server.server_state.connections) <= LIMITS.max_connections)
 
 
-def test_a_half_open_connection_is_reported_and_closed_in_time(here: Served) -> None:
+def test_a_half_open_connection_is_reported_and_closed_in_time(hasty: Served) -> None:
     with ExitStack() as stack:
-        half = here.open(stack, b"GET / HTTP/1.1\r\nHost:")
-        silent = here.open(stack)
+        half = hasty.open(stack, b"GET / HTTP/1.1\r\nHost:")
+        silent = hasty.open(stack)
         told = received(half)
         assert told.startswith(b"HTTP/1.1 408 ")
-        assert b"head didn't arrive within 1 s" in told
+        assert b"head didn't arrive within 3 s" in told
         assert received(silent) == b""
 
 
-def test_a_caller_that_reads_no_answer_is_cut_off(here: Served) -> None:
+def test_a_caller_that_reads_no_answer_is_cut_off(hasty: Served) -> None:
     with ExitStack() as stack:
-        greedy = here.open(stack)
+        greedy = hasty.open(stack)
         ask = b"GET /v2/models/finbert HTTP/1.1\r\nHost: x\r\n\r\n" * 100
-        assert is_cut_off(greedy, ask, pause_s=0, within_s=60)
-        assert here.ask("GET", "/v2/health/ready") == 200
+        assert is_cut_off(greedy, ask, pause_s=0)
+        assert hasty.ask("GET", "/v2/health/ready") == 200
 
 
 def test_the_newcomer_is_refused_when_every_place_is_at_work() -> None:
@@ -272,8 +273,7 @@ def test_the_newcomer_is_refused_when_every_place_is_at_work() -> None:
         here.fake.gate.clear()
         body = json.dumps({"texts": ["a"]}).encode()
         inside = here.open(stack, HEAD % len(body), body)
-        while here.service.admission.in_flight < 1:
-            time.sleep(0.01)
+        until(lambda: here.service.admission.in_flight == 1)
         refused = received(here.open(stack))
         assert refused.startswith(b"HTTP/1.1 503 ")
         here.fake.gate.set()
@@ -307,7 +307,7 @@ def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: 
 
     assert here.ask("GET", "/v2") == 200  # a server that starts sets the class by itself
     here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
-        Noting, door=Door(9), timeout_s=5
+        Noting, door=Door(9), timeout_s=PATIENCE_S
     )
     for ask in (lambda: here.ask("GET", "/v2"), here.predict, lambda: here.ask("HEAD", "/v2")):
         written.clear()
@@ -347,7 +347,7 @@ def test_tiny_chunks_of_a_body_that_nobody_reads_are_cut_off() -> None:
     with served(Limits(header_timeout_s=60)) as here, ExitStack() as stack:
         greedy = here.open(stack, CHUNKED.replace(b"/predict", b"/nowhere"))
         assert greedy.recv(12) == b"HTTP/1.1 404"
-        assert is_cut_off(greedy, b"1\r\nx\r\n" * 1000, pause_s=0.01, within_s=20)
+        assert is_cut_off(greedy, b"1\r\nx\r\n" * 1000, pause_s=0.01)
 
 
 def test_what_is_no_http_is_reported_in_json(here: Served) -> None:
@@ -373,14 +373,14 @@ def test_when_no_more_files_may_be_open_it_takes_connections_a_second_later(
     accept, refused = socket.socket.accept, list[float]()
 
     def exhausted(listener: socket.socket) -> tuple[socket.socket, object]:
-        if len(refused) < 1:
+        if listener.getsockname()[1:2] == (here.port,) and not refused:
             refused.append(time.monotonic())
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", exhausted)
     assert here.predict() == 200
-    assert 0.9 < time.monotonic() - refused[0] < 15
+    assert time.monotonic() - refused[0] > 0.9
     assert here.predict() == 200
 
 
@@ -390,7 +390,7 @@ def test_a_connection_that_ends_before_it_is_taken_disturbs_nobody(
     accept, ended = socket.socket.accept, [ConnectionAbortedError(), BlockingIOError(), InterruptedError()]
 
     def aborted(listener: socket.socket) -> tuple[socket.socket, object]:
-        if ended:
+        if listener.getsockname()[1:2] == (here.port,) and ended:
             raise ended.pop()
         return accept(listener)
 
@@ -400,28 +400,33 @@ def test_a_connection_that_ends_before_it_is_taken_disturbs_nobody(
 
 
 def test_an_idle_service_wakes_for_nothing(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each turn of the loop takes a CPU from a pass that is computed."""
+    """Each turn of the loop takes a CPU from a pass that is computed. One second of ten must be idle."""
     assert here.predict() == 200
-    time.sleep(0.1)
     turns: list[float] = []
     select = selectors.EpollSelector.select
 
     def counted(self: selectors.EpollSelector, timeout: float | None = None) -> object:
-        turns.append(time.monotonic())
+        if threading.get_ident() == here.thread.ident:
+            turns.append(time.monotonic())
         return select(self, timeout)
 
     monkeypatch.setattr(selectors.EpollSelector, "select", counted)
-    time.sleep(1)
+    for _ in range(10):
+        time.sleep(0.1)  # what the request began may end in it
+        turns.clear()
+        time.sleep(1)
+        if len(turns) <= 2:
+            return
     assert len(turns) <= 2
 
 
 def test_answers_have_todays_date(here: Served) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=PATIENCE_S)
     connection.request("GET", "/v2")
     date = connection.getresponse().headers.get_all("Date") or []
     connection.close()
     assert len(date) == 1
-    assert abs(parsedate_to_datetime(date[0]).timestamp() - time.time()) < 5
+    assert abs(parsedate_to_datetime(date[0]).timestamp() - time.time()) < PATIENCE_S
 
 
 @pytest.mark.parametrize("path", ["/predict/", "/v2/models/finbert/", "/v2/"])

@@ -22,7 +22,7 @@ def test_a_worker_imports_nothing_from_the_current_directory(name: str, tmp_path
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "the worker exited" not in found.stdout
@@ -42,7 +42,7 @@ def test_little_is_imported_before_an_interrupt_is_a_message(program: str) -> No
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert not {"importlib.metadata", "zipfile"} & set(found.stdout.split())

@@ -1,6 +1,8 @@
 """What somebody gets who asks a program to stop once, twice at once, and again when it doesn't end."""
 
+import gc
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +14,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in NUMBERS}
+    kept = {number: signal.getsignal(number) for number in (*NUMBERS, signal.SIGALRM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     yield
     for number, handler in kept.items():
@@ -53,6 +55,28 @@ def test_a_clean_up_that_hangs_can_be_interrupted_after_a_while(capfd: pytest.Ca
     clock[0] = PATIENCE_S
     with pytest.raises(KeyboardInterrupt):
         interrupts(2, None)
+
+
+def test_an_interruption_that_falls_into_a_finaliser_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C between two levels of a scan, which begin with a garbage collection, was ignored."""
+
+    class Finalised:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def collecting() -> None:
+        Finalised()
+        gc.collect()
+        ends = time.monotonic() + 30
+        while time.monotonic() < ends:
+            time.sleep(0.001)
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        collecting()
+    assert capfd.readouterr().err == ""
 
 
 def test_signals_that_are_ignored_stay_ignored() -> None:

@@ -3,6 +3,7 @@
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from watch_samples import SUBJECT, sample
@@ -10,9 +11,11 @@ from watch_samples import SUBJECT, sample
 from probes.cli import main
 from probes.errors import ReportError, UsageError
 from probes.records.reportfiles import reserving
+from probes.records.samples import Sample
 from probes.shared.output import OutputLost
 from probes.watch import samplelines
 from probes.watch.outputs import require_distinct
+from probes.watch.readers.allreaders import Readers
 from probes.watch.recorder import Recorder, open_recorders
 from probes.watch.savedwatch import named_watch
 
@@ -287,6 +290,22 @@ def test_a_watch_whose_output_is_lost_keeps_its_report(
     assert main(["watch", "--for", "60", "--interval", "0.02", "--report", str(kept)]) == 5
     assert named_watch(kept)[0].pace.samples == 4
     assert "can't write standard output: No space left" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_first_sample_ends_a_watch_with_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun = Readers.sample, []
+
+    def interrupted(self: Readers, *when: Any) -> Sample:
+        if not begun:
+            begun.append(when)
+            raise KeyboardInterrupt
+        return real(self, *when)
+
+    monkeypatch.setattr(Readers, "sample", interrupted)
+    assert main(["watch", "--plain", "--report", str(tmp_path / "report.json")]) == 0
+    assert named_watch(tmp_path / "report.json")[0].pace.samples == 1
 
 
 def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
