@@ -42,7 +42,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
+        with self._lock:  # what is being said is said before the end
+            self._done.set()
 
     def _watch(self) -> None:
         while not self._done.wait(self._silence_s / 4):

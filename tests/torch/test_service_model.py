@@ -255,7 +255,7 @@ def test_a_model_that_is_swapped_while_it_is_loaded_does_not_kill_the_service(
     root = Path(__file__).parents[2]
     program = SWAP.format(images=str(root / "images"), root=str(root), folder=str(tmp_path), swap=swap)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert said in done.stdout

@@ -42,7 +42,7 @@ def test_a_fifo_is_written_into(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: heard.append(fifo.read_bytes()))
     reader.start()
     write_text(fifo, "x" * 200_000)
-    reader.join(10)
+    reader.join(60)
     assert heard == [b"x" * 200_000]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 

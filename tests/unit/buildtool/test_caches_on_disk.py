@@ -24,8 +24,8 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -103,7 +103,7 @@ def test_what_somebody_uses_is_not_free_and_many_may_use_it(tmp_path: Path) -> N
             assert not also
     with files.lock_if_free(path) as free:
         assert free
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_second_name_takes_the_place_of_what_had_it(tmp_path: Path) -> None:

@@ -245,10 +245,10 @@ def test_file_that_can_t_be_opened_is_refused_with_the_reason(tmp_path: Path) ->
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     path = tmp_path / "liba.so"
     path.write_bytes(LIBRARY)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(Path("/proc/self/fd").iterdir())
     prune_file(path, GFX906)
     prune_file(path, GFX906, out=tmp_path / "out.so")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 def test_file_that_needs_no_cut_is_still_written_where_it_was_asked_for(tmp_path: Path) -> None:

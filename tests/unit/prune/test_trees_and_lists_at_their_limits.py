@@ -91,7 +91,7 @@ def test_a_file_system_without_locks_is_no_reason_to_refuse(
 
 
 def test_no_descriptor_of_a_list_stays_open(tmp_path: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(Path("/proc/self/fd").iterdir())
     listed(tmp_path / "list.json", tmp_path)
     (tmp_path / "list.json.journal").write_text("odd\n")
     with pytest.raises(DataError, match="not a journal"):
@@ -99,7 +99,7 @@ def test_no_descriptor_of_a_list_stays_open(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("odd")
     with pytest.raises(DataError, match="not a manifest"):
         listed(tmp_path / "list.json", tmp_path)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Fake:
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         self.begun.append(sum(len(row.ids) for row in batch))
-        assert self.gate.wait(10)
+        assert self.gate.wait(120)
         if self.failure:
             raise self.failure
         return tuple((1 / (1 + len(row.ids)), len(row.ids) / (1 + len(row.ids)), 0.0) for row in batch)
@@ -396,7 +396,7 @@ def test_a_queue_that_is_full_of_tokens_is_a_429(fake: Fake) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.01)
@@ -405,7 +405,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_fault_of_the_device_makes_it_unready_until_a_canary_passes(
     fake: Fake, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, 0.05, 2.0))
+    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, *[0.05] * 2000))  # it may be asked slowly, and isn't lost
     fake.failure = DeviceFault("HIP error: unspecified launch failure")
     refused = client.post("/predict", json={"texts": ["a"]})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
@@ -584,13 +584,13 @@ def test_a_name_that_a_caller_makes_up_does_not_make_the_service_unready(
 
 
 def test_a_caller_who_leaves_while_a_model_loads_starts_no_second_load_beside_it(info: ModelInfo) -> None:
-    at_once, most, begun = 0, 0, 0
+    at_once, most, begun, gate = 0, 0, 0, asyncio.Event()
 
     async def load(_name: str) -> Fake:
         nonlocal at_once, most, begun
         begun, at_once = begun + 1, at_once + 1
         most = max(most, at_once)
-        await asyncio.sleep(0.01)
+        await gate.wait()
         at_once -= 1
         return Fake(info)
 
@@ -601,6 +601,7 @@ def test_a_caller_who_leaves_while_a_model_loads_starts_no_second_load_beside_it
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             caller.cancel()
+        gate.set()
         await models.load("finbert")
         assert models.index()["finbert"].state == "READY"
 

@@ -23,7 +23,7 @@ def test_the_thread_that_loads_a_model_ends_with_it(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         await server.make_service(SETTINGS).models.load("finbert")
         for thread in threads:
-            await asyncio.to_thread(thread.join, 2)
+            await asyncio.to_thread(thread.join, 60)
             assert not thread.is_alive()
 
     monkeypatch.setattr(server, "_load", load)
@@ -44,7 +44,7 @@ def test_work_that_nobody_waits_for_any_more_ends_without_a_sound() -> None:
 
     def work() -> None:
         threads.append(threading.current_thread())
-        gate.wait(5)
+        gate.wait(60)
 
     async def scenario() -> None:
         task = asyncio.create_task(in_own_thread(work, name="load"))
@@ -56,5 +56,5 @@ def test_work_that_nobody_waits_for_any_more_ends_without_a_sound() -> None:
 
     asyncio.run(scenario())
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()

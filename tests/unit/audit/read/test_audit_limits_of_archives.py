@@ -355,11 +355,11 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(make.archive(members))
     (tmp_path / "a.tgz").write_bytes(make.gzipped(make.archive(members)))
     make.layout_directory(members, tmp_path / "d")
-    before = sorted(Path("/proc/self/fd").iterdir())
+    before = set(Path("/proc/self/fd").iterdir())
     for name in ("a.tar", "a.tgz", "d"):
         archive = open_archive(tmp_path / name)
         assert archive.blob("index.json").document
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 def test_progress_adds_up_to_the_bytes_that_were_read(tmp_path: Path) -> None:
