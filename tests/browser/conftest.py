@@ -5,7 +5,6 @@ Where Chromium is missing and we are root on Debian or Ubuntu, the distribution'
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,9 @@ from browser_pipe import Browser
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "report"))  # made reports, in one place
+sys.path.append(str(ROOT / "tests" / "docker"))
+
+from debian_packages import apt_get  # noqa: E402
 
 
 def find_chromium() -> str | None:
@@ -29,11 +31,8 @@ def install_chromium() -> str:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.fail("no Chromium here; as root: apt-get install chromium (or your distribution's package)")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", "chromium"]):
-        done = subprocess.run(
-            ["apt-get", *step], env=environment, capture_output=True, text=True, check=False
-        )
+    for step in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        done = apt_get(*step)
         if done.returncode:
             pytest.fail(f"apt-get {' '.join(step)} failed; run it by hand:\n{done.stderr[-1500:]}")
     return find_chromium() or pytest.fail("apt-get installed chromium, but there is no such program")

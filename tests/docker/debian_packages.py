@@ -1,5 +1,7 @@
 """Debian's packages, unpacked into a folder and not installed: programs that only tests need."""
 
+import fcntl
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,8 +9,24 @@ from pathlib import Path
 def unpacked(folder: Path, *packages: str) -> Path:
     """The root of a tree with the files of these packages; none of their scripts runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["apt-get", "-qq", "update"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["apt-get", "-qq", "download", *packages], cwd=folder, check=True, capture_output=True)
+    for words in (["update"], ["download", *packages]):
+        done = apt_get(*words, folder=folder)
+        assert done.returncode == 0, done.stderr
     for package in folder.glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", str(package), str(folder / "root")], check=True)
     return folder / "root"
+
+
+def apt_get(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run it when no other test does: it doesn't wait for another one, it fails."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return subprocess.run(
+            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )

@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 
 from debian_packages import unpacked
+from free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,13 +131,6 @@ def refusing_registry(status: int) -> Iterator[str]:
         server.server_close()
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def registry_program(folder: Path) -> Path:
     """Debian's `docker-registry`, unpacked from its package and not installed."""
     if found := shutil.which("docker-registry"):
@@ -163,7 +157,7 @@ def registry(folder: Path) -> Iterator[str]:
         log.close()
 
 
-def wait_for_port(address: str, timeout_s: float = 20) -> None:
+def wait_for_port(address: str, timeout_s: float = 120) -> None:
     """Return once something listens there."""
     host, port = address.split(":")
     deadline = time.monotonic() + timeout_s

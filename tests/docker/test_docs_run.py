@@ -1,7 +1,6 @@
 """Every command that README and the site show is run, page by page, as a reader would run it."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "shown"))
@@ -18,7 +18,7 @@ import shown  # noqa: E402
 
 LEFT_OUT = {".git", "reports", "models", ".weir"}
 PAGES = [page for page in shown.pages() if any(c.text not in shown.NOT_RUN for c in shown.commands(page))]
-PATIENCE_S = 300  # a build may wait for that of another test
+PATIENCE_S = 900  # a build may wait for that of another test
 
 
 @dataclass
@@ -60,8 +60,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, nginx_image: str) -> Iterat
     for path in ROOT.iterdir():
         if path.name not in LEFT_OUT:
             (folder / path.name).symlink_to(path)
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, tls_port = one.getsockname()[1], other.getsockname()[1]
+    port, tls_port = free_port(), free_port()
     kept = {
         name: text
         for name, text in os.environ.items()

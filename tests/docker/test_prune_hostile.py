@@ -279,7 +279,7 @@ def test_a_command_that_never_ends_is_stopped(engine: Engine, shell: Handmade) -
     begun = time.monotonic()
     with pytest.raises(ProofFailed, match="more than 3 s"):
         engine.run(shell.name, ["/bin/sh", "-c", "while :; do :; done"], limits=RunLimits(seconds=3))
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
 
 
 def test_a_flood_of_output_is_cut_to_its_end(engine: Engine, shell: Handmade) -> None:

@@ -24,7 +24,7 @@ COPY --from=weir/rocm:latest {LIBRARIES}librocblas.so.0.1 {LIBRARIES}librocfft.s
 """
 SERVE = """
 python3 -m service 2>/tmp/log & service=$!
-for _ in $(seq 60); do python3 -m service.health && break; sleep 1; done
+for _ in $(seq 200); do python3 -m service.health && break; sleep 1; done
 python3 -m service.health && grep -o 'ready weights=[a-z]*' /tmp/log; kill $service
 """
 

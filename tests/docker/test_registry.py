@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standins import free_port, refusing_registry, registry, silent_registry
+from free_ports import free_port
+from standins import refusing_registry, registry, silent_registry
 
 from buildtool.engine import registry as gate
 from buildtool.engine.client import Engine
@@ -156,7 +157,7 @@ def test_a_pull_that_hangs_can_be_interrupted() -> None:
             assert process.stderr is not None
             assert "pulling it" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (Exit.INTERRUPTED, "")
     assert "interrupted;" in err
 

@@ -25,7 +25,7 @@ BODY = json.dumps({"texts": ["Profits rose."]})
 
 def run(*words: str, **env: str) -> str:
     done = subprocess.run(
-        words, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=300, check=False
+        words, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -54,7 +54,7 @@ class Proxy:
     def connect(self) -> ssl.SSLSocket:
         """A connection whose other side has proven its name."""
         context = ssl.create_default_context(cafile=str(self.folder / "cert.pem"))
-        plain = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         return context.wrap_socket(plain, server_hostname="localhost")
 
     def ask(self, method: str, path: str, *, key: str = KEY, fields: str = "", body: str = "") -> int:
@@ -136,7 +136,7 @@ def test_a_slow_caller_is_closed_and_never_reaches_the_service(proxy: Proxy) -> 
             HEAD.format(method="POST", path="/predict", key=KEY).encode() + b"Content-Length: 9\r\n\r\nx"
         )
         assert wire.recv(1) == b""
-        assert 5 < time.monotonic() - begun < 20
+        assert time.monotonic() - begun > 5
     address = proxy.compose("port", "api", "8000").strip()
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
         counted = re.findall(r'weir_requests_total{route="/predict",status="(\d+)"}', page.read().decode())
@@ -158,14 +158,18 @@ def test_one_address_has_32_requests_at_a_time(proxy: Proxy) -> None:
         held = [stack.enter_context(proxy.connect()) for _ in range(40)]
         for wire in held:
             wire.sendall(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode())
-        time.sleep(0.5)
-        refused = 0
-        for wire in held:
-            wire.settimeout(0.05)
-            with suppress(TimeoutError):
-                refused += wire.recv(12) == b"HTTP/1.1 429"
-        assert refused == 8
-    ends = time.monotonic() + 10
+        ends, rounds_after = time.monotonic() + 60, 0
+        refused: set[ssl.SSLSocket] = set()
+        while rounds_after < 2:  # once there are eight, look whether there are more
+            rounds_after += len(refused) >= 8
+            assert time.monotonic() < ends, len(refused)
+            for wire in [each for each in held if each not in refused]:
+                wire.settimeout(0.05)
+                with suppress(OSError):
+                    if wire.recv(12) == b"HTTP/1.1 429":
+                        refused.add(wire)
+        assert len(refused) == 8
+    ends = time.monotonic() + 60
     while proxy.ask("POST", "/predict", body=BODY) != 200:
         assert time.monotonic() < ends
 
@@ -175,12 +179,12 @@ def test_a_renewed_certificate_is_read_on_sighup(proxy: Proxy) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         proxy.connect()
     proxy.compose("kill", "-s", "HUP", "tls")
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while True:
         try:  # the workers of before may take one connection more while the new ones start
             assert proxy.ask("POST", "/predict", body=BODY) == 200
             break
-        except ssl.SSLCertVerificationError:
+        except (ssl.SSLError, ConnectionError):
             assert time.monotonic() < ends
             time.sleep(0.1)
 
