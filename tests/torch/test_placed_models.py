@@ -21,6 +21,7 @@ from probes.placement.runtime.capture import Recorder, key_of
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import place, settle
+from probes.placement.runtime.turns import Turns
 from probes.placement.values import Rings
 
 torch.set_num_threads(1)
@@ -752,16 +753,35 @@ def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
         def record(self, work, *, beside):
             raise torch.OutOfMemoryError("tried to allocate 100 MiB")
 
-    engine = Engine(Short(1), ahead=2, fast=False, work=Arithmetic(), lock=threading.RLock())
+    engine = Engine(Short(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns())
     recorder = Recorder(engine)
     x = torch.ones(2)
     assert all(torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1) for _ in range(4))
     assert list(recorder.refused.values()) == ["tried to allocate 100 MiB"]
 
 
+def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
+    """The driver complains of a recording that ends early, and torch raises that instead."""
+
+    class Ended(LateLanes):
+        def record(self, work, *, beside):
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise RuntimeError("the capture was invalidated")
+
+    engine = Engine(Ended(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns())
+    recorder, x = Recorder(engine), torch.ones(2)
+    for _ in range(2):
+        recorder.call(lambda y: y + 1, (x,), {})
+    with pytest.raises(KeyboardInterrupt):
+        recorder.call(lambda y: y + 1, (x,), {})
+    assert not recorder.refused
+
+
 def test_calls_that_all_differ_are_counted_in_bounded_memory(monkeypatch):
     monkeypatch.setattr("probes.placement.runtime.capture.MOST_SEEN", 10)
-    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=Arithmetic(), lock=threading.RLock()))
+    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns()))
     for length in range(1, 100):
         x = torch.ones(length)
         assert torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1)

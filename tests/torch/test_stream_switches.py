@@ -59,6 +59,18 @@ class _Again:
         return self._inside.__exit__(*error)
 
 
+def test_an_interruption_right_after_a_switch_leaves_the_callers_stream_current(device, monkeypatch):
+    def interrupted(**stream):
+        device.set_stream(**stream)
+        if stream["stream_id"] == OURS:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lanes, "_SET", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ran_on(device, lanes._Stream(torch.device("cuda", 0)))
+    assert device.current == {0: CALLERS, 1: CALLERS}
+
+
 def ran_on(device, lane):
     seen = []
     lane.run(lambda: seen.append((device.device, device.current[0])))

@@ -5,7 +5,6 @@ block that nobody announced is read when it is called; where every buffer holds 
 has not been called, the oldest of these gives its buffer up.
 """
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,40 +33,36 @@ class Buffer:
 
 
 class ReadAhead:
-    """The buffers, and the thread that fills them."""
+    """The buffers, and the thread that fills them. Its methods are called by one thread at a time."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._buffers = tuple(buffers)
         self._free = deque(buffers)
         self._begun: OrderedDict[FileWire, tuple[Buffer, Future[None]]] = OrderedDict()
-        self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weir-read-ahead")
         self.late = 0  # blocks that had to be waited for
 
     def widen(self, n_bytes: int, wider: Callable[[], Sequence[Buffer]]) -> None:
         """Have buffers for blocks of so many bytes, before any is read; `wider` makes new ones if need be."""
         if n_bytes > self._free[0].memory.numel():
-            self._free = deque(wider())
+            self._buffers = tuple(wider())
+            self._free = deque(self._buffers)
 
     def begin(self, wire: "FileWire") -> None:
         """Read a block if there is a buffer for it. Returns at once."""
-        with self._lock:
-            if wire not in self._begun and self._free:
-                self._begin(wire, self._free.popleft())
+        if wire not in self._begun and self._free:
+            self._begin(wire, self._free.popleft())
 
     def is_read(self, wire: "FileWire") -> bool:
         """Whether the block is in a buffer, or reading it failed."""
-        with self._lock:
-            begun = self._begun.get(wire)
+        begun = self._begun.get(wire)
         return begun is not None and begun[1].done()
 
     def send(self, wire: "FileWire", target: torch.Tensor, lane: Lane) -> None:
         """Append to the lane a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
-        with self._lock:
-            if wire not in self._begun:
-                self._begin(
-                    wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0]
-                )
-            buffer, reading = self._begun.pop(wire)
+        if wire not in self._begun:
+            self._begin(wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0])
+        buffer, reading = self._begun.pop(wire)
         self.late += not reading.done()
         try:
             reading.result()
@@ -75,8 +70,15 @@ class ReadAhead:
             lane.record(buffer.copied)
             buffer.used = True
         finally:
-            with self._lock:
-                self._free.append(buffer)
+            self._free.append(buffer)
+
+    def recover(self) -> None:
+        """Have all buffers again after an interruption at any moment. Waits for what is being read."""
+        for _, reading in self._begun.values():
+            reading.cancel()
+        self._reader.submit(int).result()
+        self._begun.clear()
+        self._free = deque(self._buffers)
 
     def _begin(self, wire: "FileWire", buffer: Buffer) -> None:
         def read() -> None:
@@ -115,3 +117,7 @@ class FileWire:
         found = torch.empty(self.n_bytes, dtype=torch.uint8)
         self.fill(found)
         return found
+
+    def recover(self) -> None:
+        """Have all buffers again, those of other blocks too."""
+        self.ahead.recover()

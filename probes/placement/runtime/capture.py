@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import MemberDescriptorType
 from typing import Any, Final
 from weakref import ref
@@ -87,6 +88,8 @@ class Recorder:
         try:
             made = self._passes[key] = self._record(work, args, kwargs)
         except RuntimeError as error:
+            if (interruption := _interruption(error)) is not None:
+                raise interruption from None
             self.refused[key] = first_line(error)
         else:
             return made
@@ -99,14 +102,16 @@ class Recorder:
         before = engine.state()
         inputs: list[torch.Tensor] = []
         fixed_args, fixed_kwargs = _fixed(args, inputs), _fixed(kwargs, inputs)
-        engine.recording = True
         beside = next((one.graph for one in self._passes.values()), None)
         try:
+            engine.recording = True
             graph = engine.lanes.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
             after = engine.state()
-        finally:
             engine.recording = False
             engine.resume(before, None)  # nothing has been done yet
+        except BaseException:
+            engine.recording, engine.changing = False, True
+            raise
         return _Pass(graph, inputs, before, after)
 
     def _replay(self, one: _Pass, given: list[torch.Tensor]) -> Any:
@@ -114,12 +119,16 @@ class Recorder:
         for fixed, tensor in zip(one.inputs, given, strict=True):
             if fixed is not tensor:
                 fixed.copy_(tensor, non_blocking=True)
-        if one.epoch != engine.epoch:
-            engine.reach(one.before)
-        engine.lanes.compute.wait(self._done)
-        one.graph.replay()
-        engine.lanes.compute.record(self._done)
-        engine.resume(one.after, self._done)
+        try:
+            if engine.changing or one.epoch != engine.epoch:
+                engine.reach(one.before)
+            engine.lanes.compute.wait(self._done)
+            one.graph.replay()
+            engine.lanes.compute.record(self._done)
+            engine.resume(one.after, self._done)
+        except BaseException:
+            engine.changing = True  # nobody knows what the buffers hold
+            raise
         one.epoch = engine.epoch if one.after.holds == one.before.holds else -1
         return one.graph.outputs
 
@@ -127,6 +136,13 @@ class Recorder:
         """Release all graphs and their memory."""
         self._passes.clear()
         self._seen.clear()
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """What ended a recording, where the driver complains of that end and hides it."""
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error
 
 
 def key_of(thing: Any, depth: int = 0) -> Hashable:
@@ -244,5 +260,5 @@ class Captured:
                 "this capture is for other shapes, dtypes or objects than those that it was called with",
                 "capture the function once for each of them",
             )
-        with self._engine.lock:
-            return self.recorder.call(self._work, args, {})
+        call = partial(self.recorder.call, self._work, args, {})
+        return self._engine.turns.taken(call, self._engine.abandon_all)

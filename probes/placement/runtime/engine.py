@@ -15,7 +15,6 @@ With a single scratch buffer nothing is gained by unpacking beside computing. Th
 in the order of calls, which saves the marks between them: each costs the host.
 """
 
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
@@ -35,6 +34,7 @@ from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.packedtables import Table
 from probes.placement.runtime.blocks.wires import Wire
 from probes.placement.runtime.measuring import Stopwatches
+from probes.placement.runtime.turns import Turns
 
 _IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state", torch.jit.is_tracing)
 
@@ -42,14 +42,13 @@ _IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state"
 class Engine:
     """The moving blocks of one placed model."""
 
-    def __init__(
-        self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, lock: threading.RLock
-    ) -> None:
+    def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, turns: Turns) -> None:
         self.lanes = lanes
         self.moving: list[Moving] = []
         self._pieces = 0  # of all blocks
         self.order = Order(1)
-        self.lock = lock
+        self.turns = turns
+        self.changing = False  # a step is under way; found so by the next one: it was interrupted
         self.epoch = 0  # of what the buffers hold
         self._ahead = ahead
         self._fast = fast
@@ -127,8 +126,11 @@ class Engine:
 
     # A block's call
 
-    def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call. Raises PlacementError for training, and while another thread runs the model."""
+    def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any], *, mine: bool) -> None:
+        """Before a call. Raises PlacementError for training, and while another thread runs the model.
+
+        `mine`: the turn is this thread's already.
+        """
         if _IS_TRACED():
             raise PlacementError(
                 "a placed model can't be traced: the trace would keep addresses at which weights come and go",
@@ -136,32 +138,71 @@ class Engine:
             )
         if torch.is_grad_enabled():
             refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
-        if not self.lock.acquire(blocking=False):
+        if not mine and not self.turns.begin():
             raise PlacementError(
                 f"{one.name} was called while another thread runs this placed model",
                 "call the model as a whole, for which threads wait, or place a model for each thread",
             )
-        try:
-            if not one.depth:
-                self._bring(one, args, kwargs)
-            one.depth += 1
-        except BaseException:
-            self.lock.release()
-            raise
+        if self.changing:
+            self._mend()
+        self.changing = True
+        if not one.depth:
+            self._bring(one, args, kwargs)
+        one.depth += 1
+        self.changing = False
 
     def leave(self, one: Moving) -> None:
-        """After a call, whether it succeeded or not."""
+        """After a call."""
+        if self.changing:
+            self._mend()
+        self.changing = True
+        one.depth -= 1
+        if not one.depth:
+            assert one.inside is not None
+            one.inside.clear()
+            if one.through or self._unpacks_ahead:
+                self._release(one)
+            one.apart = False
+            self._advance()
+        self.changing = False
+
+    def abandon(self, one: Moving, depth: int, *, mine: bool) -> None:
+        """After a call that failed, or was interrupted anywhere: `depth` calls of the block are under way.
+
+        `mine`: the turn was this thread's before. What an interrupted step did to the buffers is put in order
+        before the next one.
+        """
+        if not self.turns.mine():
+            return  # another thread runs the model, or the call has ended
         try:
-            one.depth -= 1
-            if not one.depth:
-                assert one.inside is not None
-                one.inside.clear()
-                if one.through or self._unpacks_ahead:
-                    self._release(one)
-                one.apart = False
-                self._advance()
+            if one.depth > depth and not self.changing:
+                self.leave(one)
         finally:
-            self.lock.release()
+            if self.changing:
+                one.depth = depth
+                if not depth:
+                    one.put_away()
+            self.turns.give_back(mine)
+
+    def abandon_all(self) -> None:
+        """No call is under way any more, even if one couldn't be abandoned."""
+        for one in self.moving:
+            if one.depth:
+                self.changing, one.depth = True, 0
+                one.put_away()
+
+    def _mend(self) -> None:
+        """Forget what an interrupted step noted: buffers hold what calls under way read, or nothing."""
+        self.lanes.finish()
+        for one in self.moving:
+            one.wire.recover()
+        for buffer in self.buffers:
+            buffer.forget()
+            if buffer.holds is not None and not buffer.holds.depth:
+                buffer.holds = None
+        self._restart()
+        self.epoch += 1
+        self.changing = False
 
     def _release(self, one: Moving) -> None:
         """Its call ends: what it read may be overwritten once the compute lane gets here."""
@@ -278,11 +319,21 @@ class Engine:
 
     def advance(self) -> None:
         """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
-        if self.moving and self.lock.acquire(blocking=False):
-            try:
+        if not self.moving:
+            return
+        mine = self.turns.mine()
+        try:
+            if mine or self.turns.begin():
+                if self.changing:
+                    self._mend()
+                self.changing = True
                 self._advance()
-            finally:
-                self.lock.release()
+                self.changing = False
+                if not mine:
+                    self.turns.end()
+        except BaseException:
+            self.turns.give_back(mine)
+            raise
 
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
@@ -359,10 +410,13 @@ class Engine:
 
     def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
         """One tensor in memory of its own."""
-        with self.lock:
+
+        def read() -> torch.Tensor:
             flat = one.wire.whole()[: item.offset + item.n_bytes]
             part = flat[item.offset :].to(device)
             return self._read(item, part)
+
+        return self.turns.taken(read)
 
     def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
         """A tensor from its bytes, in memory of its own."""
@@ -410,6 +464,8 @@ class Engine:
 
     def settle(self) -> None:
         """Wait until every lane is done; no mark has to be waited for afterwards."""
+        if self.changing:
+            self._mend()
         self.lanes.finish()
         for buffer in self.buffers:
             buffer.forget()
@@ -432,6 +488,8 @@ class Engine:
 
     def reach(self, state: "State") -> None:
         """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
+        if self.changing:
+            self._mend()
         if self._scratches:
             self.lanes.compute.follow()
         self.order.before, self.order.last = state.order

@@ -1,6 +1,5 @@
 """A placed model's handle: takes the placement away again, and reports what it takes."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from probes.placement.runtime.converting import becomes
 from probes.placement.runtime.engine import Engine, refuse_training
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.settling import Settling
+from probes.placement.runtime.turns import Turns
 from probes.placement.values import Plan, Tier
 from probes.records.schema import Unknown
 
@@ -33,11 +33,19 @@ class Called(Guard):
         """Bring the weights, compute, release them."""
         if is_compiled():
             return uncompiled(self, args, kwargs)
-        self._engine.enter(self._one, args, kwargs)
-        try:
-            return self._one.kept(self.forward(*args, **kwargs))
-        finally:
-            self._engine.leave(self._one)
+        engine, one = self._engine, self._one
+        mine = engine.turns.mine()
+        depth = one.depth if mine else 0
+        try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
+            engine.enter(one, args, kwargs, mine=mine)
+            output = one.kept(self.forward(*args, **kwargs))
+            engine.leave(one)
+            if not mine:
+                engine.turns.end()
+        except BaseException:
+            engine.abandon(one, depth, mine=mine)
+            raise
+        return output
 
 
 class WholePass(Guard):
@@ -46,26 +54,29 @@ class WholePass(Guard):
     def __init__(
         self,
         forward: Callable[..., Any],
-        lock: threading.RLock,
+        turns: Turns,
         model: nn.Module,
+        failed: Callable[[], None],
         *,
         trainable: bool,
         recorder: Recorder | None,
     ) -> None:
         super().__init__(forward)
-        self._lock, self._model, self._trainable = lock, model, trainable
-        self._recorder = recorder
+        self._turns, self._model, self._trainable = turns, model, trainable
+        self._failed, self._recorder = failed, recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
         if is_compiled():
             return uncompiled(self, args, kwargs)
-        with self._lock:
-            if torch.is_grad_enabled():
-                refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
-            if self._recorder is not None:
-                return self._recorder.call(self.forward, args, kwargs)
-            return self.forward(*args, **kwargs)
+        return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled():
+            refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
+        if self._recorder is not None:
+            return self._recorder.call(self.forward, args, kwargs)
+        return self.forward(*args, **kwargs)
 
 
 class Handle:
@@ -125,10 +136,19 @@ class Handle:
     def guard_passes(self, trainable: bool) -> None:
         """Let whole passes take turns, and refuse changes of weights."""
         make = partial(
-            WholePass, lock=self._engine.lock, model=self.model, trainable=trainable, recorder=self.recorder
+            WholePass,
+            turns=self._engine.turns,
+            model=self.model,
+            failed=self.abandon,
+            trainable=trainable,
+            recorder=self.recorder,
         )
         self._homes.guard(self.model, make)
         self._homes.refuse_changes(self.model)
+
+    def abandon(self) -> None:
+        """A pass failed, or was interrupted anywhere: none of its calls is under way."""
+        self._engine.abandon_all()
 
     def begin(self) -> None:
         """Everything is where it belongs: fetch ahead for a first pass."""
@@ -152,8 +172,7 @@ class Handle:
 
     def join(self) -> None:
         """Let the caller's stream wait until all that has been begun for the next blocks is done."""
-        with self._engine.lock:
-            self._engine.join()
+        self._engine.turns.taken(self._engine.join)
 
     @contextmanager
     def watched(self) -> Iterator[Stopwatches]:
@@ -166,8 +185,8 @@ class Handle:
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
         """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its lanes."""
-        with self._engine.lock:
-            self._measured = measure(self._engine, partial(work, *inputs), passes)
+        timed = partial(measure, self._engine, partial(work, *inputs), passes)
+        self._measured = self._engine.turns.taken(timed)
         return self._measured
 
     def report(self) -> PlacementReport:
@@ -193,7 +212,10 @@ class Handle:
         CheckpointUnreadable where a file with values of the tier `disk` was changed. All others are back
         then.
         """
-        with self._engine.lock, torch.inference_mode(False), torch.no_grad():
+        self._engine.turns.taken(self._remove)
+
+    def _remove(self) -> None:
+        with torch.inference_mode(False), torch.no_grad():
             self._engine.settle()
             self._homes.unguard()
             for recorder in (self.recorder, *(one.recorder for one in self._captures)):

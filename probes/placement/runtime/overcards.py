@@ -1,6 +1,5 @@
 """Places a model over several cards by a plan for them: each card has its blocks, arena, slots and lanes."""
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +22,7 @@ from probes.placement.runtime.handle import Handle, WholePass
 from probes.placement.runtime.measuring import PlacementReport, wall_times
 from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
 from probes.placement.runtime.storage.valuesource import Source
+from probes.placement.runtime.turns import Turns
 from probes.placement.values import CardsPlan, Plan, Tier
 from probes.shared.units import duration
 
@@ -42,7 +42,7 @@ class CardsHandle:
         self._over = cards
         self._wall_s: tuple[float, ...] = ()
 
-    def guard_all(self, parts: Sequence[Placed], lock: threading.RLock) -> None:
+    def guard_all(self, parts: Sequence[Placed], turns: Turns) -> None:
         """Let blocks compute on their cards, and the model's calls take turns."""
         for card, part in enumerate(parts):
             for block, _ in part:
@@ -52,9 +52,20 @@ class CardsHandle:
         trainable = any(entry.trains for part in parts for block, _ in part for entry in block.entries)
         self._outer.guard(
             self.model,
-            partial(WholePass, lock=lock, model=self.model, trainable=trainable, recorder=None),
+            partial(
+                WholePass,
+                turns=turns,
+                model=self.model,
+                failed=self._abandon,
+                trainable=trainable,
+                recorder=None,
+            ),
         )
         self._outer.refuse_changes(self.model)
+
+    def _abandon(self) -> None:
+        for handle in self.cards:
+            handle.abandon()
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
@@ -146,16 +157,16 @@ def settle_cards(
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
     parts = parts_of(model, plan)
     handle = CardsHandle(model, plan, Cards(tuple(one.device for one in lanes), move))
-    lock = threading.RLock()
+    turns = Turns()
     try:
         handle.convert_buffers()
         for card, part, source, lane in zip(plan.cards, parts, sources, lanes, strict=True):
-            made = staged(model, card, source, lane, pinned=pinned, work=work, lock=lock)
+            made = staged(model, card, source, lane, pinned=pinned, work=work, turns=turns)
             handle.cards.append(made)
             with on_card(lane.device):
                 made.take_over(part)
         _move_buffers(model, handle.cards, parts)
-        handle.guard_all(parts, lock)
+        handle.guard_all(parts, turns)
         handle.convert_inputs()
         for made in handle.cards:
             with on_card(made.device):

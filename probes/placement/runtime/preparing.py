@@ -1,6 +1,5 @@
 """What a model, or one card's part of it, needs before it is placed: blocks by the plan, lanes, a handle."""
 
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +19,7 @@ from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.settling import Settling
 from probes.placement.runtime.storage.laying import Storing
 from probes.placement.runtime.storage.valuesource import Source
+from probes.placement.runtime.turns import Turns
 from probes.placement.soundness import flaw
 from probes.placement.values import CardsPlan, Plan, Tier
 
@@ -62,15 +62,15 @@ def staged(
     *,
     pinned: bool,
     work: Arithmetic | None,
-    lock: "threading.RLock | None" = None,
+    turns: Turns | None = None,
 ) -> Handle:
     """The handle of a model, or of one card's part, of which nothing has been placed yet.
 
-    Handles with one `lock` take turns.
+    Passes of handles with the same `turns` come one after the other.
     """
     fast = plan.objective == "fast"
     engine = Engine(
-        lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), lock=lock or threading.RLock()
+        lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), turns=turns or Turns()
     )
     homes = Homes()
     settling = Settling(model, lanes, source, homes, plan.rings, pinned, Storing.of(plan))

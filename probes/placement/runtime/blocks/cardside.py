@@ -7,10 +7,17 @@ of such a call shows, it stays where it is: then it crosses once, when the next 
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _pop_mode,
+    _pop_mode_temporarily,
+    _push_mode,
+)
 
 from probes.placement.runtime.blocks.hostside import Guard, is_compiled, moved, tensors_in, uncompiled
 
@@ -20,6 +27,17 @@ _HARMLESS: Final = frozenset(
     {"size", "dim", "ndimension", "numel", "stride", "element_size", "is_floating_point", "__len__"}
 )
 _HARMLESS_ATTRIBUTES: Final = frozenset({"shape", "dtype", "ndim", "requires_grad", "layout"})
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How things were before a call."""
+
+    now: int | None
+    made: "dict[int, tuple[torch.Tensor, OnCard]] | None"
+    staying: frozenset[int]
+    device: int | None  # torch's current GPU
+    watched: bool  # the watcher is torch's current mode
 
 
 class Cards:
@@ -32,7 +50,7 @@ class Cards:
         self.made: dict[int, tuple[torch.Tensor, OnCard]] | None = None  # in a pass that is watched
         self.used: set[int] = set()  # guards whose outputs are used between blocks, in such a pass
         self.staying: frozenset[int] = frozenset()  # guards whose outputs stay on their card in this pass
-        self._watcher: _Watch | None = None
+        self._watcher: _Watch | None = None  # the last one
         self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
 
     def _moved(self, thing: Any, card: int) -> Any:
@@ -70,15 +88,32 @@ class Cards:
             if len(self.seen) < MOST_KINDS:
                 self.seen[call] = frozenset(id(guard) for _, guard in self.made.values()) - self.used
         finally:
-            self.made, self._watcher, self.staying = None, None, before
+            self.made, self.staying = None, before
 
     def unwatched(self) -> AbstractContextManager[object]:
         """Nobody watches meanwhile: where a mode is active, torch's attention takes another way."""
-        watcher = self._watcher
-        if watcher is None or _get_current_function_mode() is not watcher:
+        if not self._is_watched():
             return nullcontext()
         away: AbstractContextManager[object] = _pop_mode_temporarily()
         return away
+
+    def _is_watched(self) -> bool:
+        return self._watcher is not None and _get_current_function_mode() is self._watcher
+
+    def moment(self) -> Moment:
+        """How things are now."""
+        device = torch.cuda.current_device() if self.devices[0].type == "cuda" else None
+        return Moment(self.now, self.made, self.staying, device, self._is_watched())
+
+    def back(self, before: Moment) -> None:
+        """Be as before a call that failed: torch's own contexts don't end where their end is interrupted."""
+        self.now, self.made, self.staying = before.now, before.made, before.staying
+        if before.device is not None:
+            torch.cuda.set_device(before.device)
+        if self._is_watched() and not before.watched:
+            _pop_mode()
+        elif before.watched and not self._is_watched():
+            _push_mode(self._watcher)
 
 
 def on_card(device: torch.device) -> AbstractContextManager[object]:
@@ -100,14 +135,17 @@ class OnCard(Guard):
         """Bring the inputs to the card, compute there, give the output back."""
         if is_compiled():
             return uncompiled(self, args, kwargs)
-        cards, caller = self._cards, self._cards.now
-        cards.now = self._card
+        cards, before = self._cards, self._cards.moment()
+        caller = before.now
         try:
+            cards.now = self._card
             given, named = cards.move(args, self._card), cards.move(kwargs, self._card)
             with cards.current(self._card), cards.unwatched():
                 output = self.forward(*given, **named)
-        finally:
             cards.now = caller
+        except BaseException:
+            cards.back(before)
+            raise
         if caller is None and id(self) in cards.staying:
             return output
         output = cards.move(output, caller or 0)
@@ -125,8 +163,13 @@ class Across(Guard):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
-        with self._cards.current(0), self._cards.watch(kind_of(args, kwargs)):
-            return self._cards.move(self.forward(*args, **kwargs), 0)
+        cards, before = self._cards, self._cards.moment()
+        try:
+            with cards.current(0), cards.watch(kind_of(args, kwargs)):
+                return cards.move(self.forward(*args, **kwargs), 0)
+        except BaseException:
+            cards.back(before)
+            raise
 
 
 def kind_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

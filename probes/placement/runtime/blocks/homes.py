@@ -50,10 +50,10 @@ class _MovedBuffer:
     def back(self) -> None:
         now, moved = self.holder.get(self.key), self.moved
         if now is moved:
-            self.holder[self.key] = self.home
             if not self._is_converted_only(moved):
                 with torch.inference_mode(self.home.is_inference()):
                     self.home.copy_(moved)
+            self.holder[self.key] = self.home  # the last step: before it, this can be done again
         elif now is not None:
             self.holder[self.key] = now.to(self.home.device, self.home.dtype)
 

@@ -211,11 +211,13 @@ class _Stream:
                 work()
             return
         stream, device, kind = _NOW(self._device)
-        _SET(**self._ours)
-        try:
+        try:  # an interruption may come before any of this; in `finally`, before that
+            _SET(**self._ours)
             work()
-        finally:
             _SET(stream_id=stream, device_index=device, device_type=kind)
+        except BaseException:
+            _SET(stream_id=stream, device_index=device, device_type=kind)
+            raise
 
     def record(self, mark: _Event) -> None:
         mark.event.record(self.stream)

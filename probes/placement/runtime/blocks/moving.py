@@ -199,6 +199,13 @@ class Moving:
                 return True
         return False
 
+    def put_away(self) -> None:
+        """Take its parameters away, as far as an interrupted call has brought them."""
+        for exchange in (self.unpacked, self.products, self.inside):
+            if exchange is not None:
+                exchange.clear()
+        self.apart = False
+
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
         self.scratch = self.products = self.inside = None

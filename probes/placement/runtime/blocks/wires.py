@@ -26,6 +26,9 @@ class Wire(Protocol):
     def whole(self) -> torch.Tensor:
         """All bytes, on whatever device they are. For reads that no call announced; may be slow."""
 
+    def recover(self) -> None:
+        """A step was interrupted, perhaps here: forget what was announced. All copies have been made."""
+
 
 class Held:
     """Bytes that stay in memory, of the host or in VRAM."""
@@ -47,3 +50,6 @@ class Held:
     def whole(self) -> torch.Tensor:
         """The bytes themselves."""
         return self._flat
+
+    def recover(self) -> None:
+        """Nothing changes here."""

@@ -1,0 +1,204 @@
+"""Ctrl-C before any bytecode of a placed model's call: the next call is right, and no thread waits."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from interrupting import moments
+from late_lanes import LateLanes
+from random_models import plan_of
+from safetensors.torch import save_file
+from test_random_placements import exact_linear
+from test_several_cards_run import over_cards
+from torch import nn
+
+from probes.placement import place
+from probes.placement.loading.load import load
+from probes.placement.runtime.blocks.lanes import HostLanes
+from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.place import settle
+from probes.placement.values import Rings
+
+torch.set_num_threads(1)
+NAMES = [f"layers.{number}" for number in range(4)]
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Outer(nn.Module):
+    """Calls another block within its own call."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.others = (inner,)
+
+    def forward(self, x):
+        return self.linear(x) + self.others[0](x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Inner(), Inner(), Inner()])
+        self.layers.append(Outer(self.layers[0]))
+        self.requires_grad_(False).eval()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+ANOTHER = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
+
+
+def in_another_thread(work):
+    """What `work` returns there; an error where it waits for ever."""
+    return ANOTHER.submit(work).result(timeout=60)
+
+
+def interrupt_everywhere(model, x, want, *, thorough, finish=int):
+    """Interrupt passes, and look at the model after each."""
+    for _ in range(4):
+        model(x)
+    away = [id(value) for value in model.parameters()]
+    found = moments(lambda: model(x), thorough=thorough)
+    interrupted = 0
+    for one in found:
+        interrupted += one.run(lambda: model(x))
+        assert [id(value) for value in model.parameters()] == away, one.where
+        assert torch.equal(in_another_thread(lambda: model(x)), want), one.where
+        assert torch.equal(model(x), want), one.where
+        finish()
+    return interrupted
+
+
+def placed(tiers, lanes, rings, *, objective="exact", work=None, **options):
+    model = Model()
+    tiers = {name: tiers[i % len(tiers)] for i, name in enumerate(NAMES)}
+    plan = plan_of(model, tiers, rings, names=NAMES, objective=objective)
+    return model, settle(model, plan, ModuleSource(), lanes, work=work, **options)
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.named_parameters()}
+
+
+def same(model, weights):
+    return all(torch.equal(value, weights[name]) for name, value in model.named_parameters())
+
+
+WAYS = [
+    (["streamed"], Rings(1)),
+    (["streamed", "streamed_packed", "packed"], Rings(2, scratches=2)),
+    (["streamed_packed", "packed", "cpu"], Rings(1, scratches=1)),
+]
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.thorough)], ids=["lines", "bytecodes"])
+def thorough(request):
+    return request.param
+
+
+@pytest.mark.parametrize(("tiers", "rings"), WAYS, ids=["streamed", "mixed", "packed"])
+def test_after_an_interruption_anywhere_in_a_call_the_model_computes_the_same(tiers, rings, thorough):
+    weights, x = weights_of(Model()), torch.randn(2, 64)
+    want = Model()(x)
+    model, handle = placed(tiers, HostLanes(), rings)
+    assert interrupt_everywhere(model, x, want, thorough=thorough) > (400 if thorough else 70)
+    handle.remove()
+    assert same(model, weights)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (0, 2))])
+def test_after_an_interruption_nothing_reads_what_is_overwritten(capture, seed, thorough):
+    """The lanes put work off as long as the marks allow. With `capture` passes are replayed."""
+    x = torch.randn(2, 64)
+    want, lanes = Model()(x), LateLanes(seed)
+    work = Arithmetic(linear=exact_linear, multiplies=bool, reads=lanes.reads)
+    model, handle = placed(
+        ["streamed", "streamed_packed", "packed"],
+        *(lanes, Rings(2, scratches=2, ahead=2)),
+        objective="fast" if seed else "exact",
+        work=work,
+        capture=capture,
+    )
+    lanes.engine = handle._engine
+    assert interrupt_everywhere(model, x, want, thorough=thorough, finish=lanes.compute.drain) > (
+        400 if thorough else 70
+    )
+    assert lanes.checked > 1000
+
+
+def test_after_an_interruption_blocks_are_read_from_disk_again(tmp_path, thorough):
+    weights, x = weights_of(Model()), torch.randn(2, 64)
+    want = Model()(x)
+    own = {name: value for name, value in Model().state_dict().items() if "others" not in name}
+    save_file(own, tmp_path / "model.safetensors")
+    plan = plan_of(Model(), dict.fromkeys(NAMES, "disk"), Rings(2), names=NAMES)
+    model = load(Model, tmp_path, plan, device="cpu", cache=False)
+    assert interrupt_everywhere(model, x, want, thorough=thorough) > (400 if thorough else 70)
+    model.placement.remove()
+    assert same(model, weights)
+
+
+def test_after_an_interruption_over_several_cards_all_compute_the_same(thorough):
+    x = torch.randn(2, 64)
+    want, model = Model()(x), Model()
+    plan = over_cards(model, {NAMES[0]: "streamed", NAMES[2]: "packed"}, [2], Rings())
+    handle = place(model, plan, device="cpu")
+    assert interrupt_everywhere(model, x, want, thorough=thorough) > (400 if thorough else 70)
+    assert not torch.overrides._get_current_function_mode_stack()
+    handle.remove()
+    assert same(model, weights_of(Model()))
+
+
+def test_an_interrupted_first_pass_over_several_cards_leaves_no_watcher_behind(thorough):
+    x = torch.randn(2, 64)
+    want = Model()(x)
+
+    def first():
+        model = Model()
+        handle = place(model, over_cards(model, {NAMES[0]: "streamed"}, [2], Rings()), device="cpu")
+        return model, partial(model, x), handle
+
+    for one in moments(first()[1], thorough=thorough):
+        model, work, handle = first()
+        one.run(work)
+        assert not torch.overrides._get_current_function_mode_stack(), one.where
+        assert torch.equal(in_another_thread(work), want), one.where
+        handle.remove()
+        assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize(
+    "tier", ["streamed", "streamed_packed", pytest.param("packed", marks=pytest.mark.thorough)]
+)
+def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
+    weights, x = weights_of(Model()), torch.randn(2, 64)
+    want = Model()(x)
+
+    def removal():
+        model, handle = placed([tier], HostLanes(), Rings(2, scratches=2))
+        model(x)
+        return model, handle
+
+    for one in moments(removal()[1].remove, thorough=thorough):
+        model, handle = removal()
+        one.run(handle.remove)
+        in_another_thread(handle.remove)
+        assert same(model, weights), one.where
+        assert torch.equal(model(x), want), one.where
+        assert not any("forward" in module.__dict__ for module in model.modules()), one.where
