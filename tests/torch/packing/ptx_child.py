@@ -1,4 +1,4 @@
-"""Unpacks with the PTX of every unpacking kernel, and prints a line of JSON for each case. Needs no GPU.
+"""Runs the PTX of every kernel, launched as on a GPU, and prints a line of JSON for each case.
 
 Started with TRITON_INTERPRET=0: Triton reads it when a kernel is defined.
 """
@@ -12,33 +12,36 @@ import torch
 from ptx_text import Refused
 from standin_driver import StandInDriver, stand_in
 from test_kernels import odd_weights
-from test_round_trip import bits, forced
+from test_round_trip import bits, forced, gaussian
 
 from probes.placement.packing import ranked
-from probes.placement.packing.kernels import launching
+from probes.placement.packing.kernels import launching, prepared
 from probes.placement.packing.layouts import B11
 from probes.placement.packing.packed import Packed
-from probes.placement.packing.products import rows
+from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import unpack
 
 SHAPES = ((16, 512), (5, 1030), (40, 300), (70_001,), (33, 256), (2, 9000), (7, 11, 13))
+PRODUCTS = ((64, 512), (37, 1152), (6, 1922))
 LENGTHS = (2048, 2049, 9000)
 OLDER = (80,)  # capabilities for which fewer cases are enough: Triton compiles for each, which takes longest
 ORDERS = {0: "all warps together", 1: "the first warp first", -1: "the last warp first"}
 
 
+class OnGpu(torch.Tensor):
+    """In host memory, but the launcher chooses for it what it chooses for a GPU's tensor."""
+
+    is_cuda = True
+
+
 @dataclass(frozen=True)
 class Case:
-    """`unpacked` unpacks into a tensor like `tensor`, which it must come to equal.
-
-    `order`: of warps, as in `emulated_ptx.run`. `skipped`: weights before the tensor in its memory.
-    """
+    """`wrong` launches kernels for so many weights, and says what isn't right, if anything."""
 
     name: str
-    tensor: torch.Tensor
-    unpacked: Callable[[torch.Tensor], object]
-    order: int = 0
-    skipped: int = 0
+    weights: int
+    wrong: Callable[[], str]
+    order: int = 0  # of warps, as in `emulated_ptx.run`
 
 
 def cases(capability: int) -> Iterator[Case]:
@@ -72,48 +75,85 @@ def cases(capability: int) -> Iterator[Case]:
             yield of(f"b11{suffix}", tensor, B11, skipped=skipped)
         yield part("b12, a part", forced(tensor), tensor)
         yield part("b11, a part", forced(tensor, B11), tensor)
-
-
-def looked_up(name: str, table: torch.Tensor, ids: torch.Tensor, order: int) -> Case:
-    packed = forced(table)
-    return Case(name, table[ids], lambda out: out.copy_(rows(packed, ids, most_escapes=2048)), order)
+    for shape in PRODUCTS[1:2] if older else PRODUCTS:
+        yield product(shape, 1)
+        yield product(shape, 5)
+    for order in () if older else (1, -1):
+        yield product((16, 1152), 1, order)
+        yield product((32, 1152), 16, order)
 
 
 def of(name: str, tensor: torch.Tensor, layout=None, *, order: int = 0, skipped: int = 0) -> Case:
+    """Unpacked into memory that has `skipped` weights before."""
     packed = forced(tensor, layout)
-    return Case(name, tensor, lambda out: unpack(packed, out), order, skipped)
+    return unpacked(name, tensor, lambda out: unpack(packed, out), order, skipped)
 
 
 def part(name: str, packed: Packed, tensor: torch.Tensor) -> Case:
     """From the second unit on: its escapes begin anywhere."""
     rest = packed.part(packed.unit, packed.n_weights)
-    return Case(name, tensor.view(-1)[packed.unit :].view(rest.shape), lambda out: unpack(rest, out))
+    wanted = tensor.view(-1)[packed.unit :].view(rest.shape)
+    return unpacked(name, wanted, lambda out: unpack(rest, out))
+
+
+def looked_up(name: str, table: torch.Tensor, ids: torch.Tensor, order: int) -> Case:
+    packed = forced(table)
+    return unpacked(name, table[ids], lambda out: out.copy_(rows(packed, ids, most_escapes=2048)), order)
+
+
+def unpacked(
+    name: str,
+    tensor: torch.Tensor,
+    into: Callable[[torch.Tensor], object],
+    order: int = 0,
+    skipped: int = 0,
+) -> Case:
+    """All bits must be the tensor's."""
+
+    def wrong() -> str:
+        out = torch.empty(skipped + tensor.numel(), dtype=tensor.dtype)[skipped:].view(tensor.shape)
+        bits(out).copy_(~bits(tensor))  # none is right yet
+        into(out)
+        places = (bits(out) != bits(tensor)).nonzero().view(-1)
+        if not len(places):
+            return ""
+        return f"{len(places):,} of {out.numel():,} weights, the first at {int(places[0]):,}"
+
+    return Case(name, tensor.numel(), wrong, order)
+
+
+def product(shape: tuple[int, int], inputs: int, order: int = 0) -> Case:
+    """Must be float64's product, rounded, except for the last bits of sums in float32."""
+    weights = odd_weights(*shape)
+    weights[3, 7:27] = 11.0  # more escapes in one row than are handled at once
+    x, bias = gaussian(inputs, shape[1], seed=4) * 50, gaussian(shape[0], seed=5)
+
+    def wrong() -> str:
+        found = linear(x.as_subclass(OnGpu), forced(weights), bias)
+        wanted = x.double() @ weights.double().T + bias.double()
+        size = x.double().abs() @ weights.double().abs().T
+        bad = (found.double() - wanted).abs() > 2.0**-8 * wanted.abs() + 2.0**-22 * size
+        return f"{int(bad.sum()):,} of {wanted.numel():,} products" if bad.any() else ""
+
+    return Case(f"{inputs} x {shape}, {ORDERS[order]}", weights.numel(), wrong, order)
 
 
 def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
-    """What became of a case; `wrong` says what isn't right, if anything."""
-    out = torch.empty(case.skipped + case.tensor.numel(), dtype=case.tensor.dtype)[case.skipped :]
-    out = out.view(case.tensor.shape)
-    bits(out).copy_(~bits(case.tensor))  # none is right yet
+    """What became of a case."""
+    prepared._known.clear()  # by which it would start a kernel again with addresses alone
     gpu.launches.clear()
     gpu.order = case.order
-    wrong = ""
     try:
-        case.unpacked(out)
+        wrong = case.wrong()
     except Refused as refused:
         wrong = str(refused)
-    else:
-        places = (bits(out) != bits(case.tensor)).nonzero().view(-1)
-        if len(places):
-            wrong = f"{len(places):,} of {out.numel():,} weights, the first at {int(places[0]):,}"
+    executed = sum(int(launch.executed.by_block.sum()) for launch in gpu.launches)
     return {
         "case": case.name,
         "target": f"sm{gpu.target.arch}",
         "kernels": [launch.kernel for launch in gpu.launches],
         "wrong": wrong,
-        "instructions a weight": round(
-            sum(32 * int(launch.executed.by_block.sum()) for launch in gpu.launches) / out.numel(), 1
-        ),
+        "instructions a weight": round(32 * executed / case.weights, 1),
     }
 
 

@@ -51,12 +51,10 @@ class StandInDriver:
 
         def launch(x, y, z, stream, code, packed, launch_metadata, enter, leave, *arguments) -> None:
             assert (y, z) == (1, 1)
-            given = [
-                (name, argument)
-                for (name, kind), argument in zip(types, arguments, strict=True)
-                if kind != "constexpr"
-            ]
-            tensors = [(name, of) for name, of in given if isinstance(of, torch.Tensor)]
+            given = [of for of in zip(types, arguments, strict=True) if of[0][1] != "constexpr"]
+            tensors = [(name, of) for (name, _), of in given if isinstance(of, torch.Tensor)]
+            pointers = [name for (name, kind), _ in given if kind[0] == "*"]
+            assert pointers == [name for name, _ in tensors], "an address alone has no size"
             values = [of.data_ptr() if isinstance(of, torch.Tensor) else of for _, of in given]
             executed = emulated_ptx.run(
                 code,
@@ -74,6 +72,7 @@ class StandInDriver:
 def stand_in(capability: int) -> StandInDriver:
     """Make Triton launch on a GPU of that compute capability that isn't there (90: an H100)."""
     CUDABackend.make_cubin = lambda self, ptx, *_: ptx.encode()  # the PTX itself is what is loaded
+    CUDABackend.hash = lambda self: f"emulated {self.target.arch}"  # in Triton's cache it is another code
     found = StandInDriver(capability)
     driver.set_active(found)
     return found

@@ -278,6 +278,59 @@ def test_matrices_are_spread_over_a_warp_and_come_back(way):
     assert ran(body.replace("%s", way), of, shared=512)[0] == [first for first, *_ in of]
 
 
+COPIED = """
+	shl.b32 %r6, %r0, 2;
+	st.shared.b32 [ %r6 + 0 ], { %r1 };
+	st.shared.b32 [ %r6 + 128 ], { %r1 };
+	setp.lt.u32 %p1, %r0, 5;
+	selp.b32 %r4, 0, 4, %p1;
+	cp.async.ca.shared.global [ %r6 + 0 ], [ %rd1 + 4 ], 0x4, %r4;
+	cp.async.commit_group;
+	cp.async.ca.shared.global [ %r6 + 128 ], [ %rd1 + 8 ], 0x4;
+	cp.async.commit_group;
+	cp.async.wait_group %s;
+	ld.shared.b32 %r5, [%r6];
+	ld.shared.b32 %r6, [%r6+128];
+	shl.b32 %r6, %r6, 16;
+	or.b32 %r5, %r5, %r6;
+"""
+
+
+def test_copies_to_shared_memory_arrive_when_their_group_is_waited_for():
+    of = [[1, 100 + i, 200 + i] for i in range(32)]
+    first = [0 if i < 5 else 100 + i for i in range(32)]  # zeros where nothing is given
+    for left, wanted in (
+        (2, [1 | 1 << 16] * 32),
+        (1, [one | 1 << 16 for one in first]),
+        (0, [one | 200 + i << 16 for i, one in enumerate(first)]),
+    ):
+        assert ran(COPIED.replace("%s", str(left)) + STORE, of, shared=256)[0] == wanted
+
+
+PRODUCT = """
+	mov.b32 %r6, 0x40400000;
+	mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+		%s, {%r1, %r2, %r3, %r4}, {%r1, %r3}, {%r6, %r6, %r6, %r6};
+"""
+
+
+def test_a_warp_multiplies_matrices():
+    a = torch.randn(16, 16, generator=torch.Generator().manual_seed(8)).bfloat16()
+    b = a[:8].T  # its columns are spread over the warp as rows of the first matrix are
+    of = [
+        [
+            int(a[t // 4 + down, t % 4 * 2 + right :][:2].clone().view(torch.int32))
+            for right in (0, 8)
+            for down in (0, 8)
+        ]
+        for t in range(32)
+    ]
+    wanted = (a.double() @ b.double() + 3).float()
+    for i, to in enumerate(("{%r5, _, _, _}", "{_, %r5, _, _}", "{_, _, %r5, _}", "{_, _, _, %r5}")):
+        found, _ = ran(PRODUCT.replace("%s", to) + STORE, np.array(of, np.int64) & 0xFFFFFFFF)
+        assert floats(found) == [float(wanted[t // 4 + i // 2 * 8, t % 4 * 2 + i % 2]) for t in range(32)]
+
+
 def test_names_of_inline_text_are_its_own():
     inline = "{ .reg .b32 t; shl.b32 t, %r0, 1; add.s32 %r5, t, 1; }"
     wider = "{ .reg .b64 t; mov.b64 t, 5; cvt.u32.u64 %r6, t; }"

@@ -1,7 +1,6 @@
 """Triton's kernels in its interpreter: the same bits as torch operations, and products as float64 has them.
 
-The interpreter runs the plain text of the kernels. `test_ptx` runs the PTX of those that unpack, and
-tests/device all of it.
+The interpreter runs the plain text of the kernels. `test_ptx` and tests/device run the PTX.
 """
 
 import os
