@@ -1,10 +1,13 @@
 """The service's torch side on the CPU: a small BERT, compared with transformers' own."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -348,3 +351,78 @@ def test_a_placement_that_can_not_be_says_why(
     with pytest.raises(error, match=said) as caught:
         inference.load(settings(saved[0], placement=wanted), "tiny", saved[0])
     assert caught.value.hint
+
+
+class Card:
+    """A card of 8 GB, as far as a limit for torch's allocator goes; models are placed on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limits: list[int] = []
+        self.emptied = 0
+        place = placing.place
+        monkeypatch.setattr(placing, "place", lambda model, plan, **_: place(model, plan, device="cpu"))
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self.limit)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (6 * 10**9, 8 * 10**9))
+        properties = SimpleNamespace(total_memory=8 * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: properties)
+
+    def limit(self, share: float, place: str) -> None:
+        assert place == "cuda:0"
+        self.limits.append(round(share * 8 * 10**9))
+
+    def empty(self) -> None:
+        self.emptied += 1
+
+    def placed(self, budget: int | None) -> placing.PlacedBert:
+        shape = BertShape(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=256)
+        device = Device("cuda:0", "cuda:0", "a stand-in")
+        wanted = Placement("wx4100", budget)
+        return placing.placed(bert.random_weights(shape, 1), shape, wanted, device, max_batch_tokens=64)[0]
+
+
+def test_a_budget_limits_torchs_allocator_for_as_long_as_the_model_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card(monkeypatch)
+    gc.disable()
+    try:
+        first = card.placed(10**9)
+        assert card.limits == [10**9]
+        second = card.placed(10**9)  # replaces the first one, which answers meanwhile
+        assert card.limits == [10**9, 2 * 10**9]
+        gone = weakref.ref(first._model)
+        del first
+        assert gone() is None  # its memory was released before the limit
+        assert card.limits == [10**9, 2 * 10**9, 10**9]
+        del second
+        assert card.limits[-1] == 8 * 10**9
+        assert card.emptied == 2
+    finally:
+        gc.enable()
+
+
+def test_a_placement_that_fails_limits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    with pytest.raises(DeviceMissing):
+        card.placed(1000)
+    assert card.limits == [1000, 8 * 10**9]
+
+
+def test_without_a_budget_torchs_allocator_is_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    model = card.placed(None)
+    del model
+    assert card.limits == []
+    assert card.emptied == 0
+
+
+def test_a_row_for_which_memory_is_short_is_refused_and_logged_with_torchs_reason(
+    made: inference.TorchClassifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    def short(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("tried to allocate 20.00 MiB. 1.86 GiB allowed")
+
+    with pytest.raises(RequestError, match="no memory left"):
+        with_outputs(made, hidden_states=short).classify(ROWS[:1])
+    assert "1.86 GiB allowed" in caplog.text

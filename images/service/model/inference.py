@@ -164,6 +164,7 @@ class TorchClassifier:
                     raise
                 raise DeviceFault(first_line(error)) from error
             if len(batch) == 1:
+                log.warning("no memory left on %s: %s", self.device.torch_name, first_line(error))
                 raise RequestError(
                     503, f"no memory left on {self.device.torch_name} for this request", retry_after_s=1
                 ) from error

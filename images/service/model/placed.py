@@ -3,7 +3,11 @@
 Planning and placing are those of `probes.placement`, which every image holds beside the service.
 """
 
+import gc
+import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -13,6 +17,7 @@ from probes.errors import PlanImpossible, ProbeError
 from probes.placement import Plan, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.model import bert
+from service.model.allowance import ALLOWANCES
 from service.model.architecture import BertShape
 from service.model.device import Device
 from service.settings import Placement
@@ -62,7 +67,6 @@ class PlaceableBert(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weights: bert.Weights, shape: BertShape) -> None:
         super().__init__()
-        self.pinned_bytes = 0  # of the host's memory, once it is placed
         self.embeddings = _Embeddings(weights, shape, "bert.embeddings.")
         numbers = range(shape.num_hidden_layers)
         self.layers = nn.ModuleList(_Layer(weights, shape, f"bert.encoder.layer.{n}") for n in numbers)
@@ -84,14 +88,59 @@ class PlaceableBert(nn.Module):  # type: ignore[misc]
         return found
 
 
+class PlacedBert:
+    """A BERT that was placed. Its memory is released as soon as nobody has it any more."""
+
+    def __init__(self, model: PlaceableBert, pinned_bytes: int, released: Callable[[], object]) -> None:
+        self.pinned_bytes = pinned_bytes
+        self._model: PlaceableBert | None = model
+        self._released = released
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor | None,
+        task: Literal["classify", "embed"],
+    ) -> torch.Tensor:
+        """See `Outputs`."""
+        assert self._model is not None
+        found: torch.Tensor = self._model(ids, mask, types, task)
+        return found
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._model = None
+            gc.collect()  # its modules and what places them refer to each other
+            self._released()
+
+
 def placed(
     weights: bert.Weights, shape: BertShape, wanted: Placement, device: Device, *, max_batch_tokens: int
-) -> tuple[PlaceableBert, Plan]:
+) -> tuple[PlacedBert, Plan]:
     """The model, placed on the device within the budget, and the plan. `weights` are on the CPU.
 
-    Raises SettingsError for a machine that isn't known, DeviceMissing where the budget is too small.
+    A budget that the profile names limits torch's allocator, too. Raises SettingsError for a machine that
+    isn't known, DeviceMissing where the budget is too small.
     """
     model = PlaceableBert(weights, shape)
+    with ExitStack() as failed:
+        if wanted.vram_budget is not None and device.torch_name != "cpu":
+            ALLOWANCES.give(device.torch_name, wanted.vram_budget)
+            failed.callback(_take_back, device.torch_name, wanted.vram_budget)
+        made, pinned_bytes = _placed(model, wanted, device, max_batch_tokens=max_batch_tokens)
+        return PlacedBert(model, pinned_bytes, failed.pop_all().close), made
+
+
+def _take_back(place: str, n_bytes: int) -> None:
+    torch.cuda.empty_cache()
+    ALLOWANCES.take_back(place, n_bytes)
+
+
+def _placed(
+    model: PlaceableBert, wanted: Placement, device: Device, *, max_batch_tokens: int
+) -> tuple[Plan, int]:
+    """Place the model. The plan, and the bytes of the host's memory that are pinned."""
     budget = wanted.vram_budget if wanted.vram_budget is not None else _free(device)
     try:
         made = plan(
@@ -102,12 +151,11 @@ def placed(
             tokens=min(MAX_WIDTH, max_batch_tokens),
         )
         handle = place(model, made, device=device.torch_name)
-        model.pinned_bytes = handle.report().pinned_taken
     except PlanImpossible as error:
         raise DeviceMissing(error.message, "write a larger vram_budget into the profile") from error
     except ProbeError as error:
         raise SettingsError(f"placement: {error.message}", error.hint) from error
-    return model, made
+    return made, handle.report().pinned_taken
 
 
 def _free(device: Device) -> int:
