@@ -10,7 +10,7 @@ HERE = Path(service.__file__).parent
 MODULES = sorted(HERE.rglob("*.py"))
 # package -> the modules that may import it; whatever else isn't the standard library's or ours is refused
 DOORS = {
-    "torch": {"bert", "captured", "compiled", "inference", "mounted", "placed"},
+    "torch": {"allowance", "bert", "captured", "compiled", "inference", "mounted", "placed"},
     "probes": {"checkpoint", "mounted", "placed"},
     "tokenizers": {"tokenizer"},
     "yaml": {"profile"},
@@ -23,7 +23,7 @@ DOORS = {
     "uvicorn": {"acceptor", "connection", "server"},
     "h11": {"connection"},
     "anyio": {"answering", "endpoint", "server"},
-    "threading": {"own_thread", "worker"},
+    "threading": {"allowance", "own_thread", "worker"},
     "asyncio": {
         "acceptor",
         "admission",
@@ -57,6 +57,7 @@ PURE = {
 ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "threading", "time"}
 # the torch side, which only `server` reaches, and only when it loads
 TORCH_SIDE = {
+    "service.model.allowance",
     "service.model.bert",
     "service.model.captured",
     "service.model.compiled",
