@@ -127,7 +127,7 @@ def test_after_an_interruption_nothing_reads_what_is_overwritten(capture, seed, 
     """The lanes put work off as long as the marks allow. With `capture` passes are replayed."""
     x = torch.randn(2, 64)
     want, lanes = Model()(x), LateLanes(seed)
-    work = Arithmetic(linear=exact_linear, multiplies=bool, reads=lanes.reads)
+    work = Arithmetic(linear=lanes.product(exact_linear), multiplies=bool, reads=lanes.reads)
     model, handle = placed(
         ["streamed", "streamed_packed", "packed"],
         *(lanes, Rings(2, scratches=2, ahead=2)),

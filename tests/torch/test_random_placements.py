@@ -18,6 +18,7 @@ from probes.placement.values import Rings
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed", "streamed")
+FOUND = (26_141, 203_320)  # where the stand-in for a graph did what no graph does
 
 
 def inputs_of(model, r, passes):
@@ -29,7 +30,7 @@ def inputs_of(model, r, passes):
 
 def exact_linear(x, packed, bias):
     """A product with packed weights whose sums are rounded as the library's."""
-    return torch.nn.functional.linear(x, unpack(packed), bias) if x.shape[0] < 3 else None
+    return torch.nn.functional.linear(x, unpack(packed), bias)
 
 
 def conversion(model, seed, tiers):
@@ -62,7 +63,7 @@ def run(seed, passes=3):
         own, want = [model(*one) for one in inputs], [converted(*one) for one in inputs]
     objective = r.choice(["exact", "exact", "fast"])
     plan = plan_of(model, tiers, rings, objective=objective, becomes=becomes, kept=kept if becomes else ())
-    work = Arithmetic(linear=exact_linear, multiplies=bool, reads=lanes.reads)
+    work = Arithmetic(linear=lanes.product(exact_linear), multiplies=bool, reads=lanes.reads)
     with torch.no_grad():
         handle = settle(model, plan, ModuleSource(), lanes, capture=r.random() < 0.3, work=work)
     lanes.engine = handle._engine
@@ -90,7 +91,7 @@ def run(seed, passes=3):
 
 
 def test_random_modules_placed_at_random_compute_the_same_without_a_stale_read():
-    checked, replayed, in_pieces = zip(*(run(seed) for seed in range(120)), strict=True)
+    checked, replayed, in_pieces = zip(*map(run, (*range(120), *FOUND)), strict=True)
     assert sum(checked) > 1000
     assert sum(replayed) > 20
     assert sum(map(bool, in_pieces)) > 10
