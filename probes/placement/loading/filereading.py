@@ -14,6 +14,7 @@ from typing import Final
 
 from probes.errors import CheckpointUnreadable
 from probes.placement.models.headers import FileState
+from probes.placement.packing.threads import of_all
 
 PIECE_BYTES: Final = 8 << 20  # of one read: large enough for a disk, small enough to share among threads
 THREADS: Final = 4
@@ -49,10 +50,15 @@ class OpenFile:
         Raises CheckpointUnreadable when the disk fails, or the file has changed since it was opened.
         """
         starts = range(0, len(target), PIECE_BYTES)
-        read = map if len(starts) < 2 else pool.map  # so threads of others may read pieces
+
+        def read(at: int) -> None:
+            self._piece(target[at : at + PIECE_BYTES], offset + at)
+
         try:
-            for _ in read(lambda at: self._piece(target[at : at + PIECE_BYTES], offset + at), starts):
-                pass
+            if len(starts) < 2:  # so threads of others may read pieces
+                list(map(read, starts))
+            else:
+                of_all(pool, read, starts)
         except OSError as error:
             raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
         if FileState.of(self._descriptor) != self.begun:

@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 
 import torch
 
+from probes.placement.packing.threads import of_all
+
 PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
 THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
 
@@ -47,7 +49,7 @@ class Buffers:
     def each(self, n_bytes: int, work: Callable[[int, torch.Tensor], Found]) -> list[Found]:
         """What `work` returns for each piece of so many bytes: called with its start and a buffer as large.
 
-        Threads do it, in any order.
+        Threads do it, in any order; where one fails, all have ended before its error is raised.
         """
         free = self._free
 
@@ -66,15 +68,17 @@ class Buffers:
         with self._made:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="weir-pieces")
-            mapped = self._threads.map(one, starts)
-        return list(mapped)
+            threads = self._threads
+        return of_all(threads, one, starts)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host, writable. It's valid as long as the tensor is."""
+    """The memory of a contiguous tensor on the host, writable. It keeps the tensor's memory."""
     if not tensor.nbytes:
         return memoryview(bytearray())
-    return memoryview((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    found = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    found.owner = tensor
+    return memoryview(found).cast("B")
 
 
 def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:
