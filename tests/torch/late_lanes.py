@@ -173,6 +173,9 @@ class LateLanes:
 
         self.compute.items.append(("run", check))
 
+    def use(self, memory):
+        self.used = memory
+
     def finish(self):
         for lane in (self.copy, self.unpack, self.compute):
             lane.drain()

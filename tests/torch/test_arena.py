@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from late_lanes import LateLanes
 from random_models import plan_of
 from torch import nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.place import place
+from probes.placement.runtime.blocks.lanes import CudaLanes
+from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.place import place, settle
 from probes.placement.runtime.storage import arena
 from probes.placement.runtime.storage.arena import HostArena
 from probes.records.schema import Unknown
@@ -44,7 +47,7 @@ def driver(monkeypatch):
 def test_taken_over_asked_is_within_two_percent_in_one_registration(driver):
     host = HostArena(64 * MIB, Unknown("one node"))
     pieces = [host.take(n) for n in (5 * MIB, 300_001, 7, 12 * MIB + 1)]
-    host.pin()
+    host.pin(int)
     assert not host.why_pageable
     assert len(driver.registered) == 1
     assert sum(piece.numel() for piece in pieces) == host.asked
@@ -84,7 +87,7 @@ def test_memory_that_cannot_be_registered_stays_pageable_with_the_reason(driver,
         )
     host = HostArena(MIB, Unknown("one node"))
     host.take(1000)
-    host.pin()
+    host.pin(int)
     assert host.pinned_bytes == 0
     assert ("error 2" if refusal == "error" else "no driver here") in host.why_pageable
     host.release()
@@ -131,7 +134,7 @@ def test_a_device_that_nothing_can_be_placed_on_is_refused():
 def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
     model = nn.Linear(64, 64).eval()
     handle = place(model, plan_of(model, {"": "streamed"}))
-    handle._settling.host.pin()
+    handle._settling.host.pin(lambda: driver.released.append("waited"))
     del handle
     gc.collect()
     model(torch.ones(1, 64))
@@ -139,7 +142,7 @@ def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
     assert not driver.released  # copies still read it
     del model
     gc.collect()
-    assert driver.released == [address for address, _ in driver.registered]
+    assert driver.released == ["waited", *(address for address, _ in driver.registered)]
 
 
 @torch.no_grad()
@@ -165,3 +168,21 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
         assert [one() for one in arenas] == [None]
     finally:
         gc.enable()
+
+
+@torch.no_grad()
+def test_memory_of_a_model_that_is_dropped_while_it_copies_ahead_is_given_to_nobody_before():
+    """The allocator knows only of the stream that asked for it, unless it is told."""
+    model, lanes = nn.Linear(64, 64).eval(), LateLanes(1)
+    handle = settle(model, plan_of(model, {"": "streamed"}), ModuleSource(), lanes)
+    arena_bytes, slot = handle._settling.vram.whole, handle._engine.moving[0].slots[0].memory
+    assert lanes.used is arena_bytes
+    assert arena_bytes.data_ptr() <= slot.data_ptr() < arena_bytes.data_ptr() + arena_bytes.numel()
+
+
+def test_the_allocator_is_told_of_both_streams_of_a_gpus_lanes():
+    streams = []
+    gpu = object.__new__(CudaLanes)
+    gpu.forked = SimpleNamespace(stream="copies"), SimpleNamespace(stream="unpacks")
+    gpu.use(SimpleNamespace(record_stream=streams.append))
+    assert streams == ["copies", "unpacks"]

@@ -77,7 +77,7 @@ class Settling:
         if not self.pinned:
             self.host.why_pageable = "pinning was switched off"
         elif self.lanes.device.type == "cuda":
-            self.host.pin()
+            self.host.pin(self.lanes.finish)
         self._in_place()
 
     def _in_place(self) -> None:
@@ -117,6 +117,7 @@ class Settling:
         slot, scratch = self.slot_bytes, self.scratch_bytes
         needed += self.slots * slot + self.scratches * scratch
         self.vram = DeviceArena(needed, self.lanes.device)
+        self.lanes.use(self.vram.whole)
         for one in self.settled:
             if one.tier in IN_VRAM:
                 one.memory = self.vram.take(one.stored.n_bytes)

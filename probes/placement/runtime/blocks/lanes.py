@@ -76,6 +76,9 @@ class Lanes(Protocol):
     def mark(self) -> Mark:
         """A mark that nothing has recorded yet."""
 
+    def use(self, memory: torch.Tensor) -> None:
+        """All lanes use the memory. Other tensors get it only when they are done, even if it was dropped."""
+
     def finish(self) -> None:
         """Wait until every lane is done."""
 
@@ -150,6 +153,9 @@ class HostLanes:
     def mark(self) -> Mark:
         """A mark that is always reached."""
         return _NowMark()
+
+    def use(self, memory: torch.Tensor) -> None:
+        """They are done at once."""
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -288,6 +294,11 @@ class CudaLanes:
     def mark(self) -> Mark:
         """An event."""
         return _Event()
+
+    def use(self, memory: torch.Tensor) -> None:
+        """The allocator knows the stream that asked for it, and from now on ours."""
+        for lane in self.forked:
+            memory.record_stream(lane.stream)
 
     def finish(self) -> None:
         """Wait for the whole device."""

@@ -7,7 +7,7 @@ sysfs says which one that is.
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -33,10 +33,13 @@ class _Pages(mmap.mmap):
     """
 
     registered = 0  # the address that the driver knows
+    finish: Callable[[], object] = staticmethod(int)  # waits for the copies that read them
 
     def unregister(self) -> None:
         """Twice does no harm."""
         if self.registered:
+            with suppress(RuntimeError):  # of a device that failed: nothing is copied there any more
+                self.finish()
             torch.cuda.cudart().cudaHostUnregister(self.registered)
             self.registered = 0
 
@@ -95,8 +98,11 @@ class HostArena:
             self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
         self._populated = stop
 
-    def pin(self) -> None:
-        """Register what has been handed out. Where the driver refuses, the memory stays pageable."""
+    def pin(self, finish: Callable[[], object]) -> None:
+        """Register what has been handed out. Where the driver refuses, the memory stays pageable.
+
+        `finish` waits for the device: a model may be dropped while it copies ahead.
+        """
         if not self.used:
             return
         try:
@@ -106,6 +112,7 @@ class HostArena:
         except (RuntimeError, AttributeError, AssertionError) as error:
             self.why_pageable = f"the memory can't be registered: {first_line(error)}"
             return
+        self._map.finish = finish
         self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
         self.why_pageable = (
             f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
@@ -132,6 +139,11 @@ class DeviceArena:
                 "plan again with a smaller vram",
             ) from error
         self.used = 0
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """All of it."""
+        return self._bytes
 
     @property
     def taken(self) -> int:
