@@ -164,7 +164,7 @@ def test_one_address_has_32_requests_at_a_time(proxy: Proxy) -> None:
             rounds_after += len(refused) >= 8
             assert time.monotonic() < ends, len(refused)
             for wire in [each for each in held if each not in refused]:
-                wire.settimeout(0.05)
+                wire.settimeout(0.02)
                 with suppress(OSError):
                     if wire.recv(12) == b"HTTP/1.1 429":
                         refused.add(wire)

@@ -20,6 +20,7 @@ import pytest
 from waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
+HEEDING = ("env", "--default-signal")  # tests in the background, or behind nohup, ignore some signals
 WATCH = [sys.executable, "-m", "probes", "watch", "--interval", "0.05"]
 
 
@@ -82,7 +83,7 @@ while seen < 30:  # samples while it is held: children are looked for every seco
 
 def started(*words: str, options: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [*WATCH, *options, "--", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*HEEDING, *WATCH, *options, "--", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
@@ -134,7 +135,7 @@ class Terminal:
         self._other_end, end = pty.openpty()
         self._unread = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", IN_TERMINAL, *words],
+            [*HEEDING, sys.executable, "-I", "-S", "-c", IN_TERMINAL, *words],
             cwd=ROOT,
             stdin=end,
             stdout=end,
@@ -230,7 +231,7 @@ def test_ctrl_c_ends_a_watch_without_a_command_with_its_report() -> None:
 
 def test_prometheus_gets_the_latest_sample_and_nothing_else() -> None:
     with subprocess.Popen(
-        [*WATCH, "--for", "600", "--listen", "127.0.0.1:0"],
+        [*HEEDING, *WATCH, "--for", "600", "--listen", "127.0.0.1:0"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
