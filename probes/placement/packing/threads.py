@@ -1,7 +1,7 @@
 """Work of several threads on one memory, which ends before its caller goes on. No torch."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -14,8 +14,10 @@ def of_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Itera
     Where one fails, what hasn't begun is left out, and the error is raised once all threads have stopped. So
     what they read, and where to, may be closed or used for something else then.
     """
-    begun = [pool.submit(work, item) for item in items]
+    begun: list[Future[Found]] = []
     try:
+        for item in items:
+            begun.append(pool.submit(work, item))  # an interruption finds those so far
         return [one.result() for one in begun]
     finally:
         for one in begun:

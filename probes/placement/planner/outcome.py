@@ -20,7 +20,7 @@ PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, eac
 
 def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
     """The plan of what was found."""
-    model, machine, used = task.model, task.machine, _often(found.chosen)
+    model, machine, used = task.model, task.machine, Counter(found.chosen).items()
     return Plan(
         model=model.name,
         machine=machine.name,
@@ -51,12 +51,12 @@ def _blocks(task: Task, found: Found) -> tuple[BlockPlan, ...]:
     """Each block's plan: those of one kind in one tier differ in their names."""
     made: list[BlockPlan | None] = [None] * len(task.model.blocks)
     for kind in task.kinds:
-        facts: dict[int, tuple[object, ...]] = {}
+        facts: dict[Option, tuple[object, ...]] = {}
         for place in kind.places:
             option = found.chosen[place]
-            known = facts.get(id(option))
+            known = facts.get(option)
             if known is None:
-                known = facts[id(option)] = _facts(kind.block, option, task.work)
+                known = facts[option] = _facts(kind.block, option, task.work)
             made[place] = BlockPlan(task.model.blocks[place].name, *known)  # type: ignore[arg-type]
     return tuple(block for block in made if block is not None)
 
@@ -82,7 +82,7 @@ def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object,
 def _vram(task: Task, found: Found) -> VramUse:
     if not task.machine.has_gpu:
         return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
-    rings, on_gpu = found.rings, [(o, n) for o, n in _often(found.chosen) if o.tier != "cpu"]
+    rings, on_gpu = found.rings, [(o, n) for o, n in Counter(found.chosen).items() if o.tier != "cpu"]
     cache = sum(
         cache_bytes(kind.block, task.work) * sum(found.chosen[at].tier != "cpu" for at in kind.places)
         for kind in task.kinds
@@ -108,21 +108,15 @@ def _time(task: Task, found: Found) -> PassTime:
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
 
-def _often(chosen: Sequence[Option]) -> list[tuple[Option, int]]:
-    """The options, and how often each is chosen: of 100,000 blocks they are a few."""
-    numbers, by_id = Counter(map(id, chosen)), {id(option): option for option in chosen}
-    return [(by_id[key], number) for key, number in numbers.items()]
-
-
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     """What takes most of the pass."""
-    used = _often(chosen)
+    used = Counter(chosen).items()  # of 100,000 blocks they are a few
     in_place = sum(o.compute_s * n for o, n in used if o.tier == "in_place")
     sums: dict[Bound, float] = {
         "link": sum(o.copy_s * n for o, n in used) + in_place,
         "host": sum((o.cpu_s + o.disk_s) * n for o, n in used),
         "launch": sum(o.launch_s * n for o, n in used),
-        "compute" if by_products else "vram": sum((o.compute_s + o.unpack_s) * n for o, n in used) - in_place,
+        "compute" if by_products else "vram": sum(o.gpu_s * n for o, n in used) - in_place,
     }
     return max(sums, key=sums.__getitem__)
 

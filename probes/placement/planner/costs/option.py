@@ -21,9 +21,9 @@ class Pass:
     generating: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
-    """One tier for one block."""
+    """One tier for one block, or for all blocks of a kind. Two are equal if they are the same one."""
 
     tier: Tier
     compute_s: float = 0.0  # of the GPU
@@ -48,7 +48,17 @@ class Option:
         tuple[float, float], ...
     ] = ()  # seconds of each piece's copy and unpacking; none: equal ones
 
-    @property
+    @cached_property
+    def gpu_s(self) -> float:
+        """Seconds of the GPU."""
+        return self.unpack_s + self.compute_s
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether something besides the GPU works for it."""
+        return bool(self.copy_s or self.cpu_s or self.shared_s)
+
+    @cached_property
     def way(self) -> tuple[Tier, bool, bool, bool, int]:
         """What distinguishes it among a block's options: the tier, the layout there, and the pieces."""
         return self.tier, self.dense, self.kept, self.table, self.pieces
@@ -58,21 +68,21 @@ class Option:
         """Seconds of each piece's copy and of its unpacking."""
         return self.parts or ((self.copy_s / self.pieces, self.unpack_s / self.pieces),) * self.pieces
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[float, ...]:
         """Seconds of what runs one after the other in call order, of the link, of the disk, and of Python.
 
         The last lane isn't one: it makes a resident block the choice where it costs no time.
         """
         return (
-            self.compute_s + self.unpack_s + self.cpu_s,
+            self.gpu_s + self.cpu_s,
             self.copy_s + self.shared_s,
             self.disk_s,
             self.launch_s + self.cpu_s,
             0.0 if self.tier == "resident" else UPKEEP * self.compute_s,
         )
 
-    @property
+    @cached_property
     def memories(self) -> tuple[float, ...]:
         """Bytes of VRAM, of host memory in all, and of it pinned."""
         return (self.vram_bytes, self.pinned_bytes + self.pageable_bytes, self.pinned_bytes)

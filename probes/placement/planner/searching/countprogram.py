@@ -11,7 +11,7 @@ from probes.placement.planner.costs.option import Option
 from probes.placement.planner.searching.blockkinds import Kind, exactly
 from probes.placement.planner.searching.placed import Limits, ring_bytes
 from probes.placement.planner.searching.simulation import ARRIVAL_S, RELEASE_S
-from probes.placement.planner.solver.integers import Choice, Counts, Group, Program
+from probes.placement.planner.solver.program import Choice, Counts, Group, Program
 from probes.placement.split import spread
 from probes.placement.values import Rings
 

@@ -1,5 +1,6 @@
 """Whether blocks fit the limits at all, however slow the pass gets. Pure."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,14 +13,16 @@ from probes.placement.planner.searching.countprogram import (
 )
 from probes.placement.planner.searching.placed import Limits, Placed, placed, rings_room
 from probes.placement.planner.searching.ringsizes import sizes_tried
-from probes.placement.planner.solver.integers import Choice, Counts, Program, solve
+from probes.placement.planner.searching.simulation import Blocks
+from probes.placement.planner.solver.integers import solve
+from probes.placement.planner.solver.program import Choice, Counts, Program
 from probes.placement.values import Rings
 
 
 def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
     """Some placement within the limits, however slow; None where nothing fits."""
     for allowed, counts in _timeless(found, limits):
-        if made := placed(spread_out(allowed, counts), limits):
+        if made := placed(Blocks(spread_out(allowed, counts)), limits):
             return made
     return None
 
@@ -27,8 +30,7 @@ def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
 def fits(found: Sequence[Kind], limits: Limits) -> bool:
     """Whether there is some placement within the limits."""
     for allowed, counts in _timeless(found, limits):
-        every = [one for used in used_options(allowed, counts) for one in used]
-        room = rings_room(every, limits)
+        room = rings_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
         if room and room[0] + room[1] <= room[2]:
             return True
     return False

@@ -1,8 +1,7 @@
 """A placement within limits: options in call order, with the rings that make its pass shortest. Pure."""
 
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -44,44 +43,43 @@ def ring_bytes(rings: Rings) -> int:
     return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
 
 
-def staging_bytes(chosen: Sequence[Option], slot: int) -> int:
+def staging_bytes(used: Iterable[Option], slot: int) -> int:
     """Bytes of pinned memory through which weights come from the disk."""
-    return 2 * slot if any(option.tier == "disk" for option in chosen) else 0
+    return 2 * slot if any(option.tier == "disk" for option in used) else 0
 
 
-def rings_room(used: Sequence[tuple[Option, int]], limits: Limits) -> tuple[int, int, int] | None:
+def rings_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:
     """Bytes of a slot and of a scratch buffer that options, so many of each, need, and what is left for them.
 
     None where host memory is too small.
     """
-    slot = max(option.slot_bytes for option, _ in used)
-    scratch = max(option.scratch_bytes for option, _ in used)
-    pinned = sum(option.pinned_bytes * number for option, number in used)
-    pinned += staging_bytes([option for option, _ in used], slot)
-    pageable = sum(option.pageable_bytes * number for option, number in used)
+    slot = max(option.slot_bytes for option in used)
+    scratch = max(option.scratch_bytes for option in used)
+    pinned = sum(option.pinned_bytes * number for option, number in used.items())
+    pinned += staging_bytes(used, slot)
+    pageable = sum(option.pageable_bytes * number for option, number in used.items())
     if pinned > limits.pinned or pinned + pageable > limits.host:
         return None
-    return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used)
+    return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used.items())
 
 
-def placed(chosen: Chosen, limits: Limits) -> Placed | None:
+def placed(blocks: Blocks, limits: Limits) -> Placed | None:
     """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
-    numbers, by_id = Counter(map(id, chosen)), {id(option): option for option in chosen}
-    room = rings_room([(by_id[key], number) for key, number in numbers.items()], limits)
+    room = rings_room(blocks.used, limits)
     if room is None:
         return None
     slot, scratch, left = room
-    best, pieces = None, max(option.pieces for option in chosen)
-    windows = _windows(chosen)
-    as_often = len(chosen) / sum(len(blocks.chosen) for blocks in windows)
+    best, pieces = None, max(option.pieces for option in blocks.used)
+    windows = _windows(blocks)
+    as_often = len(blocks.chosen) / sum(len(window.chosen) for window in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
     for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
         rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
         if ring_bytes(rings) > left:
             continue
-        found = as_often * sum(seconds(blocks, rings, replayed=limits.replayed) for blocks in windows)
+        found = as_often * sum(seconds(one, rings, replayed=limits.replayed) for one in windows)
         if best is None or found < best.seconds * (1 - GAIN):
-            best = Placed(chosen, rings, found)
+            best = Placed(blocks.chosen, rings, found)
     return best
 
 
@@ -90,10 +88,11 @@ def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
     return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
-def _windows(chosen: Chosen) -> list[Blocks]:
+def _windows(blocks: Blocks) -> list[Blocks]:
     """What is simulated: the blocks, of very many only some windows."""
+    chosen = blocks.chosen
     if len(chosen) <= MANY_BLOCKS:
-        return [Blocks(chosen)]
+        return [blocks]
     last = len(chosen) - WINDOW
     starts = (round(i * last / (WINDOWS - 1)) for i in range(WINDOWS))
     return [Blocks(chosen[at : at + WINDOW]) for at in starts]

@@ -19,6 +19,7 @@ from probes.placement.planner.searching.placed import (
     placed,
     scratch_counts,
 )
+from probes.placement.planner.searching.simulation import Blocks
 
 MOST_STEPS: Final = 16_000  # simulated blocks in all, about a tenth of a second
 STAYING: Final = 8  # blocks that stay where they are take as long as one that moves
@@ -31,25 +32,26 @@ def polished(
 ) -> Placed:
     """The placement after every move that shortens the pass; `choices` are the options of each block."""
     best, left = start, steps
-    moving = _work(start.chosen, limits) <= steps
+    moving = _work(Blocks(start.chosen), limits) <= steps
     while moving:
-        moving = False
+        moving, shorter = False, best.seconds * (1 - GAIN)
         for chosen in _near(best.chosen, choices):
-            left -= _work(chosen, limits)
+            blocks = Blocks(chosen)
+            left -= _work(blocks, limits)
             if left < 0:
                 return best
-            tried = placed(chosen, limits)
-            if tried and tried.seconds < best.seconds * (1 - GAIN):
+            tried = placed(blocks, limits) if blocks.least_s < shorter else None
+            if tried and tried.seconds < shorter:
                 best, moving = tried, True
                 break
     return best
 
 
-def _work(chosen: Chosen, limits: Limits) -> int:
+def _work(blocks: Blocks, limits: Limits) -> int:
     """Steps of the simulations that find a placement's rings: of blocks that move, the others are runs."""
-    moving = sum(1 for option in chosen if option.copy_s or option.shared_s or option.cpu_s)
-    scratches = len(scratch_counts(max(option.scratch_bytes for option in chosen), limits))
-    return (moving + len(chosen) // STAYING) * len(SLOT_COUNTS) * scratches
+    moving = sum(number for option, number in blocks.used.items() if option.moves)
+    scratches = len(scratch_counts(max(option.scratch_bytes for option in blocks.used), limits))
+    return (moving + len(blocks.chosen) // STAYING) * len(SLOT_COUNTS) * scratches
 
 
 def _near(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:
@@ -79,8 +81,10 @@ def _exchanged(
     for distance in distances:
         for first in range(len(chosen) - distance):
             second = first + distance
+            if chosen[first].way == chosen[second].way:
+                continue
             one, other = _like(choices[first], chosen[second]), _like(choices[second], chosen[first])
-            if one and other and one.way != other.way:
+            if one and other:
                 yield (*chosen[:first], one, *chosen[first + 1 : second], other, *chosen[second + 1 :])
 
 

@@ -15,9 +15,11 @@ would, so a pass takes as long to simulate as it has blocks that move.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
 
 from probes.placement.planner.costs.option import Option
 from probes.placement.planner.searching.timeline import Raw, Timeline
@@ -34,21 +36,13 @@ RELEASE_S: Final = 2e-6
 BUSY: Final = 0.01
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(NamedTuple):
     """Blocks in a row that nothing moves for, as one."""
 
     first: Option
-    launch_s: float = 0.0
-    work_s: float = 0.0  # of the GPU
-    late_s: float = 0.0  # from when Python begins with the first until the GPU has ended, if it was idle
-
-    def add(self, option: Option) -> None:
-        """Append a block."""
-        self.launch_s += option.launch_s
-        if work := option.unpack_s + option.compute_s:
-            self.work_s += work
-            self.late_s = max(self.late_s, self.launch_s) + work
+    launch_s: float
+    work_s: float  # of the GPU
+    late_s: float  # from when Python begins with the first until the GPU has ended, if it was idle
 
 
 _Steps: TypeAlias = list[tuple[int, Option | _Run]]
@@ -57,10 +51,27 @@ _Steps: TypeAlias = list[tuple[int, Option | _Run]]
 class Blocks:
     """Blocks in call order, each in its tier, and what is the same for all rings."""
 
-    def __init__(self, chosen: Sequence[Option]) -> None:
+    def __init__(self, chosen: tuple[Option, ...]) -> None:
         self.chosen = chosen
-        self.stretch = _stretch(chosen)
+        self.used: Mapping[Option, int] = Counter(chosen)
         self._steps: dict[tuple[int, ...], _Steps] = {}
+
+    @property
+    def least_s(self) -> float:
+        """What a pass takes at least: all that the GPU and the CPU do, or Python."""
+        used = self.used.items()
+        on_cpu = sum(option.cpu_s * number for option, number in used)
+        on_gpu = sum(option.gpu_s * number for option, number in used)
+        return on_cpu + max(on_gpu, sum(option.launch_s * number for option, number in used))
+
+    @cached_property
+    def stretch(self) -> float:
+        """How much longer copies take: by the share of their time in which kernels run, if spread evenly."""
+        copied = sum([option.copy_s for option in self.chosen])
+        if not copied:
+            return 1.0
+        busy = sum([option.gpu_s for option in self.chosen])
+        return 1.0 + BUSY * min(busy / copied, 1.0)
 
     def steps(self, ahead: tuple[int, ...]) -> _Steps:
         """What to simulate if these are unpacked ahead."""
@@ -104,7 +115,7 @@ def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) 
 
 def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
-    cards = [_card(Blocks(chosen), rings, replayed=replayed) for chosen, rings in stages]
+    cards = [_card(Blocks(tuple(chosen)), rings, replayed=replayed) for chosen, rings in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
@@ -130,25 +141,27 @@ def _card(blocks: Blocks, rings: Rings, *, replayed: bool) -> _Card:
 def _steps(chosen: Sequence[Option], ahead: Sequence[int], *, drawn: bool) -> _Steps:
     """Blocks that something moves for, and runs of others, of one block each if they are drawn."""
     steps: _Steps = []
-    run: _Run | None = None
-    for place, option in enumerate(chosen):
-        if option.copy_s or option.cpu_s or option.shared_s or place in ahead:
-            steps.append((place, option))
-            run = None
-            continue
-        if run is None or drawn:
-            run = _Run(option)
-            steps.append((place, run))
-        run.add(option)
+    alone = [place for place, option in enumerate(chosen) if option.moves or place in ahead]
+    begin = 0
+    for place in (*alone, len(chosen)):
+        ends = range(begin + 1, place + 1) if drawn else (place,) * (begin < place)
+        for end in ends:
+            steps.append((begin, _run(chosen[begin:end])))
+            begin = end
+        if place < len(chosen):
+            steps.append((place, chosen[place]))
+        begin = place + 1
     return steps
 
 
-def _stretch(chosen: Sequence[Option]) -> float:
-    """How much longer copies take: by the share of their time in which kernels run, if spread evenly."""
-    copied = sum(option.copy_s for option in chosen)
-    if not copied:
-        return 1.0
-    return 1.0 + BUSY * min(sum(option.compute_s + option.unpack_s for option in chosen) / copied, 1.0)
+def _run(chosen: Sequence[Option]) -> _Run:
+    launch = work = late = 0.0
+    for option in chosen:
+        launch += option.launch_s
+        if option.gpu_s:
+            work += option.gpu_s
+            late = max(late, launch) + option.gpu_s
+    return _Run(chosen[0], launch, work, late)
 
 
 def _passes(cards: Sequence[_Card], *, replayed: bool, drawn: bool) -> Timeline:

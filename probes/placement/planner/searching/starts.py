@@ -9,9 +9,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
+from probes.placement.planner.costs.option import Option
 from probes.placement.planner.searching.blockkinds import Kind, undominated
 from probes.placement.planner.searching.countprogram import (
     Used,
@@ -22,7 +24,9 @@ from probes.placement.planner.searching.countprogram import (
 )
 from probes.placement.planner.searching.placed import MANY_BLOCKS, Limits, Placed, placed
 from probes.placement.planner.searching.ringsizes import notable, rings_tried, with_sizes
-from probes.placement.planner.solver.integers import Counts, Search
+from probes.placement.planner.searching.simulation import Blocks
+from probes.placement.planner.solver.integers import LOOSE_GAP, Search
+from probes.placement.planner.solver.program import Counts
 from probes.placement.values import Rings, Tier
 
 MOST_WAYS: Final = 60  # in which the best counts are looked for, the most promising ones
@@ -68,8 +72,9 @@ class Starts:
         self._found, self._limits = found, limits
         self.made: list[Start] = []
         self.promised = math.inf  # the least time that the program promises
+        self._answers: dict[tuple[Rings, float], list[_Answer]] = {}
         self._known: set[Used] = set()
-        self._undominated: dict[tuple[int, ...], Kind] = {}
+        self._undominated: dict[tuple[int, tuple[Option, ...]], Kind] = {}
 
     @property
     def _least(self) -> float:
@@ -86,7 +91,7 @@ class Starts:
 
         def wait(way: Way) -> None:
             one = self._allowed(way)
-            if (way.rings, one.moving) not in seen:
+            if (way.rings, one.moving) not in seen and not self._answered(one):
                 seen.add((way.rings, one.moving))
                 heapq.heappush(waiting, (one.search.promise, next(ticket), one))
 
@@ -132,33 +137,54 @@ class Starts:
 
     def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
         """Place the best counts. The rings that they need, if there are any counts."""
+        if self._answered(allowed):
+            return None
         counts = allowed.search.run(better_than)
         if counts is None:
             return None
         used = used_options(allowed.kinds, counts)
+        of_these = frozenset(option for one in used for option, _ in one)
+        self._answers.setdefault(allowed.program, []).append(_Answer(allowed.options, of_these, counts.gap))
         if used not in self._known:
             self._known.add(used)
             ways = (
                 spread_out(allowed.kinds, counts, early=e) for e in sorted({False, self._limits.replayed})
             )
-            made = filter(None, (placed(chosen, self._limits) for chosen in ways))
+            made = filter(None, (placed(Blocks(chosen), self._limits) for chosen in ways))
             if best := min(made, key=attrgetter("seconds"), default=None):
                 self.made.append(Start(counts, allowed.way, best))
                 self.made.sort(key=lambda start: start.placed.seconds)
-        every = [option for one in used for option, _ in one]
-        rings, slot = allowed.way.rings, max(o.slot_bytes for o in every)
-        return with_sizes(rings, slot, max(o.scratch_bytes for o in every))
+        slot, scratch = max(o.slot_bytes for o in of_these), max(o.scratch_bytes for o in of_these)
+        return with_sizes(allowed.way.rings, slot, scratch)
+
+    def _answered(self, allowed: "_Allowed") -> bool:
+        """Whether the best counts of these options are known, or those of more use no others."""
+        answers = self._answers.get(allowed.program, ())
+        return any(
+            one.used <= allowed.options <= one.options
+            and (one.gap <= LOOSE_GAP or allowed.options == one.options)
+            for one in answers
+        )
 
     def _allowed(self, way: Way) -> "_Allowed":
-        made = []
+        made: list[Kind] = []
+        options: list[Option] = []
         for nth, kind in enumerate(self._found):
             fitting = options_fitting(kind.options, way.rings.slot_bytes, way.rings.scratch_bytes)
-            fitting = [o for o in fitting if not 0 < o.slot_bytes < way.least and o.tier not in way.without]
-            key = (nth, *map(id, fitting))
-            if key not in self._undominated:
-                self._undominated[key] = replace(kind, options=undominated(fitting))
-            made.append(self._undominated[key])
-        return _Allowed(way, made, Search(count_program(made, way.rings, self._limits, way.longer)))
+            few = tuple(o for o in fitting if not 0 < o.slot_bytes < way.least and o.tier not in way.without)
+            options += few
+            if (nth, few) not in self._undominated:
+                self._undominated[nth, few] = replace(kind, options=undominated(few))
+            made.append(self._undominated[nth, few])
+        return _Allowed(way, made, frozenset(options), self._limits)
+
+
+class _Answer(NamedTuple):
+    """The options that counts were looked for with, and those of the best ones."""
+
+    options: frozenset[Option]
+    used: frozenset[Option]
+    gap: float
 
 
 @dataclass(frozen=True)
@@ -167,7 +193,18 @@ class _Allowed:
 
     way: Way
     kinds: Sequence[Kind]
-    search: Search
+    options: frozenset[Option]  # all that are allowed
+    limits: Limits
+
+    @cached_property
+    def search(self) -> Search:
+        """The search for counts."""
+        return Search(count_program(self.kinds, self.way.rings, self.limits, self.way.longer))
+
+    @property
+    def program(self) -> tuple[Rings, float]:
+        """What the program is made of, besides the options."""
+        return self.way.rings, self.way.longer
 
     @property
     def moving(self) -> frozenset[int]:

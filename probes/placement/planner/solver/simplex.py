@@ -4,6 +4,7 @@ Small on purpose: a plan has a handful of kinds of blocks with a handful of tier
 solved can be given one more bound, which takes a few pivots of the dual method from there.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,13 +20,17 @@ Row = list[float]
 class Tableau:
     """Rows `x_basis + sum(a x_other) = right`, the right side last; `objective` likewise, of what is largest.
 
-    Variables are numbered: first the caller's, then one for each row.
+    Variables are numbered: first the caller's, then one for each row. Each is counted from one of its bounds:
+    upwards from the lower one, or from the upper one down (`falling`). So those outside the basis are 0.
     """
 
     rows: list[Row]
     objective: Row
     basis: list[int]
     others: list[int]
+    lower: list[float]
+    spans: list[float]  # from the lower bound to the upper one
+    falling: list[bool]
 
     @property
     def value(self) -> float:
@@ -34,24 +39,38 @@ class Tableau:
 
     def point(self, width: int) -> list[float]:
         """The values of the caller's variables."""
-        found = [0.0] * width
+        found = [
+            low + span if falls else low
+            for low, span, falls in zip(self.lower[:width], self.spans, self.falling, strict=False)
+        ]
         for row, basic in zip(self.rows, self.basis, strict=True):
             if basic < width:
-                found[basic] = row[-1]
+                found[basic] += -row[-1] if self.falling[basic] else row[-1]
         return found
 
     def bounded(self, variable: int, number: float, *, most: bool, worth: float) -> "Tableau | None":
         """The best point with a basic variable at most, or at least, this; None if none is worth it."""
-        row = self.rows[self.basis.index(variable)]
-        more = [-value for value in row] if most else row[:]
-        more[-1] += number if most else -number
-        found = Tableau(
-            [*(row[:] for row in self.rows), more],
-            self.objective[:],
-            [*self.basis, len(self.basis) + len(self.others)],
-            self.others[:],
-        )
+        found = self._copy()
+        low, falls = self.lower[variable], self.falling[variable]
+        high, row = low + self.spans[variable], found.rows[self.basis.index(variable)]
+        if most:
+            row[-1] += number - high if falls else 0.0
+            found.spans[variable] = number - low
+        else:
+            row[-1] += 0.0 if falls else low - number
+            found.lower[variable], found.spans[variable] = number, high - number
         return found if found._descend(worth) else None
+
+    def _copy(self) -> "Tableau":
+        return Tableau(
+            [row[:] for row in self.rows],
+            self.objective[:],
+            self.basis[:],
+            self.others[:],
+            self.lower[:],
+            self.spans[:],
+            self.falling[:],
+        )
 
     def pivot(self, row: int, column: int) -> None:
         """Exchange a basic variable and another."""
@@ -96,15 +115,45 @@ class Tableau:
     def _descend(self, worth: float) -> bool:
         """From a point that is better than any that fits, pivot until all rows fit."""
         for _ in range(MOST_PIVOTS):
-            row = min(range(len(self.rows)), key=lambda i: self.rows[i][-1])
-            line = self.rows[row]
-            if line[-1] >= -TINY:
+            row = self._beyond()
+            if row is None:
                 return True
-            steps = [(self.objective[i] / -value, i) for i, value in enumerate(line[:-1]) if value < -TINY]
-            if not steps or self.value <= worth:
+            column = self._entering(self.rows[row], worth)
+            if column is None:
                 return False
-            self.pivot(row, min(steps)[1])
+            self.pivot(row, column)
         return False
+
+    def _beyond(self) -> int | None:
+        """The row whose variable is furthest beyond a bound, and counts from there; None where all fit."""
+        found, least, above = None, -TINY, False
+        for at, (row, basic) in enumerate(zip(self.rows, self.basis, strict=True)):
+            right = row[-1]
+            if right < least:
+                found, least, above = at, right, False
+            elif self.spans[basic] - right < least:
+                found, least, above = at, self.spans[basic] - right, True
+        if found is not None and above:
+            self._turn(found)
+        return found
+
+    def _turn(self, at: int) -> None:
+        """Count a basic variable from its other bound."""
+        row, basic = self.rows[at], self.basis[at]
+        self.rows[at] = [*(-share for share in row[:-1]), self.spans[basic] - row[-1]]
+        self.falling[basic] = not self.falling[basic]
+
+    def _entering(self, line: Row, worth: float) -> int | None:
+        """The column for a row beyond a bound; None where no point fits, or none is worth it."""
+        steps = [
+            (self.objective[i] / -share, i)
+            for i, (share, other) in enumerate(zip(line, self.others, strict=False))
+            if share < -TINY and self.spans[other]
+        ]
+        if not steps:
+            return None
+        step, column = min(steps)
+        return column if self.value + step * line[-1] > worth else None
 
 
 def maximise(
@@ -120,6 +169,9 @@ def maximise(
         [],
         list(range(width, width + height)),
         list(range(width)),
+        [0.0] * (width + height),
+        [math.inf] * (width + height),
+        [False] * (width + height),
     )
     if min(limits, default=0.0) < 0 and not _feasible(tableau):
         return None

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from probes.placement.planner.solver import integers
-from probes.placement.planner.solver.integers import LOOSE_GAP, Choice, Group, Program, cost, repaired, solve
+from probes.placement.planner.solver.integers import LOOSE_GAP, solve
+from probes.placement.planner.solver.program import Choice, Group, Program, cost, repaired
 from probes.placement.planner.solver.simplex import maximise
 
 
@@ -92,6 +93,41 @@ def test_linear_programs_have_their_known_values(
     assert found.value == pytest.approx(value)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_bounds_that_are_added_later_are_worth_what_rows_are(seed: int) -> None:
+    rng = random.Random(seed)
+    width = rng.randint(2, 5)
+    objective = [rng.random() for _ in range(width)]
+    rows = [[rng.random() for _ in range(width)] for _ in range(rng.randint(2, 5))]
+    limits = [rng.uniform(1, 9) for _ in rows]
+    solved = maximise(objective, rows, limits)
+    for _ in range(4):  # one bound after the other, each on the point with those before
+        assert solved is not None
+        point = solved.point(width)
+        place = max(range(width), key=lambda i: abs(point[i] - round(point[i])))
+        if abs(point[place] - round(point[place])) < 1e-6:
+            break
+        most = rng.random() < 0.6
+        number = math.floor(point[place]) if most else math.ceil(point[place])
+        sign = 1.0 if most else -1.0
+        rows.append([sign * (i == place) for i in range(width)])
+        limits.append(sign * number)
+        solved, wanted = (
+            solved.bounded(place, number, most=most, worth=-math.inf),
+            maximise(objective, rows, limits),
+        )
+        assert (solved is None) == (wanted is None)
+        if solved is None or wanted is None:
+            break
+        assert solved.value == pytest.approx(wanted.value)
+        found = solved.point(width)
+        assert sum(a * b for a, b in zip(objective, found, strict=True)) == pytest.approx(solved.value)
+        assert all(
+            sum(a * b for a, b in zip(row, found, strict=True)) <= limit + 1e-6
+            for row, limit in zip(rows, limits, strict=True)
+        )
+
+
 def test_linear_programs_without_a_point_or_a_limit_have_none() -> None:
     assert maximise([1], [[1], [-1]], [1, -2]) is None
     assert maximise([1], [[-1]], [0]) is None
@@ -121,8 +157,8 @@ def test_a_hundred_thousand_blocks_are_not_moved_one_by_one_for_nothing(
         moved = Choice((1.12e-5 + nth * 2.2e-6, copied_packed, 0, 5.814e-5, upkeep), (0, packed, packed))
         groups.append(Group(33333 + (nth == 0), (resident, kept, streamed, small, moved)))
     moves = []
-    best_move = integers._with_best_move
-    monkeypatch.setattr(integers, "_with_best_move", lambda *of: moves.append(of) or best_move(*of))
+    best_move = integers.with_best_move
+    monkeypatch.setattr(integers, "with_best_move", lambda *of: moves.append(of) or best_move(*of))
     limits = (886204416.0, 23733436416.0, 11866718208.0)
     assert solve(Program(tuple(groups), (0.0,) * 5, limits))
     assert len(moves) < 1000

@@ -23,7 +23,7 @@ from probes.placement.planner.profiles import names, profile
 from probes.placement.planner.searching import blockkinds, placed, search, starts
 from probes.placement.planner.searching.simulation import Blocks, simulate
 from probes.placement.planner.solver import integers
-from probes.placement.planner.solver.integers import Program
+from probes.placement.planner.solver.program import Program
 from probes.placement.planner.solver.simplex import Tableau
 from probes.placement.planner.task import Task
 from probes.placement.soundness import flaw
