@@ -11,6 +11,9 @@ import torch
 from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import find_blocks
@@ -171,6 +174,11 @@ def test_a_copy_of_a_placed_model_is_refused(model, tier, copying):
         lambda model: setattr(model.layers[0].linear.weight, "data", torch.zeros(64, 64)),
         lambda model: model.layers[0].linear.weight.__setitem__(0, 1.0),
         lambda model: torch.add(torch.ones(64, 64), 1, out=model.layers[0].linear.weight),
+        lambda model: model.layers[0].linear.reset_parameters(),
+        lambda model: nn.init.normal_(tensor=model.layers[0].linear.weight),
+        lambda model: torch.relu_(input=model.layers[0].linear.weight),
+        lambda model: torch._foreach_mul_([torch.ones(2), model.layers[0].linear.weight], 2.0),
+        lambda model: torch.frexp(torch.ones(64, 64), out=(model.layers[0].linear.weight, torch.ones(1))),
     ],
 )
 @torch.no_grad()
@@ -669,6 +677,45 @@ def test_tracing_is_refused_because_a_trace_would_keep_addresses(model, x):
     placed(model, "streamed")
     with pytest.raises(PlacementError, match="can't be traced"):
         torch.jit.trace(model, (x,))
+    assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
+def test_a_trace_by_modes_is_refused_too(model, x):
+    want = model(x)
+    placed(model, "streamed")
+    with pytest.raises(PlacementError, match="can't be traced"):
+        make_fx(model)(x)
+    with pytest.raises(PlacementError, match="can't be traced"), FakeTensorMode(allow_non_fake_inputs=True):
+        model(x)
+    with FlopCounterMode(display=False):
+        assert torch.equal(model(x), want)
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize("within", ["layers.0", "layers.0.linear"])
+@torch.no_grad()
+def test_remove_within_a_call_is_refused(model, x, within):
+    want = model(x)
+    handle = placed(model, "streamed")
+    hook = model.get_submodule(within).register_forward_pre_hook(lambda *_: handle.remove())
+    with pytest.raises(PlacementError, match="while this thread runs it"):
+        model(x)
+    hook.remove()
+    assert torch.equal(model(x), want)
+    handle.remove()
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize("tier", ["resident", "streamed", "packed", "streamed_packed", "in_place", "cpu"])
+@torch.no_grad()
+def test_the_current_default_device_changes_nothing(model, x, tier):
+    want = model(x)
+    with torch.device("meta"):
+        handle = placed(model, tier)
+    assert torch.equal(model(x), want)
+    with torch.device("meta"):
+        handle.remove()
     assert torch.equal(model(x), want)
 
 

@@ -99,7 +99,7 @@ class CheckpointValues:
         stored = [self._checkpoint.tensors[name] for name in (one, other)]
         if (stored[0].dtype, stored[0].n_bytes) != (stored[1].dtype, stored[1].n_bytes):
             return False
-        left, right = (torch.empty(COMPARED_BYTES, dtype=torch.uint8) for _ in range(2))
+        left, right = (torch.empty(COMPARED_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2))
         for start in range(0, stored[0].n_bytes, COMPARED_BYTES):
             count = min(COMPARED_BYTES, stored[0].n_bytes - start)
             for name, buffer in ((one, left), (other, right)):

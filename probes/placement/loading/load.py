@@ -151,7 +151,7 @@ class FromCheckpoint:
 
         def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
             if memory is None:
-                memory = torch.empty((last - first) * entry.given.itemsize, dtype=torch.uint8)
+                memory = torch.empty((last - first) * entry.given.itemsize, dtype=torch.uint8, device="cpu")
             found = memory.view(entry.given)
             self._values.bring(entry.parameter, found, first=first, buffers=self._converting)
             return found
@@ -169,10 +169,12 @@ class FromCheckpoint:
 
         def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
             found = (
-                torch.empty(last - first, dtype=entry.given) if memory is None else memory.view(entry.given)
+                torch.empty(last - first, dtype=entry.given, device="cpu")
+                if memory is None
+                else memory.view(entry.given)
             )
             for begin in range(first // row * row, last, step):
-                part = torch.empty(min(step, n - begin), dtype=entry.given)
+                part = torch.empty(min(step, n - begin), dtype=entry.given, device="cpu")
                 self._values.bring(entry.parameter, part, first=begin, buffers=self._converting)
                 rows = part.view(-1, *entry.shape[moved:]).permute(0, *(d - moved + 1 for d in order[moved:]))
                 low, high = max(first, begin), min(last, begin + part.numel())

@@ -114,7 +114,7 @@ class FileWire:
 
     def whole(self) -> torch.Tensor:
         """All bytes, read now into memory of their own on the host. Raises CheckpointUnreadable."""
-        found = torch.empty(self.n_bytes, dtype=torch.uint8)
+        found = torch.empty(self.n_bytes, dtype=torch.uint8, device="cpu")
         self.fill(found)
         return found
 

@@ -85,5 +85,5 @@ def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:
     """Host memory, pinned if wanted and granted: the driver or the system's limits may refuse it."""
     if pinned:
         with suppress(RuntimeError):
-            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
-    return torch.empty(n_bytes, dtype=torch.uint8)
+            return torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    return torch.empty(n_bytes, dtype=torch.uint8, device="cpu")

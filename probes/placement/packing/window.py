@@ -203,8 +203,8 @@ def true_places(flags: torch.Tensor) -> torch.Tensor:
     eights = flags[:whole].view(torch.int64).nonzero()
     if eights.numel() > whole // 32:
         return flags.nonzero().squeeze(1)
-    near = (eights * 8 + torch.arange(8)).view(-1)
-    near = torch.cat((near, torch.arange(whole, flags.numel())))
+    near = (eights * 8 + torch.arange(8, device=eights.device)).view(-1)
+    near = torch.cat((near, torch.arange(whole, flags.numel(), device=flags.device)))
     return near[flags[near].to(torch.bool)]
 
 

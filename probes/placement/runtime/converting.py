@@ -43,7 +43,7 @@ class Correction:
 
     def undo(self, entry: Entry, converted: torch.Tensor) -> torch.Tensor:
         """The values as the model had them, in host memory."""
-        found = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
+        found = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
         found.copy_(converted)
         torch.atleast_1d(found)[self.places] = self.values
         return found

@@ -37,6 +37,7 @@ from probes.placement.runtime.measuring import Stopwatches
 from probes.placement.runtime.turns import Turns
 
 _IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state", torch.jit.is_tracing)
+_MODES: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 
 class Engine:
@@ -131,7 +132,7 @@ class Engine:
 
         `mine`: the turn is this thread's already.
         """
-        if _IS_TRACED():
+        if _IS_TRACED() or (_MODES() and _is_traced_by_modes()):
             raise PlacementError(
                 "a placed model can't be traced: the trace would keep addresses at which weights come and go",
                 "trace it before it is placed, or call remove() of the handle",
@@ -515,6 +516,12 @@ class State:
     order: tuple[int, int]
     copies: WalkState
     unpacks: WalkState
+
+
+def _is_traced_by_modes() -> bool:
+    """Whether operations are noted by make_fx, or done on tensors without values."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))
 
 
 def rows_of(args: Iterable[Any], kwargs: dict[str, Any]) -> int:

@@ -44,7 +44,9 @@ class Filler:
         """A model that is built has its values there already; one on meta gets memory for them."""
         for entry in block.entries:
             if entry.parameter.is_meta or entry.converts:
-                self._fill_plain(entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8)))
+                self._fill_plain(
+                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
+                )
 
     def leave_on_disk(self, block: Block) -> None:
         """Each pass reads the block. Raises PlacementError for values that can't be converted."""
@@ -92,6 +94,6 @@ def _itself(view: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8)
+    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
     item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
     return raw_view(item.entry, flat, item.entry.given)

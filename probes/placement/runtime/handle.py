@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from probes.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Guard, Inputs, OnHost, is_compiled, uncompiled
@@ -210,8 +211,12 @@ class Handle:
 
         Twice does no harm. Raises torch's error where the GPU can't give values back any more, and
         CheckpointUnreadable where a file with values of the tier `disk` was changed. All others are back
-        then.
+        then. Raises PlacementError within a call of the model.
         """
+        if self._engine.turns.mine():
+            raise PlacementError(
+                "the model can't be given back while this thread runs it", "call remove() after the call"
+            )
         self._engine.turns.taken(self._remove)
 
     def _remove(self) -> None:

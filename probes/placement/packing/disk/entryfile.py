@@ -69,11 +69,11 @@ class Entry:
     def outline(self) -> Packed | None:
         """Raises ValueError or KeyError likewise."""
         of = self.header.form
-        starts = torch.empty(0, dtype=torch.int32)
+        starts = torch.empty(0, dtype=torch.int32, device="cpu")
         if of:
             names = [part.name for part in of.parts]
             at = names.index("starts")
-            starts = torch.empty(of.parts[at].length, dtype=torch.int32)
+            starts = torch.empty(of.parts[at].length, dtype=torch.int32, device="cpu")
             self._fill(of.offsets()[at], starts)
         if _early(of, starts) != self.header.early:
             raise ValueError("the outline isn't the one that was written")
@@ -147,7 +147,7 @@ def _complete(descriptor: int, packed: Packed | None, most_bytes: int, buffers: 
     if n_bytes > most_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     os.ftruncate(descriptor, _MOST_HEADER + n_bytes)
-    early = _early(of, packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32))
+    early = _early(of, packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32, device="cpu"))
     digest = Entry(descriptor, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
     line = json.dumps(encode(Header(digest, early, of))).encode().ljust(_MOST_HEADER - 1) + b"\n"
     if len(line) > _MOST_HEADER:

@@ -74,7 +74,7 @@ def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    made = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
+    made = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
     return made.copy_(values)
 
 
@@ -115,7 +115,7 @@ class Homes:
 
     def later(self, entry: Entry, fetch: Fetch) -> None:
         """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
-        empty = torch.empty(0, dtype=entry.given)
+        empty = torch.empty(0, dtype=entry.given, device="cpu")
         self.adopt(entry, empty, fetch)
 
     def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:

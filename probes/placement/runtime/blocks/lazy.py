@@ -48,6 +48,11 @@ _LAYOUT = {torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage
 # what would give an address of values that are gone by then
 _ADDRESSES = {"data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_"}
 _WRITES = {"__setitem__", "__set__", "backward"}
+_FIRST = (
+    "input",
+    "self",
+    "tensor",
+)  # what the tensor is called that a function changes (torch.nn.init: tensor)
 _REMOVE = "call remove() of the handle first"
 
 
@@ -120,18 +125,28 @@ def refuse_copy() -> NoReturn:
 def _refuse(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
     """Refuse writes, which would be lost, and addresses, which would be of memory that is freed at once."""
     name = getattr(func, "__name__", "")
-    target = args[0] if args else None
-    if type(kwargs.get("out")) is Lazy:
-        target, name = kwargs["out"], f"{name}_"
-    if type(target) is not Lazy or (name == "requires_grad_" and not _wants_gradients(args, kwargs)):
+    for one in _lazies(kwargs.get("out")):
+        _refuse_change(one, name)
+    target = next(iter((*args[:1], *(kwargs[key] for key in _FIRST if key in kwargs))), None)
+    if name == "requires_grad_" and not _wants_gradients(args, kwargs):
         return
-    if name in _ADDRESSES:
-        raise PlacementError(f"{target.away.label} has no address: its values are elsewhere", _REMOVE)
-    if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
-        raise PlacementError(
-            f"{target.away.label} can't be changed (by {name}): the weights of a placed model are only read",
-            _REMOVE,
-        )
+    for one in _lazies(target):
+        if name in _ADDRESSES:
+            raise PlacementError(f"{one.away.label} has no address: its values are elsewhere", _REMOVE)
+        if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
+            _refuse_change(one, name)
+
+
+def _refuse_change(target: Lazy, name: str) -> NoReturn:
+    raise PlacementError(
+        f"{target.away.label} can't be changed (by {name}): the weights of a placed model are only read",
+        _REMOVE,
+    )
+
+
+def _lazies(thing: Any) -> list[Lazy]:
+    """A parameter without values, or those in a list of tensors."""
+    return [one for one in (thing if isinstance(thing, list | tuple) else (thing,)) if type(one) is Lazy]
 
 
 def _wants_gradients(args: Any, kwargs: dict[str, Any]) -> bool:

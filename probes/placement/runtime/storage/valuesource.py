@@ -56,6 +56,6 @@ class Source(Protocol):
 
 def own_values(source: Source, entry: Entry) -> torch.Tensor:
     """The model's own values in host memory of their own."""
-    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8), entry.given)
+    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
     source.fill(entry, view)
     return view
