@@ -69,7 +69,7 @@ def test_an_interruption_that_falls_into_a_finaliser_is_not_lost(capfd: pytest.C
 
     def collecting() -> None:
         Finalised()
-        gc.collect()
+        gc.collect(0)
         ends = time.monotonic() + 30
         while time.monotonic() < ends:
             time.sleep(0.001)

@@ -54,7 +54,9 @@ def block(rng: random.Random, name: str) -> BlockDescription:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(10, 60))]
+)
 def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budget(seed: int) -> None:
     rng = random.Random(seed)
     model = ModelDescription(
