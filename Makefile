@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help thorough torch-tests packing-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,8 +50,13 @@ $(TORCH_READY): $(READY)
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
 	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-torch-tests: $(TORCH_READY) ## the tests that need torch, on the CPU and in Triton's interpreter
-	@$(TORCH_PY) -m pytest -q tests/torch
+torch-tests: packing-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
+
+packing-tests: $(TORCH_READY)
+	@$(TORCH_PY) -m pytest -q tests/torch/packing
+
+placing-tests: $(TORCH_READY)
+	@$(TORCH_PY) -m pytest -q tests/torch --ignore=tests/torch/packing
 
 docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
@@ -90,7 +95,7 @@ thorough: $(READY)
 # nothing is installed into .venv while tests start programs from it
 test: check images $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
 	@$(MAKE) --no-print-directory --output-sync --keep-going -j 4 \
-	  service-tests build-tests torch-tests page-tests thorough
+	  placing-tests build-tests service-tests page-tests thorough packing-tests
 
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
