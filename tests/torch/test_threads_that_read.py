@@ -25,11 +25,11 @@ class Unequal:
 
     def __call__(self, number, *_):
         if number == 0:
-            assert self.begun.wait(10)
+            assert self.begun.wait(60)
             self.failed.set()
             raise OSError("broken")
         self.begun.set()
-        assert self.failed.wait(10)
+        assert self.failed.wait(60)
         time.sleep(0.2)
         self.ended.append(number)
         return number
@@ -41,7 +41,7 @@ def test_an_error_is_raised_when_no_thread_is_at_work_any_more():
         with pytest.raises(OSError, match="broken"):
             of_all(pool, work, range(100))
         ended = list(work.ended)
-        assert ended[0] == 1
+        assert 1 in ended  # the other thread may have begun one more, which takes as long
         assert len(ended) < 99  # what hadn't begun was left out
         assert of_all(pool, lambda number: number, range(5)) == [0, 1, 2, 3, 4]
     assert work.ended == ended
