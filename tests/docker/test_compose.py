@@ -261,7 +261,9 @@ def test_overload_is_shed_and_health_answers_all_the_while(client: Client) -> No
     assert all(1 <= wait <= 120 for wait in waits)  # what 8192 tokens take here, not a constant
     assert {status for status, _ in health} == {200}
     # nine of ten, on two busy cores; alone it is milliseconds, behind a queue of passes many seconds
-    assert sorted(seconds for _, seconds in health)[len(health) * 9 // 10] < 2
+    waited = sorted(seconds for _, seconds in health)
+    assert waited[len(waited) * 9 // 10] < 2
+    assert waited[-1] < 5
 
 
 def test_metrics_show_what_the_container_computed(client: Client) -> None:

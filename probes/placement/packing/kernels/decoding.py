@@ -31,6 +31,11 @@ _LOWER = tl.constexpr(_ptx(7, raised=False))
 _UPPER = tl.constexpr(_ptx(3, raised=False))
 _LOWER_RAISED = tl.constexpr(_ptx(7, raised=True))
 _UPPER_RAISED = tl.constexpr(_ptx(3, raised=True))
+# Two bytes of a word, each below a byte of zeros, or of its sign
+_SPREAD_LOWER = tl.constexpr("prmt.b32 $0, $1, 0, 0x4140;")
+_SPREAD_UPPER = tl.constexpr("prmt.b32 $0, $1, 0, 0x4342;")
+_SIGNED_LOWER = tl.constexpr("prmt.b32 $0, $1, 0, 0x9180;")
+_SIGNED_UPPER = tl.constexpr("prmt.b32 $0, $1, 0, 0xB3A2;")
 
 
 @triton.jit
@@ -267,15 +272,8 @@ def _two_words(
 ) -> tl.tensor:
     """The 16-bit words of two of four weights, from the bytes of their parts."""
     field = _spread(fields, UPPER, PTX) << (7 + LOW_BITS)
-    if PTX:  # the second half of each selector repeats a byte's sign
-        signed = tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, 0, 0xB3A2;" if UPPER else "prmt.b32 $0, $1, 0, 0x9180;",
-            "=r,r",
-            [top],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+    if PTX:
+        signed = _permuted(top, _SIGNED_UPPER if UPPER else _SIGNED_LOWER)
     else:
         signed = _spread(top, UPPER, PTX)
         signed |= (signed & 0x00800080) << 8
@@ -289,13 +287,12 @@ def _two_words(
 def _spread(word: tl.tensor, UPPER: tl.constexpr, PTX: tl.constexpr) -> tl.tensor:
     """The lower or upper two bytes of a word, each in 16 bits."""
     if PTX:
-        return tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, 0, 0x4342;" if UPPER else "prmt.b32 $0, $1, 0, 0x4140;",
-            "=r,r",
-            [word],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+        return _permuted(word, _SPREAD_UPPER if UPPER else _SPREAD_LOWER)
     half = (word >> 16) if UPPER else word
     return (half & 0xFF) | ((half & 0xFF00) << 8)
+
+
+@triton.jit
+def _permuted(word: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Bytes of a word in another order, by one of the instructions above."""
+    return tl.inline_asm_elementwise(ASM, "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1)
