@@ -104,7 +104,7 @@ class _Profile:
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
             unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=self._at_most(peak * self._reached("unpack"), "ranked")
+            ranked_rate=self._at_most(peak * self._reached("unpack"), "amd_ranked" if amd else "ranked")
             if triton
             else peak * self._reached("torch_unpack"),
             activation_rate=self._at_most(vram, "activations"),

@@ -93,6 +93,7 @@ def _measured(
         vram_bytes=gpu.vram_total_bytes,
         vram_rate=vram,
         unpack_rate=machine.unpack_rate * scale,
+        ranked_rate=min(machine.ranked_rate, machine.unpack_rate * scale),
         operations_rate=machine.operations_rate * scale,
         activation_rate=min(machine.activation_rate, vram),
         experts_rate=min(machine.experts_rate, vram),

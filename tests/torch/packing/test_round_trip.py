@@ -354,6 +354,20 @@ def test_the_estimate_of_dense_bfloat16_is_within_one_percent():
         estimate("float99", 1000)
 
 
+@pytest.mark.parametrize("octave", [i / 6 for i in range(6)])
+@pytest.mark.parametrize(
+    ("dtype", "dense"),
+    [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False), (torch.float32, False)],
+    ids=str,
+)
+def test_gaussian_weights_of_any_width_take_no_more_than_estimated(dtype, dense, octave):
+    """A plan for weights of 0.05 took 16 MiB more than it counted: they fill the exponents otherwise."""
+    weights = torch.randn(1 << 21, generator=torch.Generator().manual_seed(3)) * (0.0175 * 2**octave)
+    taken = form(pack(weights.to(dtype), dense=dense)).n_bytes
+    estimated = estimate(str(dtype).removeprefix("torch."), 1 << 21, dense=dense)
+    assert 0.993 * estimated <= taken <= estimated
+
+
 def test_packing_keeps_the_bits_of_a_negative_view():
     tensor = torch.complex(gaussian(64, 512).float(), gaussian(64, 512, seed=2).float()).conj().imag
     assert tensor.is_neg()

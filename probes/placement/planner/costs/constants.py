@@ -20,7 +20,7 @@ class Constants:
     vram_bytes: int
     vram_rate: float  # kernels reading VRAM
     unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
-    ranked_rate: float  # the same with 3-bit codes, whose escapes are counted: bound by integer operations
+    ranked_rate: float  # the same with 3-bit codes, whose escapes are counted
     activation_rate: float  # kernels besides products reading and writing activations, mostly in a cache
     operations_rate: float  # the same by torch operations, where no kernel writes the wanted dtype
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
@@ -38,7 +38,7 @@ class Constants:
     kernel_s: float  # of the device, for each kernel besides products, beyond its bytes
     product_s: float  # likewise for each product
     product_step_s: float  # of a product of few rows, for each number of an input row: one multiplier's turn
-    unpack_item_s: float  # of the device, for each tensor that is unpacked from 4-bit codes, beyond its bytes
+    unpack_item_s: float  # of the device, for each tensor that is unpacked, beyond its bytes
     context_bytes: int  # of VRAM, by the driver
     workspace_bytes: int  # of VRAM, by the libraries that multiply
     bfloat16: bool  # has units for it

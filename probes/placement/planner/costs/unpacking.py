@@ -4,23 +4,16 @@ Unpacking and multiplying share the GPU, so their times add up, as they did when
 (docs/decisions/0025-packed-weights.md).
 """
 
-import math
-from typing import Final
-
 from probes.placement.models.description import TensorDescription
 from probes.placement.packing.estimate import DENSE_FROM
 from probes.placement.planner.costs.blockbytes import packed_bytes
 from probes.placement.planner.costs.oneblock import OneBlock
 
-# Of the GPU for each tensor that is unpacked from 3-bit codes, at least (H100)
-RANKED_LEAST_S: Final = 10e-6
-
 
 def unpack_s(one: OneBlock, tensor: TensorDescription, *, dense: bool, parts: int = 1) -> float:
     """Seconds for one tensor in so many parts, or for its copy where it isn't packed.
 
-    Kernels write the dtype that was packed; operations convert. 3-bit codes of a small tensor wait for
-    one program, those of a large one for all of them.
+    Kernels write the dtype that was packed; operations convert.
     """
     machine = one.machine
     packed = packed_bytes(tensor, dense=dense)
@@ -30,9 +23,8 @@ def unpack_s(one: OneBlock, tensor: TensorDescription, *, dense: bool, parts: in
         return items + moved / machine.vram_rate
     if one.converts:
         return items + moved / machine.operations_rate
-    if (dense and tensor.numbers >= DENSE_FROM) or tensor.dtype == "float16":
-        return math.hypot(parts * RANKED_LEAST_S, moved / machine.ranked_rate)
-    return items + moved / machine.unpack_rate
+    ranked = (dense and tensor.numbers >= DENSE_FROM) or tensor.dtype == "float16"
+    return items + moved / (machine.ranked_rate if ranked else machine.unpack_rate)
 
 
 def cut(one: OneBlock, room: int, *, dense: bool) -> list[tuple[float, float]]:

@@ -64,6 +64,11 @@ class Start:
     way: Way
     placed: Placed
 
+    @property
+    def tiers(self) -> set[Tier]:
+        """Those that any block has."""
+        return {option.tier for option in self.placed.chosen}
+
 
 class Starts:
     """Placements to begin with, of different counts, the quickest first."""
@@ -112,9 +117,9 @@ class Starts:
                 wait(replace(allowed.way, least=rings.slot_bytes // 2))
 
     def of_the_best_rings(self) -> None:
-        """Counts for those as if the link took longer, without tiers that the best uses, in sizes nearby."""
+        """Counts for those as if the link took longer, without tiers that they use, in sizes nearby."""
         first = self.made[0].placed.chosen
-        used = {option.tier for option in first}
+        used = {start.way: start.tiers for start in reversed(self.made)}
         each_size = {start.way.rings.slot_bytes: start.way for start in reversed(self.made)}
         ranked = list(dict.fromkeys(start.way for start in self.made))
         different = sorted(each_size.values(), key=ranked.index)
@@ -125,8 +130,8 @@ class Starts:
                 self._try(self._allowed(replace(promising, without=tiers)))
             return
         ways = [replace(way, longer=longer) for way in best for longer in LONGER]
-        others = dict.fromkeys((promising, *best[:2]))
-        ways += [replace(way, without=t) for t in LEFT_OUT if used & set(t) for way in others]
+        others = dict.fromkeys((promising, *best))
+        ways += [replace(way, without=t) for t in LEFT_OUT for way in others if used[way] & set(t)]
         slots = {option.slot_bytes for kind in self._found for option in kind.options}
         for way in best[:2]:
             slot, scratch = way.rings.slot_bytes, way.rings.scratch_bytes
