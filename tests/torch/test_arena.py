@@ -72,6 +72,48 @@ def test_room_that_is_not_used_takes_no_memory():
     assert resident() - before < 64 * MIB
 
 
+def test_room_that_was_not_known_is_registered_with_the_rest(driver):
+    host = HostArena(MIB, Unknown("one node"))
+    first = host.take(MIB)
+    host.widen(2 * MIB)
+    second = [host.take(MIB), host.take(1000)]
+    host.pin(int)
+    assert not host.why_pageable
+    assert driver.registered == [(first.data_ptr(), MIB), (second[0].data_ptr(), MIB + 4096)]
+    assert (host.asked, host.pinned_bytes) == (2 * MIB + 1000, 2 * MIB + 4096)
+    host.release()
+    host.release()
+    assert sorted(driver.released) == sorted(address for address, _ in driver.registered)
+
+
+def test_room_that_is_left_is_used_before_more_is_mapped(driver):
+    host = HostArena(3 * MIB, Unknown("one node"))
+    host.take(MIB)
+    host.widen(2 * MIB)
+    host.take(2 * MIB)
+    host.pin(int)
+    assert len(driver.registered) == 1
+    host.release()
+
+
+def test_where_a_part_cannot_be_registered_no_part_stays_so(driver):
+    host = HostArena(MIB, Unknown("one node"))
+    first = host.take(MIB)
+    host.widen(MIB)
+    host.take(MIB)
+    register = driver.cudaHostRegister
+
+    def refuse_the_second(*args):
+        driver.error = len(driver.registered)
+        return register(*args)
+
+    driver.cudaHostRegister = refuse_the_second
+    host.pin(int)
+    assert "error 1" in host.why_pageable
+    assert host.pinned_bytes == 0
+    assert driver.released == [first.data_ptr()]
+
+
 def test_more_than_was_planned_is_refused():
     with pytest.raises(PlacementError, match="were planned"):
         HostArena(MIB, Unknown("one node")).take(2 * MIB)

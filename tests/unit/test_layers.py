@@ -116,6 +116,7 @@ THOUGHT = {
     "probes/placement/packing/grid.py",
     "probes/placement/models/stored.py",
     "probes/placement/planner/",
+    "probes/placement/runtime/storage/spilling.py",
     "probes/placement/showing/text.py",
     "probes/placement/soundness.py",
     "probes/placement/split.py",

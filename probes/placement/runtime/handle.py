@@ -198,6 +198,7 @@ class Handle:
             vram_taken=self._settling.vram.taken if self._settling.vram else 0,
             pinned_asked=self._settling.host.asked if self._settling.host else 0,
             pinned_taken=self._settling.host.pinned_bytes if self._settling.host else 0,
+            spilled=self._settling.spilled,
             why_pageable=self._settling.host.why_pageable if self._settling.host else "",
             planned=self.plan.time,
             measured=self._measured,

@@ -63,6 +63,7 @@ class PlacementReport:
     vram_taken: int  # weights, slots and scratch buffers: one allocation
     pinned_asked: int
     pinned_taken: int
+    spilled: int  # blocks that stream, though they were to stay in VRAM
     why_pageable: str  # empty where host memory is pinned
     planned: PassTime
     measured: Measured | Unknown
@@ -100,6 +101,11 @@ class PlacementReport:
         rows.append(
             f"pinned: {binary_bytes(self.pinned_taken)} taken, {binary_bytes(self.pinned_asked)} asked for"
         )
+        if self.spilled:
+            rows.append(
+                f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
+                "the weights pack worse than planned"
+            )
         return "\n".join((*rows, *self.gap()))
 
 

@@ -18,6 +18,7 @@ from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.settling import Settling
 from probes.placement.runtime.storage.laying import Storing
+from probes.placement.runtime.storage.spilling import Counted
 from probes.placement.runtime.storage.valuesource import Source
 from probes.placement.runtime.turns import Turns
 from probes.placement.soundness import flaw
@@ -73,7 +74,7 @@ def staged(
         lanes, ahead=plan.rings.ahead, fast=fast, work=work or Arithmetic(), turns=turns or Turns()
     )
     homes = Homes()
-    settling = Settling(model, lanes, source, homes, plan.rings, pinned, Storing.of(plan))
+    settling = Settling(model, lanes, source, homes, plan.rings, pinned, Storing.of(plan), Counted.of(plan))
     return Handle(model, plan, engine, homes, settling)
 
 

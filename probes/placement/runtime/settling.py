@@ -21,7 +21,8 @@ from probes.placement.runtime.filling import Filler
 from probes.placement.runtime.measuring import TierUse, tier_use
 from probes.placement.runtime.storage.arena import DeviceArena, HostArena, node_of_gpu
 from probes.placement.runtime.storage.hostview import zero_copy
-from probes.placement.runtime.storage.laying import Settled, Storing, laid
+from probes.placement.runtime.storage.laying import Settled, Storing, arranged, laid
+from probes.placement.runtime.storage.spilling import Candidate, Counted, Slots, spilled
 from probes.placement.runtime.storage.valuesource import Source
 from probes.placement.values import TIERS, Rings, Tier
 from probes.shared.units import binary_bytes
@@ -42,9 +43,11 @@ class Settling:
     rings: Rings
     pinned: bool
     storing: Storing
+    counted: Counted | None  # None: the plan has no budgets
     settled: list[Settled] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
+    spilled: int = 0  # blocks that stream, though they were to stay in VRAM
 
     def __post_init__(self) -> None:
         self._filler = Filler(self.source, self.homes)
@@ -52,12 +55,14 @@ class Settling:
     def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
         """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
         self._into_host(blocks)
+        self._spill()
+        self._pin()
         with _refusals(self.lanes.device):
             self._into_vram()
         self._move(engine)
 
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """Pack what is packed, and bring what streams into the arena, which is pinned once it is complete."""
+        """Pack what is packed, and bring what streams into the arena."""
         compared = self.storing.is_compared
         room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST or compared(block))
         self.host = HostArena(room, node_of_gpu(self.lanes.device))
@@ -72,8 +77,64 @@ class Settling:
             elif tier == "cpu":
                 self._filler.keep_on_host(block)
             elif tier in IN_HOST:
-                one.memory = self.host.take(one.stored.n_bytes)
-                self._filler.fill(one, one.memory)
+                self._stream(one)
+
+    def _stream(self, one: Settled) -> None:
+        assert self.host
+        one.memory = self.host.take(one.stored.n_bytes)
+        self._filler.fill(one, one.memory)
+
+    def _spill(self) -> None:
+        """Let blocks stream that were to stay in VRAM, where weights pack so badly that it has no room."""
+        if self.counted is None or self._beyond_plan <= 0:
+            return
+        assert self.host
+        moved = self._moved()
+        room = sum(one.stored.n_bytes for one in moved.values())
+        if self.host.used + room > self.counted.host:
+            said = f"{binary_bytes(self.host.used + room)} of host memory, not the plan's "
+            said += binary_bytes(max(self.counted.host, 0))
+            raise self._refusal(f"with those that would have to stream instead, blocks take {said}")
+        self.host.widen(room)
+        for place, one in moved.items():
+            self.settled[place] = one
+            self._stream(one)
+        self.spilled = len(moved)
+
+    def _moved(self) -> dict[int, Settled]:
+        """Blocks by their places, as they stream. Raises PlacementError where no choice is enough."""
+        elsewhere = {place: self._elsewhere(one) for place, one in enumerate(self.settled) if _can_move(one)}
+        able = [self._candidate(place, one) for place, one in elsewhere.items()]
+        # blocks that don't pack take a scratch buffer where they go through slots in pieces
+        scratch = max(map(_scratch_of, elsewhere.values()), default=0)
+        over = self._beyond_plan + self.scratches * max(scratch - self.scratch_bytes, 0)
+        chosen = spilled(able, over, Slots(self.slots, self.slot_bytes))
+        if chosen is None:
+            raise self._refusal("too few blocks can stream instead")
+        return {one.place: elsewhere[one.place] for one in chosen}
+
+    def _elsewhere(self, one: Settled) -> Settled:
+        """The same block, streamed; whole if the plan has no scratch buffer to put its pieces together."""
+        tier: Tier = "streamed_packed" if one.tier == "packed" else "streamed"
+        most = self._piece_bytes if raw_bytes(one.block) <= self.rings.scratch_bytes else 0
+        return arranged(one.block, tier, one.packed, self.storing, most=most)
+
+    def _candidate(self, place: int, elsewhere: Settled) -> Candidate:
+        now = self.settled[place]
+        return Candidate(place, aligned(now.stored.n_bytes), _slot_of(elsewhere), packed=now.tier == "packed")
+
+    def _refusal(self, why: str) -> PlacementError:
+        needed, counted = self._vram_bytes, self._vram_bytes - self._beyond_plan
+        return PlacementError(
+            f"weights, slots and scratch buffers take {binary_bytes(needed)} of VRAM instead of the plan's "
+            f"{binary_bytes(counted)}: these weights pack worse than the Gaussian ones that plans assume, "
+            f"and {why}",
+            "plan again with a larger vram or host, so that fewer blocks are packed",
+        )
+
+    def _pin(self) -> None:
+        """Pin the arena, which is complete."""
+        assert self.host
         if not self.pinned:
             self.host.why_pageable = "pinning was switched off"
         elif self.lanes.device.type == "cuda":
@@ -113,15 +174,29 @@ class Settling:
 
     def _into_vram(self) -> None:
         """One allocation for everything that stays in VRAM, filled."""
-        needed = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
-        slot, scratch = self.slot_bytes, self.scratch_bytes
-        needed += self.slots * slot + self.scratches * scratch
-        self.vram = DeviceArena(needed, self.lanes.device)
+        self.vram = DeviceArena(self._vram_bytes, self.lanes.device)
         self.lanes.use(self.vram.whole)
         for one in self.settled:
             if one.tier in IN_VRAM:
                 one.memory = self.vram.take(one.stored.n_bytes)
                 self._filler.fill(one, one.memory)
+
+    @property
+    def _vram_bytes(self) -> int:
+        """Bytes of what stays in VRAM, of the slots and of the scratch buffers."""
+        stays = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
+        return stays + self.slots * self.slot_bytes + self.scratches * self.scratch_bytes
+
+    @property
+    def _beyond_plan(self) -> int:
+        """Bytes of VRAM that are needed beyond what the plan counts; 0 without budgets.
+
+        What is used between blocks of other cards was counted there.
+        """
+        if self.counted is None:
+            return 0
+        others = (one for one in self.settled if one.block.name not in self.counted.blocks)
+        return self._vram_bytes - self.counted.vram - sum(aligned(one.stored.n_bytes) for one in others)
 
     @property
     def slots(self) -> int:
@@ -141,13 +216,12 @@ class Settling:
     @property
     def slot_bytes(self) -> int:
         """Of each slot: the largest block that passes through one, or piece of one."""
-        moving = [one.stored for one in self.settled if one.tier in MOVING]
-        return max((aligned(p.end - p.begin) for stored in moving for p in stored.pieces), default=0)
+        return max((_slot_of(one) for one in self.settled if one.tier in MOVING), default=0)
 
     @property
     def scratch_bytes(self) -> int:
         """Of each scratch buffer: the largest block that is unpacked into one."""
-        return max((raw_bytes(one.block) for one in self.settled if one.stored.is_unpacked), default=0)
+        return max(map(_scratch_of, self.settled), default=0)
 
     def _ring(self, count: int, n_bytes: int) -> list[Buffer]:
         assert self.vram
@@ -219,6 +293,21 @@ class Settling:
         self.settled.clear()
         self._filler.forget()
         self.host = self.vram = None
+
+
+def _can_move(one: Settled) -> bool:
+    """Whether a block that is to stay in VRAM can stream instead."""
+    return one.tier in IN_VRAM and not one.stored.table and one.block.called and bool(one.block.entries)
+
+
+def _slot_of(one: Settled) -> int:
+    """Bytes of a slot that its pieces pass through."""
+    return max((aligned(piece.end - piece.begin) for piece in one.stored.pieces), default=0)
+
+
+def _scratch_of(one: Settled) -> int:
+    """Bytes of a scratch buffer for it; 0 where calls read it where it is."""
+    return raw_bytes(one.block) if one.stored.is_unpacked else 0
 
 
 @contextmanager

@@ -100,8 +100,8 @@ class Stored:
 
     @property
     def is_unpacked(self) -> bool:
-        """Whether calls need it unpacked as a whole."""
-        return not self.table and any(item.form for item in self.items)
+        """Whether calls need it in a scratch buffer: unpacked, or put together from its pieces."""
+        return not self.table and (self.most > 0 or any(item.form for item in self.items))
 
     @property
     def pieces(self) -> tuple[Span, ...]:
@@ -143,7 +143,7 @@ def lay_out(
                 n_bytes = part.n_bytes if part else (last - first) * entry.dtype.itemsize
                 units.append(Unit(at, n_bytes, part, first, last))
                 at += aligned(n_bytes)
-            n_bytes = at - offset
+            n_bytes = units[-1].offset + units[-1].n_bytes - offset
         items.append(Item(entry, offset, n_bytes, form, tuple(units)))
         offset += aligned(n_bytes)
     return Stored(block, tuple(items))

@@ -48,15 +48,11 @@ class _Pages(mmap.mmap):
             self.unregister()
 
 
-class HostArena:
-    """Host memory that is handed out piece by piece, then pinned as a whole.
-
-    `room` bounds what can be handed out; memory is taken only for what is. `why_pageable` is empty once the
-    memory is pinned.
-    """
+class _Region:
+    """One mapping, from which memory is taken piece by piece."""
 
     def __init__(self, room: int, node: int | Unknown) -> None:
-        size = -(-max(room, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = _in_pages(max(room, 1))
         try:
             self._map = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
@@ -65,64 +61,111 @@ class HostArena:
                 "plan again with a smaller host, or end other programs",
             ) from error
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.node = node
+        self._node = node
         self._populated = 0
-        self.used = 0
-        self.asked = 0
-        self.why_pageable = "nothing was registered"
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes registered with the driver, in whole pages."""
-        return 0 if self.why_pageable else -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size, self.used = size, 0
 
     def take(self, n_bytes: int) -> torch.Tensor:
-        """The next piece. Raises PlacementError when the room is used up."""
+        """The next piece, for which there is room."""
         begin, end = self.used, self.used + n_bytes
-        if end > len(self._map):
-            raise PlacementError(
-                f"{binary_bytes(end)} of host memory are needed, {binary_bytes(len(self._map))} were planned",
-                "the model has changed since it was planned: plan again",
-            )
         self._populate(end)
-        self.used = min(begin + aligned(n_bytes), len(self._map))
-        self.asked += n_bytes
+        self.used = min(begin + aligned(n_bytes), self.size)
         return self._bytes[begin:end]
 
     def _populate(self, end: int) -> None:
         """Let the kernel provide pages from the GPU's node. Where it can't, the first write provides them."""
-        stop = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = _in_pages(end)
         if stop <= self._populated:
             return
-        with _on_node(self.node), suppress(OSError):
+        with _on_node(self._node), suppress(OSError):
             self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
         self._populated = stop
 
+    def register(self, finish: Callable[[], object]) -> str:
+        """Register what has been taken. Why that isn't possible; empty where it is."""
+        try:
+            failed = torch.cuda.cudart().cudaHostRegister(
+                self._bytes.data_ptr(), _in_pages(self.used), _PORTABLE_MAPPED
+            )
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            return f"the memory can't be registered: {first_line(error)}"
+        self._map.finish = finish
+        self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
+        return f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
+
+    def unregister(self) -> None:
+        """Twice does no harm."""
+        self._map.unregister()
+
+
+class HostArena:
+    """Host memory that is handed out piece by piece, then pinned as a whole.
+
+    `room` bounds what can be handed out; memory is taken only for what is. `why_pageable` is empty once the
+    memory is pinned.
+    """
+
+    def __init__(self, room: int, node: int | Unknown) -> None:
+        self.node = node
+        self._regions = [_Region(room, node)]
+        self.asked = 0
+        self.why_pageable = "nothing was registered"
+
+    @property
+    def used(self) -> int:
+        """Bytes that have been handed out, each piece aligned."""
+        return sum(one.used for one in self._regions)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes registered with the driver, in whole pages."""
+        return 0 if self.why_pageable else sum(_in_pages(one.used) for one in self._regions)
+
+    def widen(self, n_bytes: int) -> None:
+        """Have room for so many more bytes: what wasn't known when the arena was made."""
+        if self._regions[-1].used + n_bytes > self._regions[-1].size:
+            self._regions.append(_Region(n_bytes, self.node))
+
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """The next piece. Raises PlacementError when the room is used up."""
+        last = self._regions[-1]
+        if last.used + n_bytes > last.size:
+            room = sum(one.size for one in self._regions)
+            raise PlacementError(
+                f"{binary_bytes(self.used + n_bytes)} of host memory are needed, "
+                f"{binary_bytes(room)} were planned",
+                "the model has changed since it was planned: plan again",
+            )
+        self.asked += n_bytes
+        return last.take(n_bytes)
+
     def pin(self, finish: Callable[[], object]) -> None:
-        """Register what has been handed out. Where the driver refuses, the memory stays pageable.
+        """Register what has been handed out. Where the driver refuses, all of the memory stays pageable.
 
         `finish` waits for the device: a model may be dropped while it copies ahead.
         """
-        if not self.used:
-            return
-        try:
-            failed = torch.cuda.cudart().cudaHostRegister(
-                self._bytes.data_ptr(), -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE, _PORTABLE_MAPPED
-            )
-        except (RuntimeError, AttributeError, AssertionError) as error:
-            self.why_pageable = f"the memory can't be registered: {first_line(error)}"
-            return
-        self._map.finish = finish
-        self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
-        self.why_pageable = (
-            f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
-        )
+        for one in self._regions:
+            if not one.used:
+                continue
+            self.why_pageable = one.register(finish)
+            if self.why_pageable:
+                self._unregister()
+                return
+
+    def _unregister(self) -> None:
+        for one in self._regions:
+            one.unregister()
 
     def release(self) -> None:
         """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
         if not self.why_pageable:
-            self._map.unregister()
+            self._unregister()
             self.why_pageable = "it was released"
+
+
+def _in_pages(n_bytes: int) -> int:
+    """So many bytes in whole pages."""
+    return -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class DeviceArena:

@@ -68,29 +68,38 @@ class Settled:
 
 
 def laid(block: Block, tier: Tier, storing: Storing, source: Source, homes: Homes, *, most: int) -> Settled:
-    """The block as its tier has it, packed already if it is to be.
-
-    At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
-    Tensors that are converted for each call have a form as well, where they aren't packed.
-    """
+    """The block as its tier has it, packed already if it is to be. `most` is as for `arranged`."""
     if tier not in PACKED and block.name not in storing.kept:
         return Settled(block, tier, lay_out(block))
-    most = most if tier == "streamed_packed" else 0
-    forms: list[PackedForm | None] = []
-    cuts: list[Cuts] = []
     found: list[PackedValues | None] = []
     for entry in block.entries:
         dense = block.name in storing.dense and prod(entry.shape) >= DENSE_FROM
         values = source.packed(entry, dense=dense) if tier in PACKED else None
-        packed = values.outline if values else None
-        forms.append(form(packed) if packed else _as_given(block, entry, storing))
-        cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
         found.append(values)
         if source.again:
             homes.later(entry, partial(own_values, source, entry))
-        elif packed is not None:  # the values are kept twice no longer than necessary
-            homes.later(entry, partial(_unpacked, entry, packed))
-    return Settled(block, tier, _stored(block, forms, cuts, storing, most=most), tuple(found))
+        elif values is not None:  # the values are kept twice no longer than necessary
+            homes.later(entry, partial(_unpacked, entry, values.outline))
+    return arranged(block, tier, found, storing, most=most)
+
+
+def arranged(
+    block: Block, tier: Tier, found: Sequence[PackedValues | None], storing: Storing, *, most: int
+) -> Settled:
+    """The block as its tier has it, from what was packed of its entries; none were for an empty `found`.
+
+    At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
+    Tensors that are converted for each call have a form as well, where they aren't packed.
+    """
+    most = most if tier == "streamed_packed" else 0
+    forms: list[PackedForm | None] = []
+    cuts: list[Cuts] = []
+    found = tuple(found or [None] * len(block.entries))
+    for entry, values in zip(block.entries, found, strict=True):
+        packed = values.outline if values else None
+        forms.append(form(packed) if packed else _as_given(block, entry, storing))
+        cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
+    return Settled(block, tier, _stored(block, forms, cuts, storing, most=most), found)
 
 
 def _as_given(block: Block, entry: Entry, storing: Storing) -> PackedForm | None:
@@ -105,9 +114,10 @@ def _stored(
 ) -> Stored:
     """Where each tensor is in the block's bytes: in pieces, if they take no more than the unpacked block."""
     stored = lay_out(block, forms)
-    cut = lay_out(block, forms, cuts)
-    if stored.is_unpacked and cut.n_bytes <= raw_bytes(block):  # else calls read it from its slot
-        stored = replace(cut, most=most)
+    cut = replace(lay_out(block, forms, cuts), most=most)
+    several = stored.is_unpacked or len(cut.pieces) > 1
+    if most and several and cut.n_bytes <= raw_bytes(block):  # else calls read it from its slot
+        stored = cut
     if block.name in storing.tables and forms[0] is not None:
         stored = replace(stored, table=True, room=room_of(block.entries[0]))
     return stored

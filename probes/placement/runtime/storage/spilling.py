@@ -1,0 +1,87 @@
+"""Which blocks leave VRAM when weights take more bytes there than their plan counts. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probes.placement.planner.footprint import rounded
+from probes.placement.values import Plan
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a plan with budgets counts, in bytes."""
+
+    vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
+    host: int  # that blocks may take in host memory, except those that the CPU computes
+    blocks: frozenset[str]  # the names of those that it counts
+
+    @staticmethod
+    def of(plan: Plan) -> "Counted | None":
+        """What this plan counts; None for one without budgets, which was made by hand."""
+        if not plan.vram_budget:
+            return None
+        arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
+        moving = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
+        return Counted(
+            min(rounded(arena), arena + plan.vram.rounding),
+            plan.host_budget - plan.host.total + moving,
+            frozenset(block.name for block in plan.blocks),
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A block that can stream instead. Bytes."""
+
+    place: int  # among all blocks
+    freed: int  # in VRAM
+    slot: int  # that each slot must have for it
+    packed: bool  # it was planned to be packed in VRAM
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many slots there are, and the bytes of each."""
+
+    count: int
+    n_bytes: int
+
+
+def spilled(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
+    """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
+
+    Others than packed ones are moved only with all of those.
+    """
+    packed = [one for one in candidates if one.packed]
+    found = _enough(packed, over, slots)
+    if found is not None:
+        return found
+    wider = Slots(slots.count, max((one.slot for one in packed), default=0))
+    wider = max(slots, wider, key=lambda one: one.n_bytes)
+    over += slots.count * (wider.n_bytes - slots.n_bytes) - sum(one.freed for one in packed)
+    others = _enough([one for one in candidates if not one.packed], over, wider)
+    return None if others is None else packed + others
+
+
+def _enough(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
+    """The same of one kind: blocks that pass through the slots, else through ones hardly larger."""
+    usable = [one for one in candidates if one.slot <= slots.n_bytes]
+    larger = sorted((one for one in candidates if one.slot > slots.n_bytes), key=lambda one: -one.slot)
+    wanted, freed = over, sum(one.freed for one in usable)
+    while freed < wanted:
+        if not larger:
+            return None
+        usable.append(larger.pop())
+        freed += usable[-1].freed
+        wanted = over + slots.count * (usable[-1].slot - slots.n_bytes)
+    return _few(usable, wanted)
+
+
+def _few(usable: Sequence[Candidate], wanted: int) -> list[Candidate]:
+    """The smallest block that is enough, else the largest, and again for the rest."""
+    left, found = sorted(usable, key=lambda one: one.freed), list[Candidate]()
+    while wanted > 0:
+        found.append(left.pop(min(bisect_left(left, wanted, key=lambda one: one.freed), len(left) - 1)))
+        wanted -= found[-1].freed
+    return found
