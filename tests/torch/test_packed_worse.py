@@ -203,6 +203,53 @@ def test_host_memory_beyond_its_budget_is_refused():
     refused(model, replace(made, host_budget=1 << 20), "of host memory, not the plan's 1")
 
 
+def test_blocks_that_were_to_stream_packed_keep_to_the_host_budget_too():
+    model = built(torch.bfloat16, random_bits)
+    made = planned(model, 0.3)
+    assert "streamed_packed" in tiers_of(made)
+    refused(model, replace(made, host_budget=made.host.total), "of host memory, not the plan's")
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(1500, 512, dtype=torch.bfloat16)
+        self.inner = nn.Linear(512, 512, bias=False, dtype=torch.bfloat16)
+        self.head = nn.Linear(512, 1500, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.head(self.inner(self.words(ids)))
+
+
+def test_a_table_that_does_not_pack_is_in_host_memory_once():
+    torch.manual_seed(0)
+    model, ids = Tied().eval().requires_grad_(False), torch.arange(5)
+    random_bits(model.words.weight)
+    made = plan(model, vram=2**40, machine=SLOW)
+    table = model.words.weight.nbytes
+    blocks = tuple(
+        replace(block, tier="packed", table=True, vram_bytes=3 * table // 4, host_bytes=table)
+        if block.name == "words.weight"
+        else block
+        for block in made.blocks
+    )
+    use = replace(made.vram, weights=sum(block.vram_bytes for block in blocks), slots=0, scratch=0)
+    rings = replace(made.rings, slots=1, slot_bytes=0, scratches=0, scratch_bytes=0)
+    host = replace(made.host, pinned=table, pageable=0)
+    made = replace(made, blocks=blocks, rings=rings, vram=replace(use, rounding=0), host=host)
+    made = replace(made, vram_budget=1 << 40, host_budget=1 << 40)
+    with torch.inference_mode():
+        want = bits(model(ids))
+        handle = place(model, made, device="cpu")
+        report = handle.report()
+        assert report.spilled
+        assert report.pinned_asked < 1.5 * table
+        assert torch.equal(bits(model(ids)), want)
+        handle.remove()
+        assert torch.equal(bits(model(ids)), want)
+
+
 def test_vram_that_no_choice_keeps_to_is_refused():
     model = built(torch.bfloat16, random_bits)
     made = planned(model, 0.3)

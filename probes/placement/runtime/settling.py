@@ -10,7 +10,7 @@ from torch import nn
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block
-from probes.placement.packing.forms import aligned
+from probes.placement.packing.forms import ALIGNMENT, aligned
 from probes.placement.runtime.blocks.blockstore import raw_bytes, raw_view
 from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.lanes import Lanes
@@ -57,6 +57,11 @@ class Settling:
         self._into_host(blocks)
         self._spill()
         self._pin()
+        if self.spilled and self._beyond_plan > 0:  # blocks that were read in place stream, too
+            assert self.host
+            raise self._refusal(
+                f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
+            )
         with _refusals(self.lanes.device):
             self._into_vram()
         self._move(engine)
@@ -81,16 +86,21 @@ class Settling:
 
     def _stream(self, one: Settled) -> None:
         assert self.host
-        one.memory = self.host.take(one.stored.n_bytes)
+        one.memory = self.host.take(one.stored.n_bytes) if one.original is None else one.original
         self._filler.fill(one, one.memory)
 
     def _spill(self) -> None:
         """Let blocks stream that were to stay in VRAM, where weights pack so badly that it has no room."""
-        if self.counted is None or self._beyond_plan <= 0:
+        if self.counted is None:
             return
         assert self.host
+        alignment = ALIGNMENT * sum(len(one.block.entries) for one in self.settled)
+        if self.host.used > self.counted.host + alignment:
+            raise self._refusal_of_host()
+        if self._beyond_plan <= 0:
+            return
         moved = self._moved()
-        room = sum(one.stored.n_bytes for one in moved.values())
+        room = sum(one.stored.n_bytes for one in moved.values() if one.original is None)
         if self.host.used + room > self.counted.host:
             said = f"{binary_bytes(self.host.used + room)} of host memory, not the plan's "
             said += binary_bytes(max(self.counted.host, 0))
@@ -104,20 +114,25 @@ class Settling:
     def _moved(self) -> dict[int, Settled]:
         """Blocks by their places, as they stream. Raises PlacementError where no choice is enough."""
         elsewhere = {place: self._elsewhere(one) for place, one in enumerate(self.settled) if _can_move(one)}
-        able = [self._candidate(place, one) for place, one in elsewhere.items()]
-        # blocks that don't pack take a scratch buffer where they go through slots in pieces
-        scratch = max(map(_scratch_of, elsewhere.values()), default=0)
-        over = self._beyond_plan + self.scratches * max(scratch - self.scratch_bytes, 0)
-        chosen = spilled(able, over, Slots(self.slots, self.slot_bytes))
-        if chosen is None:
-            raise self._refusal("too few blocks can stream instead")
-        return {one.place: elsewhere[one.place] for one in chosen}
+        # blocks that don't pack take a scratch buffer where they go through slots in pieces: the smallest
+        now = self.scratch_bytes
+        for scratch in sorted({now, *(n for n in map(_scratch_of, elsewhere.values()) if n > now)}):
+            able = [
+                self._candidate(place, one) for place, one in elsewhere.items() if _scratch_of(one) <= scratch
+            ]
+            over = self._beyond_plan + self.scratches * (scratch - now)
+            chosen = spilled(able, over, Slots(self.slots, self.slot_bytes))
+            if chosen is not None:
+                return {one.place: elsewhere[one.place] for one in chosen}
+        raise self._refusal("too few blocks can stream instead")
 
     def _elsewhere(self, one: Settled) -> Settled:
         """The same block, streamed; whole if the plan has no scratch buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if one.tier == "packed" else "streamed"
         most = self._piece_bytes if raw_bytes(one.block) <= self.rings.scratch_bytes else 0
-        return arranged(one.block, tier, one.packed, self.storing, most=most)
+        made = arranged(one.block, tier, one.packed, self.storing, most=most)
+        made.original = one.original  # of a table that doesn't pack: the host has its bytes already
+        return made
 
     def _candidate(self, place: int, elsewhere: Settled) -> Candidate:
         now = self.settled[place]
@@ -130,6 +145,16 @@ class Settling:
             f"{binary_bytes(counted)}: these weights pack worse than the Gaussian ones that plans assume, "
             f"and {why}",
             "plan again with a larger vram or host, so that fewer blocks are packed",
+        )
+
+    def _refusal_of_host(self) -> PlacementError:
+        assert self.host
+        assert self.counted
+        return PlacementError(
+            f"blocks take {binary_bytes(self.host.used)} of host memory, not the plan's "
+            f"{binary_bytes(max(self.counted.host, 0))}: these weights pack worse than the Gaussian ones "
+            "that plans assume",
+            "plan again with a larger host, or with a larger vram so that fewer blocks stream",
         )
 
     def _pin(self) -> None:
@@ -191,12 +216,15 @@ class Settling:
     def _beyond_plan(self) -> int:
         """Bytes of VRAM that are needed beyond what the plan counts; 0 without budgets.
 
-        What is used between blocks of other cards was counted there.
+        What is used between blocks of other cards was counted there. Buffers that a checkpoint has are
+        counted with their blocks, and are beside the arena.
         """
         if self.counted is None:
             return 0
-        others = (one for one in self.settled if one.block.name not in self.counted.blocks)
-        return self._vram_bytes - self.counted.vram - sum(aligned(one.stored.n_bytes) for one in others)
+        counted = self.counted.blocks
+        others = sum(aligned(one.stored.n_bytes) for one in self.settled if one.block.name not in counted)
+        beside = sum(max(counted.get(one.block.name, 0) - one.block.given_bytes, 0) for one in self.settled)
+        return self._vram_bytes + beside - self.counted.vram - others
 
     @property
     def slots(self) -> int:

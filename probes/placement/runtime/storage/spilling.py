@@ -1,11 +1,14 @@
 """Which blocks leave VRAM when weights take more bytes there than their plan counts. Pure."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from probes.placement.planner.footprint import rounded
 from probes.placement.values import Plan
+
+IN_VRAM: Final = ("resident", "packed")
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Counted:
 
     vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
     host: int  # that blocks may take in host memory, except those that the CPU computes
-    blocks: frozenset[str]  # the names of those that it counts
+    blocks: Mapping[str, int]  # those that it counts, with the bytes of the model in VRAM
 
     @staticmethod
     def of(plan: Plan) -> "Counted | None":
@@ -26,7 +29,7 @@ class Counted:
         return Counted(
             min(rounded(arena), arena + plan.vram.rounding),
             plan.host_budget - plan.host.total + moving,
-            frozenset(block.name for block in plan.blocks),
+            {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
         )
 
 
@@ -51,17 +54,19 @@ class Slots:
 def spilled(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
     """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
 
-    Others than packed ones are moved only with all of those.
+    Others than packed ones are moved only with all of those that pass through the same slots.
     """
     packed = [one for one in candidates if one.packed]
     found = _enough(packed, over, slots)
     if found is not None:
         return found
-    wider = Slots(slots.count, max((one.slot for one in packed), default=0))
-    wider = max(slots, wider, key=lambda one: one.n_bytes)
-    over += slots.count * (wider.n_bytes - slots.n_bytes) - sum(one.freed for one in packed)
-    others = _enough([one for one in candidates if not one.packed], over, wider)
-    return None if others is None else packed + others
+    for size in sorted({slots.n_bytes, *(one.slot for one in candidates if one.slot > slots.n_bytes)}):
+        first = [one for one in packed if one.slot <= size]
+        others = [one for one in candidates if not one.packed and one.slot <= size]
+        wanted = over + slots.count * (size - slots.n_bytes) - sum(one.freed for one in first)
+        if sum(one.freed for one in others) >= wanted:
+            return first + _few(others, wanted)
+    return None
 
 
 def _enough(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -57,6 +58,11 @@ def test_blocks_that_are_not_packed_are_moved_when_no_packed_one_is_left() -> No
     assert moved(blocks(8, 8, packed=False), 3, Slots(2, 8)) == [8]
 
 
+def test_a_packed_block_larger_than_the_slots_stays_where_resident_ones_are_enough() -> None:
+    head, layers = Candidate(0, 100, 100, packed=True), [Candidate(i, 10, 10, packed=False) for i in (1, 2)]
+    assert spilled([head, *layers], 10, Slots(2, 10)) == layers[:1]
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_what_is_moved_is_enough_and_nothing_is_moved_for_no_reason(seed: int) -> None:
     draw = random.Random(seed)
@@ -68,7 +74,10 @@ def test_what_is_moved_is_enough_and_nothing_is_moved_for_no_reason(seed: int) -
     over = draw.randint(1, 150)
     found = spilled(candidates, over, slots)
     if found is None:
-        assert _left(candidates, over, slots) > 0
+        several = (
+            chosen for count in range(len(candidates) + 1) for chosen in combinations(candidates, count)
+        )
+        assert all(_left(chosen, over, slots) > 0 for chosen in several)
         return
     assert len(set(found)) == len(found)
     assert _left(found, over, slots) <= 0
@@ -96,7 +105,7 @@ def test_a_plan_counts_what_stays_in_vram_and_what_its_budget_leaves_of_host_mem
     arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
     assert arena <= counted.vram < arena + 2 * MIB
     assert plan.vram.total - plan.vram.context + counted.vram - arena <= plan.vram_budget + 2 * MIB
-    assert counted.blocks == {block.name for block in plan.blocks}
+    assert set(counted.blocks) == {block.name for block in plan.blocks}
     arena = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
     assert counted.host - arena == plan.host_budget - plan.host.total
     exact = replace(plan, vram=replace(plan.vram, rounding=0))
