@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Final
 
-from probes.placement.values import TIERS, BlockPlan, Plan, Rings
+from probes.placement.values import IN_VRAM, TIERS, BlockPlan, Plan, Rings
 from probes.shared.units import binary_bytes
 
 PACKED: Final = ("packed", "streamed_packed")
-IN_VRAM: Final = ("resident", "packed")
 IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")
 MOVING: Final = ("streamed", "streamed_packed", "disk")  # through slots
 MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few

@@ -15,6 +15,7 @@ PLAN_SCHEMA: Final = "weir-placement-plan/1"
 LOADING_BYTES: Final = 64 << 20
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)
+IN_VRAM: Final = ("resident", "packed")  # where weights stay in VRAM
 OBJECTIVES: Final = typing.get_args(Objective)
 
 

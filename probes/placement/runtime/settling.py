@@ -24,11 +24,10 @@ from probes.placement.runtime.storage.hostview import zero_copy
 from probes.placement.runtime.storage.laying import Settled, Storing, arranged, laid
 from probes.placement.runtime.storage.spilling import Candidate, Counted, Slots, spilled
 from probes.placement.runtime.storage.valuesource import Source
-from probes.placement.values import TIERS, Rings, Tier
+from probes.placement.values import IN_VRAM, TIERS, Rings, Tier
 from probes.shared.units import binary_bytes
 
 IN_HOST = ("streamed", "streamed_packed", "in_place")
-IN_VRAM = ("resident", "packed")
 MOVING = ("streamed", "streamed_packed", "disk")
 
 

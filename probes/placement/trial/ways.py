@@ -10,6 +10,7 @@ from typing import Final
 from probes.placement.packing.estimate import estimate
 from probes.placement.split import DTYPE_BYTES, STREAM_BUFFERS, Shape, StackPlan, spread
 from probes.placement.values import (
+    IN_VRAM,
     BlockPlan,
     HostUse,
     PassTime,
@@ -24,7 +25,6 @@ from probes.records.schema import Scenario
 _SPILLED: Final[Mapping[Scenario, Tier]] = MappingProxyType(
     {"zero_copy_weights": "in_place", "zero_copy_all": "in_place", "streamed": "streamed"}
 )
-IN_VRAM: Final = ("resident", "packed")
 
 
 def packed_bytes(shape: Shape) -> int:

@@ -3,12 +3,10 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
 
 from probes.placement.planner.footprint import rounded
-from probes.placement.values import Plan
-
-IN_VRAM: Final = ("resident", "packed")
+from probes.placement.values import IN_VRAM, Plan
 
 
 @dataclass(frozen=True)
@@ -57,30 +55,31 @@ def spilled(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Ca
     Others than packed ones are moved only with all of those that pass through the same slots.
     """
     packed = [one for one in candidates if one.packed]
-    found = _enough(packed, over, slots)
-    if found is not None:
-        return found
-    for size in sorted({slots.n_bytes, *(one.slot for one in candidates if one.slot > slots.n_bytes)}):
+    for usable in (packed, candidates):
+        size = _slot_for(usable, over, slots)
+        if size is None:
+            continue
+        wanted = over + slots.count * (size - slots.n_bytes)
+        if usable is packed:
+            return _few([one for one in packed if one.slot <= size], wanted)
         first = [one for one in packed if one.slot <= size]
         others = [one for one in candidates if not one.packed and one.slot <= size]
-        wanted = over + slots.count * (size - slots.n_bytes) - sum(one.freed for one in first)
-        if sum(one.freed for one in others) >= wanted:
-            return first + _few(others, wanted)
+        return first + _few(others, wanted - sum(one.freed for one in first))
     return None
 
 
-def _enough(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
-    """The same of one kind: blocks that pass through the slots, else through ones hardly larger."""
-    usable = [one for one in candidates if one.slot <= slots.n_bytes]
-    larger = sorted((one for one in candidates if one.slot > slots.n_bytes), key=lambda one: -one.slot)
-    wanted, freed = over, sum(one.freed for one in usable)
-    while freed < wanted:
-        if not larger:
-            return None
-        usable.append(larger.pop())
-        freed += usable[-1].freed
-        wanted = over + slots.count * (usable[-1].slot - slots.n_bytes)
-    return _few(usable, wanted)
+def _slot_for(candidates: Sequence[Candidate], over: int, slots: Slots) -> int | None:
+    """Bytes of the smallest slot for which all that pass through it are enough, larger slots counted."""
+
+    def needed(one: Candidate) -> int:
+        return max(one.slot, slots.n_bytes)
+
+    freed = 0
+    for size, alike in groupby(sorted(candidates, key=needed), key=needed):
+        freed += sum(one.freed for one in alike)
+        if freed >= over + slots.count * (size - slots.n_bytes):
+            return size
+    return None
 
 
 def _few(usable: Sequence[Candidate], wanted: int) -> list[Candidate]:

@@ -551,7 +551,7 @@ def test_a_pass_of_many_rows_streams_no_more_than_its_products_hide(
 ) -> None:
     """40 layers in 4 GiB, batch 2048, an H200: ten streamed ones took 18.7 ms, captured 20.4, eight these.
 
-    Eight had been packed to fewer bits than any Gaussian weights are.
+    Nine are planned since packed sizes are the most that weights take: 18.1 ms measured, 20.0 as a graph.
     """
     plan = make(
         squares(40, "bfloat16"),
@@ -563,7 +563,7 @@ def test_a_pass_of_many_rows_streams_no_more_than_its_products_hide(
         captured=captured,
     ).plan
     tiers = [block.tier for block in plan.blocks]
-    assert tiers.count("streamed_packed") <= 9
+    assert tiers.count("streamed_packed") in (8, 9)
     assert (tiers[0] if captured else tiers[-1]) == "streamed_packed"  # a graph ends with its last copy
     assert plan.time.middle_s == pytest.approx(measured_s, rel=0.025)
 
