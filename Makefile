@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help thorough torch-tests packing-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-doctor bench-fit bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch readme-figures mutants
+.PHONY: no-python help all-of-it thorough torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,13 +50,23 @@ $(TORCH_READY): $(READY)
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
 	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-torch-tests: packing-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
+# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines
+group = @$(1) tests/groups.py $@ $(2)
+
+torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
 
 packing-tests: $(TORCH_READY)
-	@$(TORCH_PY) -m pytest -q tests/torch/packing
+	$(call group,$(TORCH_PY),tests/torch/packing)
+
+# the service, scans and fits with torch: about as long as placement
+MODELS := $(addprefix tests/torch/test_,fit_predictions.py fit_trials.py fit_without_rules.py loading_memory.py \
+  scan_onnx.py scan_torch.py scenario_ways.py service_captured.py service_compiled.py service_model.py)
+
+model-tests: $(TORCH_READY)
+	$(call group,$(TORCH_PY),$(MODELS))
 
 placing-tests: $(TORCH_READY)
-	@$(TORCH_PY) -m pytest -q tests/torch --ignore=tests/torch/packing
+	$(call group,$(TORCH_PY),tests/torch --ignore=tests/torch/packing $(addprefix --ignore=,$(MODELS)))
 
 docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
@@ -64,7 +74,7 @@ docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .
 
 check: $(READY) ## lint, types and unit tests, in seconds
 	@$(PY) -m ruff format --check -q . && $(PY) -m ruff check -q .
-	@$(MAKE) --no-print-directory --output-sync -j 3 types unit
+	@$(MAKE) --no-print-directory --output-sync $(if $(filter all-of-it,$(MAKECMDGOALS)),,-j 3) types unit
 
 types: $(READY)
 	@$(PY) -m mypy
@@ -73,7 +83,7 @@ unit: unit-probes unit-others
 
 # two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests;
 # plugins that no unit test uses take a third of pytest's own time for each test
-UNIT := $(PY) -m pytest -q -p no:logging -m "not thorough"
+UNIT := -p no:logging -m "not thorough"
 unit-probes unit-others: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 
 # a quarter of the examples of Hypothesis; `thorough` has all
@@ -83,19 +93,29 @@ unit-probes unit-others: export FEW_EXAMPLES := 1
 unit-probes unit-others: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	@$(UNIT) tests/unit/probes
+	$(call group,$(PY),$(UNIT) tests/unit/probes)
 
 unit-others: $(READY)
-	@$(UNIT) tests/unit --ignore=tests/unit/probes
+	$(call group,$(PY),$(UNIT) tests/unit --ignore=tests/unit/probes)
 
 # simulations, fuzzing and limits at full size, which `check` leaves out, and all examples of Hypothesis
 thorough: $(READY)
-	@$(PY) -m pytest -q -m "thorough or hypothesis" tests/unit
+	$(call group,$(PY),-m "thorough or hypothesis" tests/unit)
 
-# nothing is installed into .venv while tests start programs from it
-test: check images $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 4 \
-	  placing-tests build-tests service-tests page-tests thorough packing-tests
+# the longest first
+GROUPS := placing-tests build-tests service-tests model-tests page-tests thorough packing-tests
+
+test: $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
+	@rm -rf .weir/tests
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 4 all-of-it; \
+	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
+
+# torch is installed meanwhile, which takes longest where an index is slow; nothing is installed into .venv while tests start programs from it
+all-of-it: $(TORCH_READY) $(GROUPS)
+ifneq ($(filter all-of-it,$(MAKECMDGOALS)),)
+images $(GROUPS): check
+build-tests service-tests: images
+endif
 
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
@@ -103,13 +123,13 @@ SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py servic
 engine-tests: build-tests service-tests ## the tests that need the engine
 
 build-tests: $(READY)
-	@$(PY) -m pytest -q tests/docker $(addprefix --ignore=,$(SERVED))
+	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED)))
 
 service-tests: $(READY)
-	@$(PY) -m pytest -q $(SERVED)
+	$(call group,$(PY),$(SERVED))
 
 page-tests: docs
-	@$(PY) -m pytest -q tests/loopback tests/browser
+	$(call group,$(PY),tests/loopback tests/browser)
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
 	@$(PY) tests/bench/bench_audit.py
@@ -120,11 +140,17 @@ bench-prune: $(READY) ## the pruner on Debian's ROCm libraries, judged by their 
 bench-build: images ## our build of `cpu` against two others, rebuilds, and the start of a container
 	@$(PY) tests/bench/bench_build.py
 
+bench-digest: $(READY) ## the same inputs under other umasks, modes, owners and in other places: one digest? (as root)
+	@$(PY) tests/bench/bench_digest.py
+
 bench-doctor: $(READY) ## the doctor's verdicts on constructed hosts, its linter on broken, good and damaged files
 	@$(PY) tests/bench/bench_doctor.py
 
 bench-fit: $(TORCH_READY) ## weir probe fit against brute force, and what it predicts, on the CPU
 	@$(TORCH_PY) tests/bench/bench_fit.py
+
+bench-front: $(READY) ## the TLS front beside half headers, half handshakes and slow bodies; needs nginx, no image
+	@$(PY) tests/bench/bench_front.py
 
 bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
 	@$(PY) tests/bench/bench_images.py
@@ -147,8 +173,12 @@ bench-service: images ## the service in the CPU image: batching, overhead, overl
 bench-watch: $(READY) ## what watching costs, how even its intervals are, a vanishing card, energy
 	@$(PY) tests/bench/bench_watch.py
 
-mutants: $(READY) ## what share of planted faults the unit tests notice (a sample; MUTANTS=--all for every one)
+mutants: $(READY) ## what share of planted faults the unit tests notice, by a sample (MUTANTS="--sample 100 --only 'probes/fit/*'")
+	@$(PY) -c "import mutmut" 2>/dev/null || $(call pip,$(PY),-e '.[mutants]')
 	@$(PY) tests/bench/bench_mutants.py $(MUTANTS)
 
-readme-figures: $(READY) ## README's and the docs' figures from the last results of the benches
+keep-results: $(READY) ## copy a bench's last results from reports/ to docs/results (BENCH=build), and show them in the docs
+	@$(PY) tests/bench/figures.py --keep "$(BENCH)"
+
+readme-figures: $(READY) ## README's and the docs' figures from docs/results
 	@$(PY) tests/bench/figures.py

@@ -42,10 +42,14 @@ def reading(path: Path | str, way_out: str = "check the path and its permissions
 def scratch(directory: Path | None = None) -> Iterator[Path]:
     """A directory for this block only, below `directory` or the system's temporary one; removed afterwards.
 
-    Raises as `replacing` does.
+    Raises as `replacing` does where it can't be made, EnvironmentMissing for a disk that the block fills.
     """
-    with _translated(directory or Path("a temporary directory")), files.scratch(directory) as path:
-        yield path
+    place = directory or Path("a temporary directory")
+    with contextlib.ExitStack() as held:
+        with _translated(place):
+            path = held.enter_context(files.scratch(directory))
+        with _full_disk(place):
+            yield path
 
 
 @contextmanager
@@ -145,12 +149,21 @@ def free_bytes(path: Path) -> int:
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
     try:
+        with _full_disk(path):
+            yield
+    except OSError as error:
+        raise DataError(
+            f"can't write {path}: {error.strerror or error}", "check the path and its permissions"
+        ) from error
+
+
+@contextmanager
+def _full_disk(path: Path) -> Iterator[None]:
+    try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise EnvironmentMissing(
                 f"no space left while writing {path}", "free some space and run the same command again"
             ) from error
-        raise DataError(
-            f"can't write {path}: {error.strerror or error}", "check the path and its permissions"
-        ) from error
+        raise

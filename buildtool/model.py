@@ -26,6 +26,11 @@ def parse_size(text: str) -> int:
         ) from error
 
 
+def normalised(name: str) -> str:
+    """A distribution's or an extra's name, the same for every way to write it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 class TorchBuild(Enum):
     """Which hardware a torch build has kernels for."""
 
@@ -49,7 +54,7 @@ class Registry:
 class Bootstrap:
     """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages.
 
-    `cut` are paths from the root, with `find -path`'s wildcards, that are removed at the end.
+    `cut` are paths from the root, with `fnmatch`'s wildcards, that stay out with all below them.
     """
 
     suite: str
@@ -164,7 +169,7 @@ class Wheel:
     @property
     def distribution(self) -> str:
         """The distribution's normalised name (PEP 503)."""
-        return re.sub(r"[-_.]+", "-", self.filename.split("-")[0]).lower()
+        return normalised(self.filename.split("-")[0])
 
     @property
     def version(self) -> str:

@@ -57,6 +57,14 @@ def place_at(path: Path) -> Place:
             raise
 
 
+def near(path: Path) -> Path:
+    """The path as it is typed from the current directory, where it is below that."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return path
+
+
 def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path]) -> None:
     """Refuse reports that would replace what this command reads, or one another. Raises ConfigError."""
     read = {os.path.realpath(path) for path in inputs}

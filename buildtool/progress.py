@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from probes.shared.quoting import terminal
+from probes.shared.quoting import log_text
 
 Say = Callable[[str], None]  # takes one line of progress
 SILENCE_S = 10.0  # after this long without a line, print what is still running
@@ -54,6 +54,6 @@ class Progress:
 
     def _write(self, line: str) -> None:
         self._said = time.monotonic()
-        shown = terminal(line, keep="\t")
+        shown = log_text(line, keep="\t")
         self._stream.write(f"[{self.seconds:6.1f}s] {shown}\n")
         self._stream.flush()

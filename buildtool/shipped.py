@@ -14,6 +14,7 @@ _INSTALLED = _BUILDTOOL / "images"
 _REPOSITORY = _BUILDTOOL.parent
 
 IMAGES = _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY / "images"
+CATALOG = IMAGES / "variants.yaml"
 PROBES = _REPOSITORY / "probes"  # the other package, always next to this one
 
 
@@ -34,9 +35,22 @@ def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _I
         ) from error
 
 
-def lock_file(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
-    """Where inputs are pinned: $WEIR_LOCK, else next to the checkout's catalog, else in this directory."""
+def lock_file(
+    catalog: Path = CATALOG, env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()
+) -> Path:
+    """Where a catalog's inputs are pinned: $WEIR_LOCK, else beside it, as NAME.lock.json for NAME.yaml.
+
+    That of an installed package's own catalog, and of one that isn't a file, is in the state directory.
+    """
     if named := env.get("WEIR_LOCK"):
         return Path(named)
-    name = "variants.lock.json"
-    return Path.cwd() / name if installed else _REPOSITORY / "images" / name
+    is_own = catalog.resolve() == CATALOG.resolve()
+    if catalog.is_file() and not (is_own and installed):
+        return catalog.with_suffix(".lock.json")
+    return state_directory(env, installed=installed) / "variants.lock.json"
+
+
+def reports_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()) -> Path:
+    """Where builds put their audits, wherever they are typed: into the checkout, else beside the caches."""
+    home = state_directory(env, installed=True) if installed else _REPOSITORY
+    return home / "reports/images"

@@ -14,6 +14,7 @@ from probes.shared.codec import Json
 KeyPath = tuple[str | int, ...]
 
 _SHOWN_CHARS = 120  # of either end of a text in a message
+_NUMBER_CHARS = 64  # Python reads longer integers in other bases than ten, and then can't print them
 MERGE = "<<"
 
 
@@ -124,9 +125,11 @@ def _merged(value: Json) -> dict[str, Json]:
 
 
 def _scalar(node: yaml.Node, where: KeyPath, document: Document) -> Json:
-    text = str(node.value)
+    text, kind = str(node.value), node.tag.rsplit(":", 1)[-1]
     try:
-        match node.tag.rsplit(":", 1)[-1]:
+        if kind in ("int", "float") and len(text) > _NUMBER_CHARS:
+            raise ValueError
+        match kind:
             case "null":
                 return None
             case "bool":

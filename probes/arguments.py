@@ -6,15 +6,23 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from probes.errors import UsageError
-from probes.records.reportfiles import writing
+from probes.errors import ReportError, UsageError
+from probes.records.reportfiles import word_under, writing
 from probes.shared import files
 from probes.shared.output import option, say
-from probes.shared.units import parse_bytes
+from probes.shared.quoting import command
+from probes.shared.units import binary_bytes, parse_bytes, typed_bytes
+
+if TYPE_CHECKING:
+    from probes.placement.planner.costs.constants import Constants
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
+MACHINE = "h200"  # that plans and predictions are for where no other is named
+LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
+FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
+MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer
 PLACE = "check the path, its permissions and the disk"  # where a file can't be written
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -27,13 +35,18 @@ def add_verb(verbs: Verbs, name: str, summary: str, *, exits: str | None = None)
 
 
 def size(text: str) -> int:
-    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError, also for 4, which is hardly meant as 4 bytes."""
+    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError.
+
+    That is so also for a number below 1 MiB, or a fraction, without a unit: 4 is hardly meant as 4 bytes.
+    """
     try:
         found = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if 0 < found < 1024 and text.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {found}GiB or {found}MiB")
+    number = text.strip()
+    if number[-1].isdigit() and float(number) and (found < LEAST_BARE or not number.isdecimal()):
+        unit = "GiB" if float(number) < FEW_GIB else "MiB"
+        raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {number}{unit}")
     return found
 
 
@@ -79,16 +92,46 @@ def picture(text: str) -> Path:
 
 
 def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path | None]) -> None:
-    """Refuse to write over a model or what else is read, or twice into one file. Raises UsageError."""
-    known = [model, model / "config.json", *read]
-    if model.is_dir():
-        known += model.glob("*.safetensors*")
-    places = {os.path.realpath(path) for path in known}
+    """Refuse to write over what is read or beside it in the model's folder, or twice into one file.
+
+    What Weir has written there itself may be written again. Raises UsageError, and ReportError where a file's
+    folder isn't there.
+    """
+    places = {os.path.realpath(path) for path in (model, *read)}
+    folder = os.path.realpath(model if model.is_dir() else model.parent) if model.exists() else None
     for path in written:
-        if path and path != Path("-") and os.path.realpath(path) in places:
+        if path is None or path == Path("-"):
+            continue
+        place = os.path.realpath(path)
+        if place in places:
             raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
-        if path:
-            places.add(os.path.realpath(path))
+        beside = folder is not None and Path(place).is_relative_to(folder)
+        if beside and os.path.lexists(place) and not _is_ours(Path(place)):
+            raise UsageError(f"{path} is a file of the model's folder", "choose another file")
+        _require_folder(path)
+        places.add(place)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a picture, or JSON that Weir wrote."""
+    return path.suffix == ".svg" or bool(word_under(path, "schema", "weir-", most_bytes=MOST_WRITTEN))
+
+
+def _require_folder(path: Path) -> None:
+    """Raise ReportError where a file's folder isn't there: one is made below the current folder only."""
+    folder = Path(os.path.abspath(path)).parent  # noqa: PTH100  # of links, where they are
+    if not folder.exists() and not folder.is_relative_to(Path.cwd()):
+        make_it = command("mkdir", "-p", "--", str(folder))
+        raise ReportError(f"can't write {path}: there is no folder {folder}", f"make it: {make_it}")
+
+
+def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Constants") -> None:
+    """Raise UsageError for more VRAM than the machine's card has."""
+    if n_bytes is not None and machine.has_gpu and n_bytes > machine.vram_bytes:
+        raise UsageError(
+            f"{option} is {binary_bytes(n_bytes)}, and {machine.name} has {binary_bytes(machine.vram_bytes)}",
+            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or another --machine",
+        )
 
 
 def write(path: Path, text: str, *, place: Path | None = None) -> None:
@@ -120,6 +163,5 @@ def add_model(verb: argparse.ArgumentParser) -> None:
         verb,
         "--machine",
         "NAME|REPORT",
-        f"profile ({PROFILES}), or the file of a probe report",
-        default="h200",
+        f"profile ({PROFILES}), or the file of a probe report (default: {MACHINE})",
     )

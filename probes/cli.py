@@ -3,13 +3,14 @@
 import argparse
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from probes import placing, scanning, sizing, trials, watching
-from probes.arguments import Verbs, add_verb, seed, size
+from probes.arguments import Verbs, add_verb, number, seed, size
 from probes.errors import Exit, UsageError
 from probes.machine.describe import machine_lines
 from probes.machine.expectation import expect
@@ -168,6 +169,22 @@ def _add_run(verbs: Verbs) -> None:
     option(run, "--resume", "FILE", "resume a run that was cut short", Path)
     option(
         run,
+        "--against",
+        "PYTHON",
+        "measure another Python's torch as well, in turns with this one's: two reports for compare, which "
+        "then finds smaller differences (default: this Python alone)",
+        Path,
+    )
+    option(
+        run,
+        "--longest",
+        "SECONDS",
+        "measure rows that scatter again in further processes, as long as the run takes less than this "
+        "(default: 42 with --quick, else 540)",
+        number(lambda s: 0 <= s <= 1e5, "a number of seconds up to 100000"),
+    )
+    option(
+        run,
         "--seed",
         "N",
         "seed for buffer contents and the order of cases, below 2^63 (default: random, and recorded)",
@@ -206,6 +223,16 @@ def _doctor(args: argparse.Namespace) -> Exit:
 
 def _run(args: argparse.Namespace) -> Exit:
     listener = ProgressPrinter()
+    if args.against and not args.resume:
+        try:
+            return _run_in_turns(args, listener)
+        except KeyboardInterrupt:
+            if listener.path is None:
+                raise
+            complain(
+                f"interrupted; the two reports in {listener.path.parent} hold the pairs that were measured"
+            )
+            return Exit.INTERRUPTED
     try:
         report, path = _resumed(args, listener) if args.resume else _measured(args, listener)
     except KeyboardInterrupt:
@@ -219,7 +246,13 @@ def _run(args: argparse.Namespace) -> Exit:
 
 def _measured(args: argparse.Namespace, listener: session.Listener) -> tuple[ProbeReport, Path]:
     probes = catalog.select(tuple(args.names))
-    settings = Settings(
+    return session.measure(
+        probes, _settings(args), folder=args.out, listener=listener, longest_s=args.longest
+    )
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    return Settings(
         quick=args.quick,
         seed=secrets.randbelow(2**31) if args.seed is None else args.seed,
         vram_cap_bytes=args.vram,
@@ -227,11 +260,26 @@ def _measured(args: argparse.Namespace, listener: session.Listener) -> tuple[Pro
         dtypes=tuple(args.dtype or ()),
         numa=args.numa,
     )
-    return session.measure(probes, settings, folder=args.out, listener=listener)
+
+
+def _run_in_turns(args: argparse.Namespace, listener: session.Listener) -> Exit:
+    """Measure with this Python and with --against's; both reports, and what compares them."""
+    if shutil.which(args.against) is None:
+        raise UsageError(
+            f"there is no Python to run: {args.against}", "name one: --against /path/to/bin/python3"
+        )
+    probes = catalog.select(tuple(args.names))
+    (a, path_a), (b, path_b) = session.measure_in_turns(
+        probes, _settings(args), args.against, folder=args.out, listener=listener, longest_s=args.longest
+    )
+    tell(f"\nthis Python's report: {path_a}\nthe other's: {path_b}")
+    tell(f"how they differ: {probe_line('compare', path_a, path_b)}")
+    needs_gpu = args.require == "gpu"
+    return max(session.exit_code(a, require_gpu=needs_gpu), session.exit_code(b, require_gpu=needs_gpu))
 
 
 def _resumed(args: argparse.Namespace, listener: session.Listener) -> tuple[ProbeReport, Path]:
-    given = (args.names, args.quick, args.vram, args.model, args.dtype, args.seed is not None)
+    given = (args.names, args.quick, args.vram, args.model, args.dtype, args.seed is not None, args.against)
     if any(given) or args.numa != "as_found" or args.out != REPORTS:
         raise UsageError("--resume uses the run's own settings", "give it alone: run --resume FILE")
     return session.resume(args.resume, listener=listener)
@@ -243,8 +291,16 @@ def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> 
         tell(f"- {text}")
     tell(f"\nreport: {path}")
     tell(f"tables: {probe_line('show', path)}")
-    tell(f"page with plots, on the host: {command('weir', 'probe', 'html', str(path))}")
+    tell(_page_line(path, in_container=report.machine.container is True))
     return session.exit_code(report, require_gpu=args.require == "gpu")
+
+
+def _page_line(path: Path, *, in_container: bool) -> str:
+    """How to make the page, on the host: which of its folders is this container's, only the user knows."""
+    if in_container:
+        words = command("weir", "probe", "html", path.name)
+        return f"page with plots, on the host, in the folder that is {path.parent.absolute()} here: {words}"
+    return f"page with plots, on the host: {command('weir', 'probe', 'html', str(path))}"
 
 
 def _show(args: argparse.Namespace) -> Exit:

@@ -94,6 +94,9 @@ class CheckpointUnreadable(PlacementError):
 
     exit_code = Exit.DATA
 
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint or "download or save the model again, or give another folder")
+
 
 class ModelUnknown(PlacementError):
     """Nothing here says what such a model consists of. The hint says what to give instead."""

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.arguments import (
+    MACHINE,
     Verbs,
     add_compute,
     add_model,
     add_verb,
     picture,
+    refuse_more_than_the_card,
     refuse_overwriting,
     size,
     whole,
@@ -43,7 +45,13 @@ def add_verbs(verbs: Verbs) -> None:
     plan.add_argument(
         "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
     )
-    option(plan, "--host", "SIZE", "host memory for weights (default: all that the machine has)", size)
+    option(
+        plan,
+        "--host",
+        "SIZE",
+        "host memory for weights (default: all that the machine of a probe report has; 64GiB with a profile)",
+        size,
+    )
     add_model(plan)
     option(plan, "--batch", "N", "sequences at once", _count, default=1)
     option(
@@ -84,6 +92,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Exit:
+    args.machine = args.machine or MACHINE
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
@@ -131,6 +140,7 @@ def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Consta
     from probes.placement.planner.asking import ranges
     from probes.placement.values import Workload
 
+    refuse_more_than_the_card("--vram", args.vram, machine)
     return {
         "vram": args.vram,
         "host": args.host,

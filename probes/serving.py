@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from probes.arguments import number, whole
 from probes.errors import Exit
+from probes.records.reportfiles import reading
 from probes.shared import files
 from probes.shared.output import complain, flag, option, tell
 
@@ -157,7 +158,10 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
 
 
 def _payload(path: Path | None) -> bytes | None:
-    return None if path is None else files.read_text(path, most_bytes=MOST_PAYLOAD_BYTES).encode()
+    if path is None:
+        return None
+    with reading(path, "name a file with a request's body, JSON in UTF-8: --payload FILE"):
+        return files.read_text(path, most_bytes=MOST_PAYLOAD_BYTES).encode()
 
 
 def _new(seed: int) -> "ThroughputReport":

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.arguments import (
+    MACHINE,
     PLACE,
     Verbs,
     add_model,
     add_verb,
     picture,
+    refuse_more_than_the_card,
     refuse_overwriting,
     size,
     whole,
@@ -35,6 +37,8 @@ FIT_EXITS = (
     "report, 130 interrupted (what was found is shown)."
 )
 EIGHT_BITS = "adamw8bit"
+TOKENS = 1024  # of a sequence
+LIMIT_S = 120  # of all trials together
 MOST_TRIED = 10**6  # of a size
 TRY_IT = "--measure cpu --budget SIZE"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
@@ -67,17 +71,15 @@ def add_verbs(verbs: Verbs) -> None:
     fit.add_argument(
         "--axis",
         choices=("batch", "tokens"),
-        default="batch",
-        help="which size --measure searches for (default: %(default)s)",
+        help="which size --measure searches for (default: batch)",
     )
     fit.add_argument(
         "--cap",
         choices=CAPS,
-        default="auto",
-        help="how --measure cpu limits memory: a cgroup, or the process's own limit (default: %(default)s, a "
-        "cgroup if one can be made)",
+        help="how --measure cpu limits memory: a cgroup, or the process's own limit (default: auto, a cgroup "
+        "if one can be made)",
     )
-    option(fit, "--limit", "SECONDS", "time for all trials of --measure together", _count, default=120)
+    option(fit, "--limit", "SECONDS", "time for all trials of --measure together (default: 120)", _count)
     option(fit, "--json", "FILE", "write the answer as JSON; - prints it", Path)
     option(fit, "--picture", "FILE.svg", "draw what takes the bytes", picture)
     fit.set_defaults(do=_fit)
@@ -89,7 +91,8 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
         "--task", choices=TASKS, default="inference", help="what has to fit (default: %(default)s)"
     )
     option(fit, "--batch", "N", "sequences at once", _count, default=1)
-    option(fit, "--tokens", "N", "tokens of each sequence", _count, default=1024)
+    positions = "tokens of each sequence (default: 1024, or as many as the model has positions for)"
+    option(fit, "--tokens", "N", positions, _count)
     fit.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -99,21 +102,21 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--optimizer",
         choices=(*OPTIMIZERS, EIGHT_BITS),
-        default="adamw",
-        help="optimizer of a training step (default: %(default)s)",
+        help="optimizer of a training step (default: adamw)",
     )
     flag(fit, "--checkpointing", "use gradient checkpointing")
     fit.add_argument(
         "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
     )
     option(fit, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
-    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step", _count, default=1)
+    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step (default: 1)", _count)
 
 
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.fit.answering.bars import draw
 
     asked = _question(args)
+    args.machine = args.machine or MACHINE
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
@@ -141,13 +144,16 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
     """By rules, and by trials where they are asked for; by trials alone where there are no rules."""
     from probes.fit.answering.answer import answer, compared, on_cpu, room
     from probes.fit.answering.bytrials import by_trials
-    from probes.fit.predicted.forecast import CPU
+    from probes.fit.predicted.forecast import CPU, most_of
     from probes.placement.models.reading import config_of
     from probes.placement.planner.asking import constants, described
 
     machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    refuse_more_than_the_card("--budget", args.budget, machine)
     try:
         model = described(args.model)
+        if args.tokens is None:
+            asked = replace(asked, tokens=min(TOKENS, most_of(model, "tokens")))
         report = answer(model, asked, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
@@ -155,7 +161,7 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
         config = config_of(args.model)
         say(f"{unknown.message}; so two small trials say what a larger one takes")
         budget = room(machine, args.budget, CPU)
-        found = _measured(args, _ask(args, config, asked, budget))
+        found = _measured(_ask(args, config, asked, budget))
         try:
             return by_trials(asked, machine, budget, found)
         except ProbeError:
@@ -165,7 +171,7 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
     if not args.measure:
         return report
     ask = _ask(args, config_of(args.model), asked, report.budget_bytes)
-    found = _measured(args, guided(ask, report, model, machine))
+    found = _measured(guided(ask, report, model, machine))
     return compared(report, model, machine, found)
 
 
@@ -178,12 +184,12 @@ def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question,
         config,
         asked,
         args.measure,
-        args.axis,
+        args.axis or "batch",
         budget,
         Hint(),
         most=MOST_TRIED,
-        limit_s=args.limit,
-        cap=args.cap,
+        limit_s=args.limit or LIMIT_S,
+        cap=args.cap or "auto",
     )
 
 
@@ -201,12 +207,12 @@ def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: 
     return replace(ask, hint=Hint(guess, rise(model, ask.asked, machine, ask.axis, guess)), most=most)
 
 
-def _measured(args: argparse.Namespace, ask: "Ask") -> "Measured":
+def _measured(ask: "Ask") -> "Measured":
     """Trials, each said as it ends."""
     from probes.fit.answering.saying import VERDICTS
     from probes.fit.measured.runs import measure
 
-    return measure(ask, lambda trial: say(f"{args.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+    return measure(ask, lambda trial: say(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 
 
 def _exit(report: "FitReport") -> Exit:
@@ -234,9 +240,7 @@ def _question(args: argparse.Namespace) -> Question:
             "what 8-bit optimizers keep isn't known here: each library has a format of its own",
             "ask for an upper bound: --optimizer adamw",
         )
-    for given, name in ((args.lora, "--lora"), (args.checkpointing, "--checkpointing")):
-        if given and not training:
-            raise UsageError(f"{name} changes training only", "add --task training")
+    _refuse_what_does_not_apply(args)
     if args.targets and not args.lora:
         raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
     if args.measure and args.budget is None:
@@ -249,11 +253,29 @@ def _question(args: argparse.Namespace) -> Question:
         model=args.model,
         task=args.task,
         batch=args.batch,
-        tokens=args.tokens,
-        optimizer=args.optimizer,
+        tokens=args.tokens or TOKENS,
+        optimizer=args.optimizer or "adamw",
         precision=precision,
         checkpointing=args.checkpointing,
         lora_rank=args.lora,
         lora_targets=targets,
-        accumulate=args.accumulate if training else 1,
+        accumulate=args.accumulate or 1,
     )
+
+
+def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
+    """Raise UsageError for an argument that nothing of what is asked would use."""
+    for names, applies, what, hint in (
+        (
+            ("lora", "checkpointing", "optimizer", "accumulate"),
+            args.task == "training",
+            "changes training only",
+            "add --task training",
+        ),
+        (("axis", "limit"), args.measure, "is for trials", f"leave it out, or try sizes: {TRY_IT}"),
+        (("cap",), args.measure == "cpu", "limits trials on the CPU", f"leave it out, or add {TRY_IT}"),
+        (("machine",), args.measure != "cpu", "isn't tried by --measure cpu", "leave it out"),
+    ):
+        for name in names:
+            if getattr(args, name) and not applies:
+                raise UsageError(f"--{name} {what}", hint)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from probes.arguments import PROFILES, Verbs, add_compute, add_verb, seed, size, whole
 from probes.errors import Exit, UsageError
 from probes.placement.models.checkpointfolder import CheckpointFolder, read_folder
+from probes.placement.models.reading import holds_a_model
 from probes.placement.showing.planfile import read_plan
 from probes.placement.split import DTYPES, MODELS
 from probes.placement.values import Plan, Workload
@@ -95,7 +96,7 @@ def _add_budget(place: argparse.ArgumentParser) -> None:
 def _checkpoint(args: argparse.Namespace) -> CheckpointFolder | None:
     """The folder, or None for a name. Raises what `read_folder` raises, and UsageError."""
     path = Path(args.model)
-    if path.is_dir() or args.model not in MODELS:
+    if args.model not in MODELS or holds_a_model(path):
         return read_folder(path)
     if args.host is not None:
         raise UsageError("--host limits a checkpoint: random weights are made in host memory", "leave it out")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 ANY_REPORT = "JSON report of run, throughput, watch or fit"
+ANY_MAKER, COMPARED = "run, throughput, watch, fit", "run, throughput"
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -97,22 +98,26 @@ def _html(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
-def _read(source: Path) -> "tuple[Report, str]":
+def _read(source: Path, *, makers: str = ANY_MAKER) -> "tuple[Report, str]":
     """A report of any kind, and the text that it was read from. Raises ReportError.
 
-    Its kind is seen by reading it, so what can be read only once, a pipe, is copied first.
+    `makers`: the verbs whose reports are wanted. A report's kind is seen by reading it, so what can be read
+    only once, a pipe, is copied first.
     """
     from probes.fit.answering.fitfile import is_fit, named_fit
     from probes.throughput.document import MOST_BYTES, is_scan, named_scan
 
+    make_one = f"name a report that one of these has written: {probe_command()} {makers}"
     with ExitStack() as stack:
-        with reading(source, f"make one: {probe_command()} run"):
+        with reading(source, make_one):
             path = stack.enter_context(files.rereadable(source, most_bytes=MOST_BYTES))
         if is_watch_file(path):
             return named_watch(path, name=source)
         if is_fit(path):
             return named_fit(path, name=source)
-        return named_scan(path, name=source) if is_scan(path) else named_report(path, name=source)
+        if is_scan(path):
+            return named_scan(path, name=source)
+        return named_report(path, name=source, make_one=make_one)
 
 
 def _page(report: "Report", *, raw: str, name: str) -> str:
@@ -147,7 +152,7 @@ def _compare(args: argparse.Namespace) -> Exit:
     from probes.throughput.document import ThroughputReport
     from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
 
-    a, b = _read(args.a)[0], _read(args.b)[0]
+    a, b = (_read(path, makers=COMPARED)[0] for path in (args.a, args.b))
     names = str(args.a), str(args.b)
     if isinstance(a, ProbeReport) and isinstance(b, ProbeReport):
         hand_over(render_markdown(compare(a, b, names=names, force=args.force)))
@@ -176,7 +181,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
     from probes.throughput.document import ThroughputReport
     from probes.throughput.showing.scanmetrics import scan_exposition
 
-    report, _ = _read(args.report)
+    report, _ = _read(args.report, makers=COMPARED)
     if isinstance(report, WatchReport):
         raise ReportError(
             f"{args.report} is a watch, whose samples Prometheus takes while it runs",

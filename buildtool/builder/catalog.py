@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import jsonschema
 
+from buildtool.engine.reference import parse_reference
 from buildtool.errors import ConfigError
 from buildtool.model import (
     Base,
@@ -24,7 +25,7 @@ from buildtool.model import (
     Variant,
     parse_size,
 )
-from buildtool.shipped import IMAGES
+from buildtool.shipped import CATALOG, IMAGES
 from buildtool.yamltext import Document, KeyPath, Limits, parse
 from probes.shared.codec import decode
 from probes.shared.files import read_text
@@ -35,7 +36,7 @@ _FAULTS, _KEYS = 20, 8  # that a message names
 Fields = dict[str, Any]  # an object of the file, of the types that the schema has checked
 
 
-def load(path: Path = IMAGES / "variants.yaml") -> Catalog:
+def load(path: Path = CATALOG) -> Catalog:
     """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message."""
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text(encoding="utf-8"))
@@ -98,6 +99,8 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
                 else wanted
             )
             return f"expected {error.validator_value}, found {said}", quote
+        case "pattern":
+            return f"{error.instance!r} does not match what may stand here", wanted
         case "required":
             return error.message.replace("'", "`"), "add it"
         case _:
@@ -171,7 +174,7 @@ def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[B
     """A list of bases. The lock file names a base only by its kind and its reference or suite."""
     found: list[Base] = []
     for index, item in enumerate(raw):
-        base = Registry(item["registry"]) if "registry" in item else decode(Bootstrap, item["bootstrap"])
+        base = _base(item, (*where, index), document)
         suites = [earlier.suite for earlier in found if isinstance(earlier, Bootstrap)]
         if isinstance(base, Bootstrap) and base.suite in suites:
             raise document.complain(
@@ -181,6 +184,16 @@ def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[B
             )
         found.append(base)
     return tuple(found)
+
+
+def _base(raw: Fields, where: KeyPath, document: Document) -> Base:
+    if "bootstrap" in raw:
+        return decode(Bootstrap, raw["bootstrap"])
+    try:
+        parse_reference(raw["registry"])
+    except ConfigError as error:
+        raise document.complain((*where, "registry"), error.message, error.hint) from error
+    return Registry(raw["registry"])
 
 
 def _torch(raw: Fields, where: KeyPath, document: Document) -> TorchSource:

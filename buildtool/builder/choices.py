@@ -15,7 +15,7 @@ from buildtool.errors import ConfigError
 from buildtool.gpucode.target import parse_targets
 from buildtool.model import Variant
 from buildtool.progress import Say
-from buildtool.shipped import IMAGES, lock_file, state_directory
+from buildtool.shipped import CATALOG, lock_file, state_directory
 from probes.shared.output import option
 
 _VARIANT = "{variant}"
@@ -33,7 +33,7 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--catalog",
         type=Path,
-        default=IMAGES / "variants.yaml",
+        default=CATALOG,
         metavar="FILE",
         help="catalog of images (default: the images/variants.yaml that comes with weir)",
     )
@@ -80,9 +80,9 @@ def wanted(args: argparse.Namespace, say: Say) -> Wanted:
     return Wanted(asked, candidates, found.source_date_epoch, found.variants)
 
 
-def workplace(say: Say, *, verbose: bool = False) -> Workplace:
-    """Where builds keep their caches and their lock: see `buildtool.shipped`."""
-    return Workplace(state_directory(), lock_file(), say, verbose)
+def workplace(say: Say, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
+    """Where builds keep their caches and a catalog's lock: see `buildtool.shipped`."""
+    return Workplace(state_directory(), lock_file(catalog), say, verbose)
 
 
 def more_names(

@@ -24,7 +24,7 @@ PAYLOAD = {
     PROBES: "probes",
     IMAGES / "smoke.py": "smoke.py",
 }
-LEFT_OUT = {"__pycache__", "py.typed"}
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "py.typed", ".*", "*~")  # bytecode, what editors leave
 
 
 def stage(
@@ -101,7 +101,7 @@ def _copy(origin: Path, target: Path) -> None:
         shutil.copytree(
             origin,
             target,
-            ignore=lambda _folder, names: LEFT_OUT.intersection(names),
+            ignore=LEFT_OUT,
             copy_function=shutil.copyfile,
         )
 

@@ -123,8 +123,11 @@ def _to_json(entry: Resolved) -> Json:
 def _from_json(name: str, raw: dict[str, Any]) -> Resolved:
     always = {"wheels": None, "notes": None}  # not to be left out, though new values have defaults
     entry = decode(Resolved, {**always, **raw, "variant": name}, name)
+    seen: set[str] = set()
     for wheel in entry.wheels:
-        _checked(wheel)
+        if _checked(wheel).distribution in seen:
+            raise ValueError(f"{name} has two wheels of {wheel.distribution}")
+        seen.add(wheel.distribution)
     return entry
 
 

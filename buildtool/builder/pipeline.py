@@ -1,4 +1,4 @@
-"""The order of a build: inputs, plan, contexts, bake, proof, audit.
+"""The order of a build: inputs, plan, contexts, bake, proof, audit, names.
 
 Each step takes the result of the one before.
 """
@@ -20,6 +20,8 @@ from buildtool.builder.workplace import Workplace
 from buildtool.command import stop_children
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
+from buildtool.engine.naming import move_tags
+from buildtool.engine.reference import Reference
 from buildtool.engine.room import require_engine_room, require_room
 from buildtool.files import kept, require_writable, sha256_of, write_text
 from buildtool.gpucode.errors import TargetMissing
@@ -29,6 +31,7 @@ from buildtool.parallel import at_once
 from buildtool.progress import Say
 from buildtool.prune.inputs import PrunedInputs
 from probes.shared.codec import encode
+from probes.shared.quoting import command
 from probes.shared.units import counted, decimal_bytes
 
 
@@ -140,10 +143,16 @@ def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
 
 
 def bake(
-    plan: BuildPlan, *, engine: Engine, say: Say, no_cache: bool = False, verbose: bool = False
+    plan: BuildPlan,
+    named: str | None = None,
+    *,
+    engine: Engine,
+    say: Say,
+    no_cache: bool = False,
+    verbose: bool = False,
 ) -> list[BuiltImage]:
-    """Build every image of the plan. Raises as `buildx.bake_plan` does."""
-    baked = plan.bake(zstd=engine.info().containerd_store)
+    """Build every image of the plan, named as `BuildPlan.bake` says. Raises as `buildx.bake_plan` does."""
+    baked = plan.bake(zstd=engine.info().containerd_store, named=named)
     digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache, verbose=verbose)
     variants = [image.variant for image in plan.images]
     return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
@@ -198,6 +207,26 @@ def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: 
     parts = {"image": image, "inputs": planned.resolved, "proof": proved}
     data = {"schema_version": 1, **{name: encode(part) for name, part in parts.items()}}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def name_all(
+    workplace: Workplace, wanted: Sequence[tuple[BuiltImage, Sequence[Reference]]], engine: Engine
+) -> None:
+    """Give the images their names, all of them or none, and say which of them other images have lost.
+
+    Raises as `naming.move_tags` does.
+    """
+    for name, old, new in move_tags(
+        engine, [(image.digest, name) for image, names in wanted for name in names]
+    ):
+        given = workplace.named(name)
+        if old not in ("", new, kept(given, str)):
+            back = command("docker", "tag", old, str(name))
+            workplace.say(
+                f"until now {name} was an image that no build with {workplace.state} made; to have it back: "
+                + back
+            )
+        write_text(given, new)
 
 
 def _audit_of_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:

@@ -64,13 +64,17 @@ class BuildPlan:
     epoch: int  # SOURCE_DATE_EPOCH, seconds since 1970
     tools: tuple[Wheel, ...] = ()  # run inside the build, stay out of the images
 
-    def bake(self, *, zstd: bool) -> dict[str, Any]:
+    def bake(self, *, zstd: bool, named: str | None = None) -> dict[str, Any]:
         """The bake file for `docker buildx bake -f -`.
+
+        The images get their own names or, where it is `named`, those that it is the beginning of.
 
         zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
         Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
         """
         targets = {image.variant.name: _bake_target(image, self.epoch, zstd=zstd) for image in self.images}
+        for name, target in targets.items() if named else ():
+            target["tags"] = [f"{named}-{name}"]
         return {"group": {"default": {"targets": [*targets]}}, "target": targets}
 
 

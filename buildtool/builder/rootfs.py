@@ -1,6 +1,6 @@
 """Debian root file systems, made with mmdebstrap from the host's own mirror, kept by recipe in a cache.
 
-Nothing of the host stays inside: apt sources, resolver, host name and logs are emptied.
+What goes into the tar, and how, is decided in `roottree`: nothing of the host stays inside.
 """
 
 import contextlib
@@ -8,23 +8,23 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from buildtool.builder import roottree
 from buildtool.command import CommandFailed, find, relay, run, run_loud
 from buildtool.engine.provision import host_mirror
-from buildtool.errors import EnvironmentMissing, SourceUnreachable
+from buildtool.errors import BuildFailed, EnvironmentMissing, SourceUnreachable, ToolError
 from buildtool.files import discard, kept, locked, replacing, require_sha256, scratch, sha256_of, write_text
 from buildtool.model import Bootstrap
 from buildtool.progress import Say
+from probes.shared.invocation import host_command
 
 # Read by people, not by programs; licences (copyright files) stay, as Debian's policy asks.
 DPKG_EXCLUDES = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/info/*")
 DPKG_INCLUDES = ("/usr/share/doc/*/copyright",)
-# Cut from the tree: headers, static libraries and CMake files come with some runtime packages' dependencies.
-CUT = ("usr/include", "var/log", "var/cache/debconf", "var/cache/ldconfig")
-EMPTIED = ("etc/resolv.conf", "etc/hostname", "etc/hosts", "etc/apt/sources.list", "etc/machine-id")
-
+FORM = 4  # part of every recipe: raise it when the same recipe would give other bytes
 # The part of the host's environment that packages' scripts see: how to reach the mirror, no preferences.
 FROM_HOST = ("PATH", "APT_CONFIG", "SSL_CERT_DIR", "SSL_CERT_FILE")
 # The end of our process ends this one (--pdeathsig), which ends process 1 of the namespace and so all in it.
@@ -32,40 +32,37 @@ CONTAINER = (
     *("setpriv", "--pdeathsig=KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
 )
+# mmdebstrap's and apt's words for a mirror that doesn't answer, or lacks the suite or a package
+UNSERVED = re.compile(
+    r"E: (Failed to fetch|The repository|Unable to locate package|Package '.*' has no installation)"
+)
+UNSIGNED = "is not signed"
+PASSING = re.compile(r"I: |E: mmdebstrap failed to run|rm: skipping|(Get|Ign|Hit):|Fetched |\s*$")
+ABSENT = re.compile(r"dpkg: warning: ignoring request to remove (\S+) which isn't installed")
+KILLED = "unshare: sigprocmask unblock failed"  # what unshare says when SIGKILL ended its program
+SHOWN_LINES = 6  # of a failed bootstrap
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")  # in either case
 
 
-# Runs in a shell on the host, so it holds no text of a catalog: names and patterns come in variables.
-# It works from within the tree, because `find -path` would read a sign such as `[` in the way there as a
-# pattern, and hides the variables from packages' scripts.
-CUSTOMIZE = f"""set -eu
-cd "$1"
-remove=$WEIR_REMOVE cut=$WEIR_CUT
-unset WEIR_REMOVE WEIR_CUT
+# Runs in a shell on the host, so it holds no text of a catalog: names come in a variable, which packages'
+# scripts don't see.
+PURGE = """set -eu
+root=$1 remove=$WEIR_REMOVE
+unset WEIR_REMOVE
 set --
 while IFS= read -r name; do
     [ -z "$name" ] || set -- "$@" "$name"
 done <<END
 $remove
 END
-[ $# -eq 0 ] || chroot . dpkg --purge --force-depends -- "$@"
-find {" ".join(CUT)} -mindepth 1 -delete 2>/dev/null || true
-set --
-while IFS= read -r pattern; do
-    [ -z "$pattern" ] || set -- "$@" -o -path "./$pattern"
-done <<END
-$cut
-END
-[ $# -eq 0 ] || {{ shift; find . -xdev \\( "$@" \\) -prune -exec rm -rf {{}} +; }}
-find usr/lib -name "*.a" -delete
-for file in {" ".join(EMPTIED)}; do : > "$file"; done
+[ $# -eq 0 ] || chroot "$root" dpkg --purge --force-depends -- "$@"
 """
 
 
 def recipe_sha256(base: Bootstrap, epoch: int) -> str:
     """Name of the result in the cache: same recipe, same file."""
-    asked = [base.suite, sorted(base.packages), sorted(base.remove), epoch, DPKG_EXCLUDES, CUT, EMPTIED, 3]
-    asked += [sorted(base.cut)] if base.cut else []
+    asked = [base.suite, sorted(base.packages), sorted(base.remove), sorted(base.cut), epoch]
+    asked += [DPKG_EXCLUDES, roottree.LEFT_OUT, roottree.EMPTIED, FORM]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -78,9 +75,9 @@ def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> lis
         "mmdebstrap",
         "--format=tar",
         "--variant=essential",
-        f"--include={','.join(base.packages)}",
+        f"--include={','.join(sorted(base.packages))}",
         *doc,
-        f"--customize-hook={CUSTOMIZE}",
+        f"--customize-hook={PURGE}",
         "--",
         base.suite,
         str(target),
@@ -89,15 +86,19 @@ def mmdebstrap_command(base: Bootstrap, target: Path, mirror: str | None) -> lis
 
 
 def environment(base: Bootstrap, host: Mapping[str, str], epoch: int) -> dict[str, str]:
-    """What a bootstrap runs in: CUSTOMIZE's data, and of the host's settings those that the tree can't show.
+    """What a bootstrap runs in: PURGE's data, and of the host's settings those that the tree can't show.
 
     Pure.
     """
     kept = {key: value for key, value in host.items() if key in FROM_HOST or key.lower() in PROXIES}
     # scripts of packages run Python: modules that they happen to load would leave bytecode
     fixed = {"HOME": "/root", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    recipe = {"WEIR_REMOVE": "\n".join(base.remove), "WEIR_CUT": "\n".join(base.cut)}
-    return {**kept, **fixed, **recipe, "SOURCE_DATE_EPOCH": str(epoch)}
+    return {
+        **kept,
+        **fixed,
+        "WEIR_REMOVE": "\n".join(sorted(base.remove)),
+        "SOURCE_DATE_EPOCH": str(epoch),
+    }
 
 
 def _container() -> Sequence[str]:
@@ -124,30 +125,47 @@ class RootfsCache:
         self._directory = directory
         self._say = say
         self._verbose = verbose
+        self._made: dict[Path, str] = {}  # by this object: its SHA-256
 
     def path(self, base: Bootstrap, epoch: int) -> Path:
         """Where the tar of this recipe is, or would be."""
         return self._directory / f"{base.suite}-{recipe_sha256(base, epoch)[:16]}.tar"
 
-    def bring(self, base: Bootstrap, epoch: int) -> tuple[Path, str]:
-        """The tar and its SHA-256, made if it isn't here.
+    def bring(
+        self, base: Bootstrap, epoch: int, *, locked_as: str | None = None, update: bool = False
+    ) -> tuple[Path, str]:
+        """The tar and its SHA-256, made if it isn't here, or isn't the one that is `locked_as` this SHA-256.
 
-        Raises EnvironmentMissing without mmdebstrap, SourceUnreachable when the mirror doesn't serve.
+        Who can write the tar can write its SHA-256, too: where the lock names another one, or is to be
+        `update`d, only what this object has made of the mirror's signed packages is taken. Raises
+        EnvironmentMissing without mmdebstrap or space, SourceUnreachable when the mirror doesn't serve,
+        BuildFailed when mmdebstrap fails otherwise.
         """
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
         with locked(
             path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build is making it")
         ):
-            known = kept(digest, _hex_sha256)
-            if known is None or not path.is_file():
+            known = None
+            if path.is_file():
+                known = self._made.get(path) or (None if update else self._kept(path, locked_as))
+            if known is None:
                 discard(digest)  # otherwise it would vouch for a different file
                 if not path.is_file():
                     discard(path)
                 self._make(base, path, epoch)
-                known = sha256_of(path)
+                known = self._made[path] = sha256_of(path)
+            if kept(digest, _hex_sha256) != known:
                 write_text(digest, known)
             return path, known
+
+    def _kept(self, path: Path, locked_as: str | None) -> str | None:
+        """The SHA-256 of a tar of an earlier run; None where it isn't known or isn't the locked one."""
+        known = kept(path.with_suffix(".sha256"), _hex_sha256)
+        if locked_as in (None, known) or sha256_of(path) == locked_as:
+            return locked_as or known
+        self._say(f"{path.name} isn't the root file system that is locked; making it again")
+        return None
 
     def verify(self, path: Path, sha256: str) -> None:
         """Read a root file system once and compare. Raises DataError when it is damaged."""
@@ -161,29 +179,34 @@ class RootfsCache:
                 "isn't installed",
                 "on Debian or Ubuntu: apt-get install mmdebstrap; or make the registry reachable",
             )
-        self._say(f"{base.suite}: making a root file system with mmdebstrap")
-        with replacing(path) as partial, scratch(path.parent) as folder, _alias(folder) as named:
-            folder.chmod(0o755)  # apt's own user works in there
-            command = [*_container(), *mmdebstrap_command(base, partial, host_mirror())]
+        mirror = host_mirror()
+        other = (
+            "" if mirror else "; this host's apt names no Debian mirror, so the packages are those of its own"
+        )
+        self._say(f"{base.suite}: making a root file system with mmdebstrap{other}")
+        with replacing(path) as partial, scratch(path.parent) as folder, _tree_place(folder) as place:
+            raw = folder / "raw.tar"
+            raw.touch()  # what ends without a tar has made an empty one
+            begun = int(time.time())
             try:
                 run_loud(
-                    command,
+                    [*_container(), *mmdebstrap_command(base, raw, mirror)],
                     say=relay(
-                        lambda line: self._say(f"{base.suite}: {line}"),
-                        lambda line: line if line.startswith(("I:", "E:", "W:")) else None,
-                        verbose=self._verbose,
+                        lambda line: self._say(f"{base.suite}: {line}"), _notable, verbose=self._verbose
                     ),
-                    env={**environment(base, os.environ, epoch), "TMPDIR": str(named)},
+                    env={**environment(base, os.environ, epoch), "TMPDIR": str(place)},
                 )
             except CommandFailed as error:
-                if "No space left" in error.tail:
-                    raise EnvironmentMissing(
-                        f"disk full while making {path.name}",
-                        "free some space and run the same command again",
-                    ) from error
-                raise SourceUnreachable(
-                    f"mmdebstrap can't make Debian {base.suite}: {_reason(error)}"
-                ) from error
+                raise _cause(error, base.suite) from error
+            for pattern in roottree.settle(raw, partial, cut=base.cut, begun=begun, epoch=epoch):
+                self._say(f"{base.suite}: warning: nothing matches {pattern!r} of the catalog's `cut`")
+
+
+def _notable(line: str) -> str | None:
+    """What a line of mmdebstrap's output says to somebody who didn't ask for all of it."""
+    if absent := ABSENT.match(line):
+        return f"warning: {absent[1]} of the catalog's `remove` isn't installed"
+    return line if line.startswith(("I:", "E:", "W:")) else None
 
 
 def _hex_sha256(text: str) -> str:
@@ -194,18 +217,47 @@ def _hex_sha256(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _alias(folder: Path) -> Iterator[Path]:
-    """Another name for a directory, without signs of its path that apt can't handle: quotation marks."""
+def _tree_place(folder: Path) -> Iterator[Path]:
+    """Where mmdebstrap may make its tree: in `folder`, by a name that apt can handle (no quotation marks).
+
+    Run by a user, mmdebstrap works as another one, who has to get there: below a directory that is closed to
+    others, such as a home, it can't. Then the place is the system's one for temporary files.
+    """
     with scratch() as place:
-        place.chmod(0o755)  # apt's own user goes through it
+        for each in (place, folder):
+            _pass_on_nothing(each)
+        if os.geteuid() != 0 and not all(above.stat().st_mode & 0o001 for above in folder.resolve().parents):
+            yield place
+            return
         alias = place / "rootfs"
         alias.symlink_to(folder, target_is_directory=True)
         yield alias
 
 
-def _reason(error: CommandFailed) -> str:
-    """mmdebstrap's own error message among its last lines."""
-    lines = error.tail.splitlines()
-    return next(
-        (line for line in lines if line.startswith("E:")), lines[-1] if lines else "it printed nothing"
+def _pass_on_nothing(folder: Path) -> None:
+    """Leave a folder no group and no default ACL for what is made in it."""
+    folder.chmod(0o755)  # apt's own user works in there
+    for name in ("system.posix_acl_default", "system.posix_acl_access"):
+        with contextlib.suppress(OSError):  # it has none
+            os.removexattr(folder, name)
+
+
+def _cause(error: CommandFailed, suite: str) -> ToolError:
+    """Why mmdebstrap failed: the disk, the mirror, or what it or a package's script said last."""
+    said = [line for line in error.tail.splitlines() if not PASSING.match(line)]
+    if "No space left" in error.tail:
+        return EnvironmentMissing(
+            f"disk full while making Debian {suite}",
+            "free some space and run the same command again; temporary files go elsewhere with TMPDIR=DIR",
+        )
+    if unserved := next((line for line in said if UNSERVED.match(line)), None):
+        way_out = "see what apt says of its mirror: apt-get update"
+        if UNSIGNED in unserved:  # as on Ubuntu, which doesn't have Debian's keys
+            way_out = "install Debian's keys: apt-get install debian-archive-keyring"
+        return SourceUnreachable(f"mmdebstrap can't make Debian {suite}: {unserved}", way_out)
+    killed = error.code < 0 or KILLED in error.tail
+    end = "was killed (is there enough memory?)" if killed else f"exited with {error.code}"
+    return BuildFailed(
+        "\n".join([f"mmdebstrap {end} while it made Debian {suite}:", *said[-SHOWN_LINES:]]),
+        f"see every line of it: {host_command()} build VARIANT --verbose",
     )

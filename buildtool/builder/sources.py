@@ -1,14 +1,24 @@
 """Finds a variant's inputs: walks each list of sources until one answers, and records why others didn't."""
 
+import re
+import tarfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from buildtool.builder.lockfile import Lock, spec_sha256
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.wheels import TOOLS_PYTHON, WheelCache
 from buildtool.engine.client import Engine
-from buildtool.errors import SourceUnreachable
+from buildtool.errors import DataError, SourceUnreachable
 from buildtool.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
 from buildtool.progress import Say
+from probes.shared.quoting import command
+
+STATUS = "./var/lib/dpkg/status"  # dpkg's list of packages
+
+
+class _NoBase(SourceUnreachable):
+    """None of a list of bases answered."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +43,30 @@ class Sources:
             self.wheels.fetch(locked.wheels, locked.python, index=source.index)
             return self._refresh_base(variant, locked)
         notes: list[str] = []
+        baseless: list[tuple[Base, ...]] = []  # lists of bases of which none answers
         for source in variant.torch:
+            bases = source.base or variant.base
+            if bases in baseless:
+                continue
             try:
-                found = self._try(variant, source, notes)
+                found = self._try(variant, source, bases, notes, update=update_lock)
+            except _NoBase:
+                baseless.append(bases)
+                continue
             except SourceUnreachable as error:
                 notes.append(_one_line(error))
                 self.say(f"{variant.name}: {notes[-1]}; trying the next source")
                 continue
             self.lock.put(found)
             return found
+        tried = "\n".join(f"  - {note}" for note in notes)
+        if baseless:
+            raise SourceUnreachable(
+                f"{variant.name}: torch was found, but no base for it:\n{tried}",
+                "check the network, and the mirror that apt uses: apt-get update",
+            )
         raise SourceUnreachable(
-            f"{variant.name}: no source of torch answers:\n" + "\n".join(f"  - {note}" for note in notes),
+            f"{variant.name}: no source of torch answers:\n{tried}",
             "check the network and the host's pip configuration, or use a wheelhouse: PIP_FIND_LINKS=DIR",
         )
 
@@ -55,10 +78,18 @@ class Sources:
             self.lock.put_tools(self.wheels.tools())
         return self.lock.tools
 
-    def _try(self, variant: Variant, source: TorchSource, notes: list[str]) -> Resolved:
+    def _try(
+        self,
+        variant: Variant,
+        source: TorchSource,
+        bases: tuple[Base, ...],
+        notes: list[str],
+        *,
+        update: bool,
+    ) -> Resolved:
         python = source.python or variant.python
         wheels = self.wheels.resolve(source.for_card(variant.first_target), python, variant.wheels)
-        base = self._find_base(variant, source, notes)
+        base = self._find_base(variant, bases, notes, update=update)
         return Resolved(
             variant=variant.name,
             spec_sha256=spec_sha256(variant),
@@ -71,36 +102,67 @@ class Sources:
             gpu_target=variant.first_target if source.is_by_card else "",
         )
 
-    def _find_base(self, variant: Variant, source: TorchSource, notes: list[str]) -> PinnedBase:
-        tried: list[str] = []
-        for base in source.base or variant.base:
-            try:
-                found = self._pin(base, variant)
-            except SourceUnreachable as error:
-                tried.append(_one_line(error))
-                self.say(f"{variant.name}: {tried[-1]}; trying the next base")
-            else:
-                notes.extend(tried)
-                return found
-        raise SourceUnreachable(f"{variant.name}: no base answers: {'; '.join(tried)}")
+    def _find_base(
+        self, variant: Variant, bases: tuple[Base, ...], notes: list[str], *, update: bool
+    ) -> PinnedBase:
+        """The first base that answers, none from a cache on an `update`; why others didn't goes into `notes`.
 
-    def _pin(self, base: Base, variant: Variant) -> PinnedBase:
+        Raises _NoBase.
+        """
+        for base in bases:
+            try:
+                return self._pin(base, variant, update=update)
+            except SourceUnreachable as error:
+                notes.append(_one_line(error))
+                self.say(f"{variant.name}: {notes[-1]}; trying the next base")
+        raise _NoBase(f"{variant.name}: no base answers")
+
+    def _pin(self, base: Base, variant: Variant, *, update: bool) -> PinnedBase:
         if isinstance(base, Registry):
             return base.pinned(self.engine.registry_digest(base.ref))
-        return base.pinned(self.rootfs.bring(with_packages(base, variant), self.epoch)[1])
+        recipe = with_packages(base, variant)
+        tar, digest = self.rootfs.bring(recipe, self.epoch, update=update)
+        # apt reads a name that no package has as a pattern, and installs what matches that
+        if missing := {name.partition(":")[0] for name in recipe.packages} - packages_in(tar):
+            raise SourceUnreachable(f"Debian {base.suite} has no package {', '.join(sorted(missing))}")
+        return base.pinned(digest)
 
     def _refresh_base(self, variant: Variant, locked: Resolved) -> Resolved:
-        """The root file system of a locked variant, made again if missing; reports newer Debian packages."""
+        """The root file system of a locked variant, made again unless the locked one is here.
+
+        Reports and locks what is new: Debian's mirrors keep no old packages.
+        """
         recipe = bootstrap_of(variant, locked)
         if recipe is None:
             return locked
-        _, digest = self.rootfs.bring(recipe, self.epoch)
+        _, digest = self.rootfs.bring(recipe, self.epoch, locked_as=locked.base.pin)
         if digest == locked.base.pin:
             return locked
-        self.say(f"{variant.name}: Debian {recipe.suite} has newer packages than the lock; locking those")
+        self.say(
+            f"{variant.name}: Debian {recipe.suite}, made again, isn't what was locked: its mirror has other "
+            "packages now; locking those"
+        )
         fresh = replace(locked, base=recipe.pinned(digest))
         self.lock.put(fresh)
         return fresh
+
+
+def packages_in(tar: Path) -> set[str]:
+    """The packages in a root file system, by what they are called and by what they provide.
+
+    Raises DataError for one that doesn't list them.
+    """
+    try:
+        with tarfile.open(tar, "r:") as archive:
+            file = archive.extractfile(STATUS)
+            text = file.read().decode("utf-8", "replace") if file else ""
+    except (tarfile.TarError, KeyError) as error:
+        raise DataError(
+            f"can't read {STATUS} in {tar}, by which it is checked that all packages are there",
+            f"keep it out of the catalog's `cut`; if the file is damaged: {command('rm', '--', str(tar))}",
+        ) from error
+    lines = re.findall(r"^(?:Package|Provides): (.+)$", text, re.MULTILINE)
+    return {name.split()[0] for line in lines for name in line.split(",") if name.strip()}
 
 
 def with_packages(base: Bootstrap, variant: Variant) -> Bootstrap:

@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,13 +13,18 @@ from buildtool.builder.plan import ImagePlan
 from buildtool.builder.rootfs import RootfsCache
 from buildtool.builder.sources import bootstrap_of
 from buildtool.builder.wheels import WheelCache
+from buildtool.engine import naming
+from buildtool.engine.client import Engine
+from buildtool.engine.reference import Reference
 from buildtool.errors import DataError
-from buildtool.files import locked
+from buildtool.files import locked, scratch
 from buildtool.model import Resolved, Variant
 from buildtool.progress import Say
 from buildtool.prune.inputs import Inspections, PruneCache
 from probes.shared.files import sweep_partials
+from probes.shared.quoting import command
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # results of another version of this tool are not reused
 PACKAGES = tuple(Path(__file__).parents[2] / name for name in ("buildtool", "probes"))
 
@@ -39,15 +46,34 @@ class Workplace:
         key = hashlib.sha256(repr((tool_fingerprint(), *settings)).encode()).hexdigest()
         return self.state / kind / key
 
+    def named(self, name: Reference) -> Path:
+        """Where the id of the image is kept that a build from here gave this name last."""
+        return self.state / "named" / hashlib.sha256(name.canonical.encode()).hexdigest()
+
+    @contextmanager
+    def temporary_names(self, engine: Engine) -> Iterator[str]:
+        """What names of images begin with until they are proved: see `naming.temporary_names`."""
+        with scratch(self.state) as folder, naming.temporary_names(engine, "weir-building", folder) as start:
+            yield start
+
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock this state directory: other builds would replace contexts that are being read."""
+        """Lock this state directory: other builds would replace contexts that are being read.
+
+        What is kept here goes into images: whatever the umask, no other user may change what is made during
+        the block. Where one could before, a line reports that.
+        """
         waiting = "another build is using the same state directory; waiting for it to finish"
         with ExitStack() as held:
+            own = os.umask(OTHERS_WRITE)
+            held.callback(os.umask, own)
+            os.umask(own | OTHERS_WRITE)
             try:
                 held.enter_context(locked(self.state / "build.lock", lambda: self.say(waiting)))
             except DataError as error:
                 raise DataError(error.message, "name a directory for caches: WEIR_STATE=DIR") from error
+            if doubt := next(doubts(self.state), None):  # a line a build
+                self.say(f"warning: {doubt}, who can change what goes into images from {self.state}")
             yield
 
     def sweep(self) -> None:
@@ -97,6 +123,26 @@ class Workplace:
             self.rootfs.verify(path, sha256)
         else:
             self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
+
+
+def doubts(directory: Path) -> Iterator[str]:
+    """Which of a directory, the folders in it and those above it other users can change, and what to type.
+
+    In a folder above with the sticky bit, such as /tmp, nobody can replace what another one made.
+    """
+    place = directory.resolve()
+    below = [place, *(path for path in sorted(place.iterdir()) if path.is_dir() and not path.is_symlink())]
+    for path in (*below, *place.parents):
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # another build's, which has ended
+            continue
+        private = found.st_gid in (0, found.st_uid)  # a group of one
+        open_to = found.st_mode & (stat.S_IWOTH if private else OTHERS_WRITE)
+        if found.st_uid not in (0, os.geteuid()):
+            yield f"{path} belongs to another user ({found.st_uid}; another place: WEIR_STATE=DIR)"
+        elif open_to and (path in below or not found.st_mode & stat.S_ISVTX):
+            yield f"{path} can be written by other users ({command('chmod', 'go-w', str(path))})"
 
 
 @functools.cache

@@ -1,12 +1,13 @@
-"""`buildtool build`: what `make images` does, from variants.yaml to proved images and their audit."""
+"""`weir build`: what `make images` does, from variants.yaml to proved images and their audit."""
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from buildtool.builder import pipeline, summary
 from buildtool.builder.choices import Wanted, add_choices, more_names, require_platform, wanted, workplace
-from buildtool.builder.plan import ImagePlan
+from buildtool.builder.plan import BuildPlan
 from buildtool.builder.workplace import Workplace
 from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
@@ -14,10 +15,10 @@ from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.errors import ConfigError, Exit
 from buildtool.files import require_writable
 from buildtool.model import BuiltImage
+from buildtool.places import near
 from buildtool.progress import Progress, Say
+from buildtool.shipped import reports_directory
 from probes.shared.output import flag, option, tell
-
-REPORTS = Path("reports/images")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--update-lock", "look for newer inputs and pin them in the lock file")
     flag(parser, "--no-cache", "build every layer from nothing")
     flag(parser, "--no-audit", "don't audit the images")
-    option(parser, "--reports", "DIR", "folder for the audits", Path, default=REPORTS)
+    option(
+        parser,
+        "--reports",
+        "DIR",
+        "folder for the audits (default: reports/images of the checkout or, where weir was installed, of its "
+        "state directory)",
+        Path,
+    )
     parser.add_argument(
         "--tag",
         metavar="NAME:TAG",
@@ -57,11 +65,45 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
     names = _names(args, chosen)
     if args.platform:
         require_platform(args.platform, "")
-    require_writable(args.reports, "choose another directory for the reports: --reports DIR")
-    place = workplace(say, verbose=args.verbose)
+    reports = args.reports or near(reports_directory())
+    require_writable(reports, "choose another directory for the reports: --reports DIR")
+    place = workplace(say, args.catalog, verbose=args.verbose)
     engine = provision.ensure_engine(say, assume_yes=args.yes, verbose=args.verbose)
     if args.platform:
         require_platform(args.platform, engine.info().machine)
+    with ExitStack() as held:
+        plan, images = _baked(args, chosen, place, engine=engine, held=held)
+        both = list(zip(plan.images, images, strict=True))
+        proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
+        for (planned, image), proved in zip(both, proofs, strict=True):
+            pipeline.record(planned, image, proved, reports)
+        rows = [] if args.no_audit else [pipeline.audited(place, *each, engine, reports) for each in both]
+        heavy = {row.ref for row in rows if row.verdict == "fail"}
+        own = [(image, (parse_new_name(image.ref),)) for image in images]
+        others = [(image, names[image.variant]) for image in images if image.ref not in heavy]
+        pipeline.name_all(place, [*own, *others], engine)
+    tell(summary.built(plan.images, images, proofs))
+    for image, more in others:
+        for name in more:
+            tell(f"{image.ref} is also {name}")
+    if rows:
+        pages = ", ".join(str(reports / f"{image.variant}.html") for image in images)
+        tell(f"\n{summary.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
+    if args.tag and heavy:
+        tell(f"no name of --tag was given to what is over its budget: {', '.join(sorted(heavy))}")
+    if args.push and heavy:
+        tell(f"nothing was pushed: {', '.join(sorted(heavy))} over budget")
+    elif args.push:
+        _push(images, names, engine=engine, say=say, verbose=args.verbose)
+    where = "" if args.no_audit else f"reports are in {reports}/, "
+    say(f"{where}inputs are pinned in {near(place.lock)}; done in {progress.seconds:.1f} s")
+    return Exit.FINDINGS if heavy else Exit.OK
+
+
+def _baked(
+    args: argparse.Namespace, chosen: Wanted, place: Workplace, *, engine: Engine, held: ExitStack
+) -> tuple[BuildPlan, list[BuiltImage]]:
+    """The plan and its images, under temporary names that they have for as long as `held`."""
     with place.alone():
         plan = pipeline.make_plan(
             place,
@@ -72,37 +114,9 @@ def _build(args: argparse.Namespace, progress: Progress) -> Exit:
             asked=chosen.by_name,
         )
         pipeline.stage(place, plan)
-        images = pipeline.bake(plan, engine=engine, say=say, no_cache=args.no_cache, verbose=args.verbose)
-    both = list(zip(plan.images, images, strict=True))
-    proofs = [pipeline.prove(place, planned, image, engine) for planned, image in both]
-    for (planned, image), proved in zip(both, proofs, strict=True):
-        pipeline.record(planned, image, proved, args.reports)
-    tell(summary.built(plan.images, images, proofs))
-    for image in images:
-        for name in names[image.variant]:
-            engine.tag(image.digest, name)
-            tell(f"{image.ref} is also {name}")
-    heavy = [] if args.no_audit else _audit(args, place, both, engine)
-    if args.push and heavy:
-        tell(f"nothing was pushed: {', '.join(heavy)} over budget")
-    elif args.push:
-        _push(images, names, engine=engine, say=say, verbose=args.verbose)
-    where = "" if args.no_audit else f"reports are in {args.reports}/; "
-    say(f"{where}done in {progress.seconds:.1f} s")
-    return Exit.FINDINGS if heavy else Exit.OK
-
-
-def _audit(
-    args: argparse.Namespace,
-    place: Workplace,
-    both: Sequence[tuple[ImagePlan, BuiltImage]],
-    engine: Engine,
-) -> list[str]:
-    """Audit the images and write their reports; the names of those over their budget."""
-    rows = [pipeline.audited(place, planned, image, engine, args.reports) for planned, image in both]
-    pages = ", ".join(str(args.reports / f"{image.variant}.html") for _, image in both)
-    tell(f"\n{summary.audited(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
-    return [row.ref for row in rows if row.verdict == "fail"]
+        named = held.enter_context(place.temporary_names(engine))
+        flags = {"no_cache": args.no_cache, "verbose": args.verbose}
+        return plan, pipeline.bake(plan, named, engine=engine, say=place.say, **flags)
 
 
 def _names(args: argparse.Namespace, chosen: Wanted) -> dict[str, tuple[Reference, ...]]:

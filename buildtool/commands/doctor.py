@@ -190,7 +190,12 @@ def display_named(words: str, data: Compatibility) -> Display:
     card = data.card(words)
     found = (card,) if card else data.cards_named(words)
     if not found:
-        raise ConfigError(f"no card of our list is called {words!r}", "name its target: --card gfx1100")
+        close = [f"{card.product} ({card.target})" for card in data.cards_like(words)]
+        guess = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
+        raise ConfigError(
+            f"no card of our list is called {words!r}",
+            f"{guess}give its PCI id (lspci -nn shows it) or its target (rocminfo names it)",
+        )
     if len({one.target for one in found}) > 1:
         names = ", ".join(f"{one.product} ({one.target})" for one in found[:6])
         raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")

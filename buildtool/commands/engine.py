@@ -1,4 +1,4 @@
-"""`buildtool engine`: makes sure that a Docker engine answers."""
+"""`weir engine`: makes sure that a Docker engine answers."""
 
 import argparse
 

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
     chosen = wanted(args, _silent)
     plan = pipeline.locked_plan(
-        workplace(_silent), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
+        workplace(_silent, args.catalog), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
     )
     hand_over(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)

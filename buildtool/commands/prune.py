@@ -1,4 +1,4 @@
-"""`buildtool prune`: take GPU code for other cards out of a directory tree, a file or an image."""
+"""`weir prune`: take GPU code for other cards out of a directory tree, a file or an image."""
 
 import argparse
 from collections import Counter
@@ -13,6 +13,7 @@ from buildtool.engine.client import Engine
 from buildtool.errors import ConfigError, DataError, Exit
 from buildtool.gpucode.cut.library import PrunePlan
 from buildtool.gpucode.errors import naming
+from buildtool.gpucode.formats.scan import SECTIONS_READ
 from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
 from buildtool.places import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
 from buildtool.progress import Progress
@@ -25,7 +26,7 @@ from probes.shared.output import flag, option, say, tell
 from probes.shared.quoting import command, terminal
 from probes.shared.units import counted, decimal_bytes
 
-_NOTHING_FOREIGN = "there is no GPU code for other cards in it"
+_NOTHING_FOREIGN = f"no code for other cards is in {', '.join(SECTIONS_READ)}, the sections that are read"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
 
 
@@ -93,7 +94,10 @@ def run(args: argparse.Namespace) -> int:
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
     if means_file(args.path):
-        raise DataError(f"there is no file or directory {args.path}")
+        raise DataError(
+            f"there is no file or directory {args.path}",
+            "check the path; images that there are: docker images",
+        )
     return int(_run_image(args, targets))
 
 
@@ -164,7 +168,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         state = workplace(say).state
         made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
     if made is None:
-        tell(f"{ref}: nothing to cut; {_NOTHING_FOREIGN}")
+        tell(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result
     tell("\n".join(_by_target(done)))
@@ -196,7 +200,7 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
 
 def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
     name = terminal(str(root))
-    if not result.changed and not result.refused:
+    if not (result.changed or result.refused or result.untouched):
         return f"{name}: nothing to cut; {_NOTHING_FOREIGN}"
     verb = "would save" if dry_run else "saved"
     totals = (
@@ -223,5 +227,6 @@ def _counts(result: TreeResult) -> str:
     """The figures that a prune of a tree and of an image have in common."""
     return (
         f"{counted(len(result.deleted), 'file')} for other cards,"
-        f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole"
+        f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole,"
+        f" {len(result.untouched)} untouched with code for other cards"
     )

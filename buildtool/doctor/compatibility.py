@@ -1,6 +1,7 @@
 """Which torch runs on which card, as data/compatibility.yaml says: shape and look-ups. Pure."""
 
 import datetime
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ Runs = Literal["yes", "partly", "no"]
 RANKS: tuple[Rank, ...] = ("official", "distribution", "community", "override", "none")
 STALE_DAYS = 365
 NOT_GIVEN = ""
+_ALIKE = 0.75  # of a name's letters, from which on a card may be the one that was meant
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,30 @@ class Compatibility:
         return next((one for one in self.cards if one.pci == product.lower()), None)
 
     def cards_named(self, words: str) -> tuple[CardName, ...]:
-        """Cards whose product name holds every word, in any case."""
+        """Cards whose product name holds every word, in any case, or all of them without spaces: wx4100."""
         wanted = words.casefold().split()
-        return tuple(one for one in self.cards if all(word in one.product.casefold() for word in wanted))
+        found = tuple(one for one in self.cards if all(word in one.product.casefold() for word in wanted))
+        run_together = _run_together(words)
+        return found or tuple(
+            one for one in self.cards if run_together and run_together in _run_together(one.product)
+        )
+
+    def cards_like(self, words: str) -> tuple[CardName, ...]:
+        """The cards, three at most, whose name or end of a name differs by few characters."""
+        wanted = _run_together(words)
+
+        def likeness(card: CardName) -> float:
+            parts = card.product.split()
+            ends = (_run_together("".join(parts[n:])) for n in range(len(parts)))
+            return max(difflib.SequenceMatcher(None, wanted, end).ratio() for end in ends)
+
+        close = [(likeness(card), card) for card in self.cards]
+        return tuple(card for score, card in sorted(close, key=lambda row: -row[0])[:3] if score >= _ALIKE)
+
+
+def _run_together(words: str) -> str:
+    """Letters and digits only, in small letters."""
+    return "".join(char for char in words.casefold() if char.isalnum())
 
 
 def read(data: Json) -> Compatibility:

@@ -11,10 +11,11 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from buildtool.doctor.hostfacts import Display, EngineFacts, Host, Node, Python, TorchBuild, User
+from buildtool.doctor.hostfacts import Display, EngineFacts, Host, Node, OwnImage, Python, TorchBuild, User
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import EngineInfo
 from buildtool.errors import ToolError
+from buildtool.model import LABEL
 from buildtool.yamltext import Limits, parse
 from probes.machine import snapshot, surroundings
 from probes.machine.nvml import Nvml, open_nvml
@@ -74,6 +75,7 @@ def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd
         pythons=read_pythons(root, env, cwd),
         engine=found,
         override=env.get("HSA_OVERRIDE_GFX_VERSION", ""),
+        composed=is_there(cwd / "compose.yaml"),
     )
 
 
@@ -94,7 +96,13 @@ def _engine(facts: engine_host.Facts) -> EngineFacts | Unknown:
         cdi_directories=info.cdi_directories,
         compose=facts.compose or Unknown("the plugin isn't installed"),
         buildx=facts.buildx or Unknown("the plugin isn't installed"),
+        images=tuple(_own_image(name, labels) for name, labels in sorted(facts.images.items())),
     )
+
+
+def _own_image(name: str, labels: Mapping[str, str]) -> OwnImage:
+    targets = labels.get(f"{LABEL}.gpu-targets", "").split(",")
+    return OwnImage(name, labels.get(f"{LABEL}.torch.build", ""), tuple(filter(None, targets)))
 
 
 def read_displays(root: Path, nvidia: tuple[NvidiaCard, ...]) -> tuple[Display, ...]:
@@ -173,7 +181,11 @@ def _names(place: Path) -> dict[int, str]:
     """Number to name, of /etc/group or /etc/passwd."""
     text = read_text(place)
     rows = [line.split(":") for line in text.splitlines()] if isinstance(text, str) else []
-    return {int(row[2]): row[0] for row in reversed(rows) if len(row) > 2 and row[2].isdecimal()}
+    return {
+        int(row[2]): row[0]
+        for row in reversed(rows)
+        if len(row) > 2 and row[2].isdecimal() and len(row[2]) <= 10
+    }
 
 
 def _user(root: Path) -> User:
@@ -234,7 +246,7 @@ def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
     own = [path for prefix in [*prefixes, *near] for path in listed(prefix / "bin")]
     usual = [path for pattern in PYTHONS for path in sorted(root.glob(pattern))]
     for path in [*(path for path in own if path.is_relative_to(root)), *usual]:
-        if re.fullmatch(r"python3\.\d+", path.name):
+        if re.fullmatch(r"python3\.\d{1,3}", path.name):
             yield path
 
 
@@ -263,8 +275,12 @@ def parse_torch_version(text: str) -> TorchBuild | Unknown:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         for target in targets:
-            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-                found[target.id] = str(value.value or "")
+            if (
+                isinstance(target, ast.Name)
+                and isinstance(value, ast.Constant)
+                and isinstance(value.value, str)
+            ):
+                found[target.id] = value.value
     if not found.get("__version__"):
         return Unknown("its torch/version.py names no version")
     return TorchBuild(found["__version__"], found.get("cuda", ""), found.get("hip", ""))

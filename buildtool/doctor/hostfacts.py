@@ -81,6 +81,15 @@ class Python:
 
 
 @dataclass(frozen=True)
+class OwnImage:
+    """An image that `weir build` made, by its labels."""
+
+    name: str  # weir/rocm:latest
+    torch: str  # its build: cpu, cuda, rocm
+    targets: tuple[str, ...]  # the cards that it is for; none where it is for all
+
+
+@dataclass(frozen=True)
 class EngineFacts:
     """The engine that the Docker CLI of this user reaches."""
 
@@ -92,6 +101,7 @@ class EngineFacts:
     cdi_directories: tuple[str, ...]  # where it looks for CDI specifications; none where CDI is off
     compose: str | Unknown
     buildx: str | Unknown
+    images: tuple[OwnImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ class Host:
     pythons: tuple[Python, ...]
     engine: EngineFacts | Unknown
     override: str  # HSA_OVERRIDE_GFX_VERSION of this environment, empty without
+    composed: bool = False  # whether the current directory has compose.yaml
     supposed: bool = False  # its cards are asked about and not here: nothing can be missing for them
 
     def node(self, start: str) -> Node | None:

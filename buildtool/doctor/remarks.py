@@ -67,7 +67,7 @@ def gpus_flag_works(engine: EngineFacts, cdi_kinds: Sequence[str]) -> bool:
 
 def numbers_of(version: str) -> tuple[int, ...]:
     """The first three numbers of a version, 0 where there are fewer."""
-    numbers = [int(word) for word in re.findall(r"\d+", version)[:3]]
+    numbers = [int(word[:9]) for word in re.findall(r"\d+", version)[:3]]
     return tuple([*numbers, 0, 0, 0][:3])
 
 
@@ -117,7 +117,7 @@ def _torch_remarks(python: Python, torch: TorchBuild, cards: Sequence[CardAdvice
             "torch",
             f"torch {torch.version} of {python.place} is {named[torch.api]}: it can't use {targets[0]}",
         )
-    release = re.match(r"(\d+)\.(\d+)", torch.hip)
+    release = re.match(r"(\d{1,9})\.(\d{1,9})\b", torch.hip)
     if "gfx906" in targets and release and (int(release[1]), int(release[2])) >= (6, 4):
         text = f"torch {torch.version} of {python.place}: ROCm 6.4 has no matrix kernels for gfx906"
         yield Remark("torch", text)

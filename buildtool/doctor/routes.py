@@ -146,7 +146,7 @@ def _amd_needs(host: Host) -> Iterable[str]:
 
 
 def _driver_need(wanted: Cell, driver: str | Unknown) -> Iterable[str]:
-    found = re.match(r"nvidia (\d+)", driver) if isinstance(driver, str) else None
+    found = re.match(r"nvidia (\d{1,9})\b", driver) if isinstance(driver, str) else None
     if wanted.value and found and int(found[1]) < int(wanted.value):
         yield f"driver {wanted.value} or later; this host has {driver}"
 

@@ -1,11 +1,12 @@
 """A catalog with one variant for this host's card, which `weir build --catalog` builds. Pure."""
 
 import json
+from dataclasses import asdict
 
 from buildtool.doctor.advise import Advice
 from buildtool.doctor.routes import CardAdvice, Route, best_of
 from buildtool.errors import ConfigError
-from buildtool.model import Catalog, Registry, Variant
+from buildtool.model import Base, Catalog, Registry
 from probes.shared.quoting import terminal
 
 NAME = "here"
@@ -24,7 +25,6 @@ def variant_text(advice: Advice, shipped: Catalog) -> str:
 
 def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
     (model,) = shipped.select(("rocm",))
-    python, base = _base(model)
     lines = [
         f"# Written by `weir doctor --variants` for {terminal(card.product)} ({card.target}).",
         "schema_version: 1",
@@ -33,8 +33,9 @@ def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
         f"  {NAME}:",
         f"    summary: {json.dumps(f'torch {route.torch} for {card.target}, as weir doctor advises.')}",
         "    dockerfile: slim",
-        f"    python: {json.dumps(python)}",
-        f"    base: [{{registry: {json.dumps(base)}}}]",
+        f"    python: {json.dumps(model.python)}",
+        "    base:",
+        *(f"      - {_base(base)}" for base in model.base),
         "    torch:",
         f"      {route.variant_line}",
         f"    wheels: {json.dumps(model.wheels)}",
@@ -44,7 +45,8 @@ def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _base(model: Variant) -> tuple[str, str]:
-    """Python and the registry's image of the shipped variant."""
-    found = next(base for base in model.base if isinstance(base, Registry))
-    return model.python, found.ref
+def _base(base: Base) -> str:
+    """An item of the list `base:`, in JSON, which YAML holds."""
+    if isinstance(base, Registry):
+        return json.dumps({"registry": base.ref})
+    return json.dumps({"bootstrap": {name: value for name, value in asdict(base).items() if value}})

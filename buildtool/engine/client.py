@@ -123,6 +123,11 @@ class Engine:
             read(answers.Image, record)
             return record
 
+    def labels(self, ref: str) -> dict[str, str]:
+        """An image's labels; none for an image that the engine doesn't have. Raises ConfigError."""
+        config = (self.inspect(ref) or {}).get("Config") or {}
+        return {str(name): str(text) for name, text in (config.get("Labels") or {}).items()}
+
     def registry_digest(self, ref: str) -> str:
         """The manifest (or index) digest that a registry now gives for a reference.
 
@@ -253,9 +258,9 @@ class Engine:
 
         Its label names a directory that this process holds for as long: `files.scratch`.
         """
-        folder = state_directory().resolve() / "containers"
-        with scratch(folder) as held, translated():  # the package's errors are OSErrors, as scratch's are
-            self._sweep_containers(folder)
+        # the package's errors are OSErrors, as scratch's are
+        with scratch(_containers()) as held, translated():
+            self.sweep_containers()
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:
                 container = self._client.containers.create(
@@ -268,15 +273,17 @@ class Engine:
             finally:
                 container.remove(force=True, v=True)
 
-    def _sweep_containers(self, folder: Path) -> None:
-        sweep_partials(folder)
-        ours = f"{socket.gethostname()}:{folder}/"
-        rows = self._client.api.containers(all=True, filters={"label": _OWNER})
-        for row in read(tuple[answers.ContainerRow, ...], rows):
-            owner = row.Labels.get(_OWNER, "")
-            if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
-                with contextlib.suppress(docker.errors.APIError):  # another run was quicker
-                    self._client.api.remove_container(row.Id, v=True, force=True)
+    def sweep_containers(self) -> None:
+        """Remove the containers that killed runs of this state directory left behind."""
+        sweep_partials(_containers())
+        ours = f"{socket.gethostname()}:{_containers()}/"
+        with translated():
+            rows = self._client.api.containers(all=True, filters={"label": _OWNER})
+            for row in read(tuple[answers.ContainerRow, ...], rows):
+                owner = row.Labels.get(_OWNER, "")
+                if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
+                    with contextlib.suppress(docker.errors.APIError):  # another run was quicker
+                        self._client.api.remove_container(row.Id, v=True, force=True)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
         """Empty read-only places over what an image declares as volumes.
@@ -286,6 +293,11 @@ class Engine:
         config = (self.inspect(ref) or {}).get("Config") or {}
         declared = {posixpath.normpath(path) for path in config.get("Volumes") or ()}
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
+
+
+def _containers() -> Path:
+    """Where a run holds a directory for each of its containers."""
+    return state_directory().resolve() / "containers"
 
 
 def _passed_on(devices: Devices | None) -> dict[str, Any]:

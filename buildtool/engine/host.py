@@ -5,7 +5,7 @@ Facts are read from files and programs; what they mean (`diagnose`) is decided w
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ class Facts:
     compose: str | None
     mmdebstrap: bool
     free_disk_bytes: int | Unknown  # where the engine's images are
+    images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # builds made: labels by name
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Row:
 
 def gather() -> Facts:
     """Look at this host's engine and what builds need beside it."""
-    engine = _engine()
+    engine, images = _engine()
     return Facts(
         engine=engine,
         buildx=_or_none(require_buildx),
         compose=_or_none(_compose_version),
         mmdebstrap=find("mmdebstrap") is not None,
         free_disk_bytes=_free_for(engine),
+        images=images,
     )
 
 
@@ -99,11 +101,14 @@ def _disk_rows(free: int | Unknown) -> Iterator[Row]:
         yield Row("disk", f"{decimal_bytes(free)} free for the engine", f"{wanted}: docker builder prune")
 
 
-def _engine() -> EngineInfo | ToolError:
+def _engine() -> tuple[EngineInfo | ToolError, dict[str, dict[str, str]]]:
+    """The engine, and the labels of the images that builds made."""
     try:
-        return Engine(timeout_s=10).info()
+        engine = Engine(timeout_s=10)
+        info = engine.info()
+        return info, {name: engine.labels(name) for name in engine.tags("weir/*")}
     except ToolError as error:
-        return error
+        return error, {}
 
 
 def _free_for(engine: EngineInfo | ToolError) -> int | Unknown:

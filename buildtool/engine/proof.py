@@ -56,33 +56,32 @@ class Proof:
 
 def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
     """The proof; raises ProofFailed naming the broken promise."""
+    new = f"{variant.ref} stays as it was: the new image"
     try:
         facts = facts_of(stdout)
     except MalformedFacts as error:
-        raise ProofFailed(f"{variant.ref}: {error.message}", _look_inside(variant.ref)) from error
+        raise ProofFailed(f"{new}: {error.message}", _look_inside(variant.name)) from error
     if exit_code or facts is None:
         raise ProofFailed(
-            f"{variant.ref} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n"
+            f"{new} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n"
             + last_words(stdout + stderr),
-            _look_inside(variant.ref),
+            _look_inside(variant.name),
         )
     found = build_of(facts.hip, facts.cuda)
     version = terminal(facts.torch_version)
     if found is not resolved.torch_build:
         raise ProofFailed(
-            f"{variant.ref} holds torch {version}, a {found.value} build; "
+            f"{new} holds torch {version}, a {found.value} build; "
             f"source {resolved.torch_source} promises a {resolved.torch_build.value} build",
             f"a requirement replaced torch: pin it in `wheels`, or look at the plan: {host_command()} plan",
         )
     if not facts.product_ok:
-        raise ProofFailed(f"{variant.ref}: torch {version} computes a wrong matrix product")
+        raise ProofFailed(f"{new} has a torch {version} that computes a wrong matrix product")
     if not facts.python.startswith(resolved.python + "."):
-        raise ProofFailed(
-            f"{variant.ref} runs Python {terminal(facts.python)}, its wheels are for {resolved.python}"
-        )
+        raise ProofFailed(f"{new} runs Python {terminal(facts.python)}, its wheels are for {resolved.python}")
     missing = [name for name in ("service", "probes") if not getattr(facts, name)]
     if missing:
-        raise ProofFailed(f"{variant.ref} lacks its payload: {', '.join(missing)} can't be imported")
+        raise ProofFailed(f"{new} lacks its payload: {', '.join(missing)} can't be imported")
     return Proof(facts.python, facts.torch_version, found, facts.rocminfo)
 
 
@@ -143,5 +142,8 @@ def _rocminfo(said: object) -> str:
     return f"runs (exit {found.exit_code}: {found.said.splitlines()[0] if found.said else 'silent'})"
 
 
-def _look_inside(ref: str) -> str:
-    return f"look inside: {command('docker', 'run', '--rm', '-it', '--entrypoint', 'sh', ref)}"
+def _look_inside(variant: str) -> str:
+    """A failed image has no name that somebody could start it by; this gives it one."""
+    bake = command("docker", "buildx", "bake", "-f", "-", "--set", f"{variant}.tags=look")
+    run = command("docker", "run", "--rm", "-it", "--entrypoint", "sh", "look")
+    return f"look inside: {host_command()} plan {variant} | {bake} && {run}"

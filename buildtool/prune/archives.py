@@ -22,7 +22,7 @@ from buildtool.gpucode.cut.library import PrunePlan, plan_prune
 from buildtool.gpucode.cut.verify import verify_prune
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
 from buildtool.gpucode.formats.elf import HEADER_BYTES
-from buildtool.gpucode.formats.scan import may_hold_bundles, targets_in, worth_a_look
+from buildtool.gpucode.formats.scan import foreign_in, may_hold_bundles, targets_in, worth_a_look
 from buildtool.gpucode.links import Links, normal_path
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.source import Source
@@ -35,7 +35,7 @@ from buildtool.prune.trees import is_foreign_path
 from probes.shared.units import decimal_bytes
 
 # what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
-_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
@@ -155,6 +155,8 @@ class _Run:
             self.result.refused.append(Refused(path, str(error).splitlines()[0]))
             return None
         if not found.changed:
+            if foreign := foreign_in(source, self.targets):
+                self.say(self.result.leave(path, foreign))
             return None
         sizes = f"{decimal_bytes(found.bytes_before)} to {decimal_bytes(found.bytes_after)}"
         self.say(f"prune {path}: {sizes}")
@@ -230,7 +232,7 @@ def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(original) as wheel:
             yield wheel
-    except _ZIP_FAULTS as error:
+    except ZIP_FAULTS as error:
         raise DataError(f"{original} is not a wheel, or it is damaged: {error}", AGAIN) from error
 
 

@@ -36,7 +36,7 @@ Change = Deleted | Pruned
 
 @dataclass(frozen=True)
 class Refused:
-    """A file that was left as it is, and why."""
+    """A file that was left as it is, and why: it can't be cut, or nothing of its code is to be cut."""
 
     path: str
     reason: str
@@ -50,11 +50,17 @@ class TreeResult:
     deleted: list[Deleted] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    untouched: list[Refused] = field(default_factory=list)  # with code for other cards all the same
 
     def add(self, changes: Sequence[Change]) -> None:
         """Count changes in."""
         self.deleted += [change for change in changes if isinstance(change, Deleted)]
         self.pruned += [change for change in changes if isinstance(change, Pruned)]
+
+    def leave(self, path: str, foreign: Sequence[str]) -> str:
+        """Count a file in that keeps its code for other cards; returns what to say of it."""
+        self.untouched.append(Refused(path, f"it holds code for {', '.join(foreign)} as before"))
+        return f"untouched: {path}: {self.untouched[-1].reason}"
 
     @property
     def saved_bytes(self) -> int:

@@ -1,8 +1,6 @@
 """The order of pruning an image: files as one tar, prune, remake, prove, tag. The original isn't touched."""
 
 import contextlib
-import hashlib
-import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 from buildtool.audit.read.documents import Platform
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
+from buildtool.engine.naming import temporary_names
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.engine.room import require_engine_room, require_room
 from buildtool.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
@@ -28,7 +27,6 @@ from buildtool.prune.inputs import run_of
 from buildtool.prune.layerfile import pack_layer
 from buildtool.prune.manifest import IMAGE_PATH, MAX_BYTES, image_manifest, runs_in
 from buildtool.shipped import IMAGES
-from probes.shared.files import sweep_partials
 from probes.shared.quoting import command
 from probes.shared.units import decimal_bytes
 
@@ -175,22 +173,16 @@ def prune_image(
             f"{name} is the image to prune itself, which stays", "give the copy another name: --tag"
         )
     require_writable(state, "name a directory for caches: WEIR_STATE=DIR")
-    state.mkdir(parents=True, exist_ok=True)
-    _clean_up(engine, state)
-    room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
-    with scratch(state) as folder:
+    with scratch(state) as folder, temporary_names(engine, _TEMPORARY, folder) as temporary:
+        room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
         job = _Job(ref, record, tuple(targets), engine, folder, say)
         config = job.config()
         result = job.prune_files(room)
         if not result.changed:
             return None
-        temporary = f"{temporary_prefix(state)}{_token(folder)}"
-        try:
-            image_id = job.made(config, temporary)
-            proved = job.proved(image_id)
-            engine.tag(image_id, name)
-        finally:
-            engine.forget(temporary)
+        image_id = job.made(config, temporary)
+        proved = job.proved(image_id)
+        engine.tag(image_id, name)
     return PrunedImage(name, image_id, result, proved)
 
 
@@ -231,23 +223,3 @@ def _earlier_runs(whole: Path) -> list[Any]:
                 file = tar.extractfile(info) if info.isreg() and info.size <= MAX_BYTES else None
                 return runs_in(file.read()) if file else []
     return []
-
-
-def _clean_up(engine: Engine, state: Path) -> None:
-    """Remove what killed prunes left below `state` and in the engine; what other processes use stays."""
-    sweep_partials(state)
-    alive = {_token(path) for path in state.iterdir()}
-    for name in engine.tags(_TEMPORARY):
-        token = name.removeprefix(temporary_prefix(state))
-        if token != name and token not in alive:
-            engine.forget(name)
-
-
-def _token(folder: Path) -> str:
-    """What distinguishes one run's scratch folder, and the name of its image, from those of others."""
-    return folder.name.removeprefix(".weir-").removesuffix(".partial")
-
-
-def temporary_prefix(state: Path) -> str:
-    """The prefix of the token in a temporary name: each working directory of this engine has its own."""
-    return f"{_TEMPORARY}:{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}-"

@@ -193,5 +193,6 @@ def _summary(original: Path, result: TreeResult) -> str:
     refused = [f"; left whole: {item.path} ({item.reason})" for item in result.refused]
     return (
         f"{original.name}: {decimal_bytes(result.saved_bytes)} less, {counted(len(result.deleted), 'file')} "
-        f"deleted, {counted(len(result.pruned), 'library')} cut{''.join(refused)}"
+        f"deleted, {counted(len(result.pruned), 'library')} cut, {len(result.untouched)} untouched"
+        f"{''.join(refused)}"
     )

@@ -8,12 +8,13 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from buildtool.errors import DataError, EnvironmentMissing
 from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
-from buildtool.gpucode.formats.scan import targets_in, worth_a_look
+from buildtool.gpucode.formats.scan import foreign_in, targets_in, worth_a_look
 from buildtool.gpucode.links import Links
 from buildtool.gpucode.names import gfx_targets_of_path
 from buildtool.gpucode.source import Source
@@ -79,7 +80,7 @@ def prune_tree(
     DataError when it can't be written: what was done before that is whole, and running again does the rest.
     """
     if not root.is_dir():
-        raise DataError(f"{root} is not a directory")
+        raise DataError(f"{root} is not a directory", "give the directory that holds the libraries")
     job = _Job(root, tuple(targets), compress, dry_run, say, announce)
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
@@ -130,7 +131,10 @@ def _translated(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EnvironmentMissing(f"{error.filename or path} can't be {done}: {error.strerror}") from error
+        raise EnvironmentMissing(
+            f"{error.filename or path} can't be {done}: {error.strerror}",
+            "check its permissions and the free space, and prune again: what is done is whole",
+        ) from error
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
@@ -221,3 +225,8 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
         sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
         job.say(f"{verb} {relative}: {sizes}")
         result.add([Pruned.by(plan, relative)])
+        return
+    nothing: tuple[str, ...] = ()
+    foreign = _looked_into(names[0], partial(foreign_in, targets=job.targets), nothing)
+    if foreign:
+        job.say(result.leave(relative, foreign))

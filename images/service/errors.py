@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+_MOST_CHARS = 1000  # of a message to a caller
+
 
 class Exit(IntEnum):
     """Exit codes of `python3 -m service`; the numbers mean what they mean in buildtool."""
@@ -58,9 +60,10 @@ class RequestError(Exception):
     """A request that isn't served: the HTTP status, why, and after how many seconds to try again."""
 
     def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
+        # A caller's own words may be in it, and JSON's escapes may write what UTF-8 can't
+        self.message = message[:_MOST_CHARS].encode(errors="backslashreplace").decode()
+        super().__init__(self.message)
         self.status = status
-        self.message = message
         self.retry_after_s = retry_after_s
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from service.errors import ServiceError
+
 T = TypeVar("T")
 
 
@@ -29,5 +31,16 @@ async def in_own_thread(work: Callable[[], T], *, name: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start(run, name=name)
     return await future
+
+
+def start(work: Callable[[], None], *, name: str) -> None:
+    """Start a thread that doesn't keep the process from ending. Raises ServiceError where none can be."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise ServiceError(
+            f"the thread `{name}` can't be started: {error}",
+            "allow more processes: compose's pids_limit, docker run --pids-limit, or ulimit -u",
+        ) from error

@@ -22,7 +22,6 @@ from service.model.classifier import Classifier
 from service.models import DEFAULT, folder_of
 from service.own_thread import in_own_thread
 from service.settings import Settings
-from service.sparing import Sparing
 from service.web.acceptor import Acceptor
 from service.web.app import create_app
 from service.web.connection import Connection
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 _BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
 _CLOSE_S = 5  # for connections to close once everyone has been answered
 _FLUSH_S = 2  # for spans that weren't sent when everything else has ended
-_TRACESTATE_LOGGER = "opentelemetry.trace.span"  # warns about what callers send
 _KEEP_ALIVE_S = 5  # without a byte of the next request
 _HEAD_BYTES = 16 << 10  # of one request's head
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCH_S = 0.5  # between two looks at how long the device has been busy
 _LAST_WORDS_S = 2.0  # between losing the device and the end: probes see why
 # Turns that OpenMP's threads wait awake for more work, 0.2 to 0.5 ms: longer than the gaps within a pass. By
@@ -173,19 +172,26 @@ class _Life:
 
     async def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP loads the models again."""
+        try:
+            with anyio.open_signal_receiver(*_SIGNALS) as signals:
+                async for received in signals:
+                    self._handle(received)
+        finally:
+            for each in _SIGNALS:
+                signal.signal(each, signal.SIG_IGN)  # all is over: by default they would change the exit code
+
+    def _handle(self, received: signal.Signals) -> None:
         admission = self._service.admission
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            async for received in signals:
-                if received == signal.SIGHUP:
-                    if not self._reload_waits:
-                        self._reload_waits = True
-                        self._tasks.start_soon(self.reload)
-                    continue
-                log.info("%s: not ready any more, %d in flight", received.name, admission.in_flight)
-                if admission.draining:  # the second one: somebody is in a hurry
-                    self._server.force_exit = self._server.should_exit = True
-                else:
-                    self._tasks.start_soon(self.drain)
+        if received == signal.SIGHUP:
+            if not self._reload_waits:
+                self._reload_waits = True
+                self._tasks.start_soon(self.reload)
+            return
+        log.info("%s: not ready any more, %d in flight", received.name, admission.in_flight)
+        if admission.draining:  # the second one: somebody is in a hurry
+            self._server.force_exit = self._server.should_exit = True
+        else:
+            self._tasks.start_soon(self.drain)
 
     async def drain(self) -> None:
         """Admit nobody else, answer those inside, and end."""
@@ -210,6 +216,7 @@ class _Life:
 
     def _fail(self, error: ServiceError) -> None:
         self.failure = error
+        self._service.admission.draining = True
         self._server.should_exit = True
 
 
@@ -228,7 +235,6 @@ def _add_spans(service: Service) -> None:
         raise SettingsError(
             f"OpenTelemetry: {error}", "correct that variable (OTEL_...), or unset it"
         ) from error
-    logging.getLogger(_TRACESTATE_LOGGER).addFilter(Sparing())
 
 
 async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server | None":
@@ -261,9 +267,9 @@ async def serve(settings: Settings) -> None:
             _add_spans(service)
         calls = await _start_grpc(service, settings)
         log.info("listening on %s profile=%s", shown(settings.host, settings.port), settings.profile)
+        service.worker.start()
         async with anyio.create_task_group() as tasks:
             life = _Life(service, server, tasks)
-            service.worker.start()
             for task in (life.handle_signals, life.load, life.watch):
                 tasks.start_soon(task)
             await server.serve(sockets=[sock])

@@ -102,10 +102,16 @@ def install_wheels() -> None:
 
 
 def copy_payload(epoch: int) -> None:
-    """Copy the mounted tree to /. Its folders carry the time of their transfer, and copies take that over."""
-    shutil.copytree(INPUT, "/", dirs_exist_ok=True)
-    for path in (INPUT, *INPUT.rglob("*")):
-        os.utime(Path("/") / path.relative_to(INPUT), (epoch, epoch))
+    """Copy the mounted tree to /: contents alone, because ACLs and SELinux labels are those of the host."""
+    for path in sorted(INPUT.rglob("*")):
+        copy = Path("/") / path.relative_to(INPUT)
+        if path.is_dir():
+            copy.mkdir(exist_ok=True)
+            copy.chmod(0o755)
+        else:
+            shutil.copyfile(path, copy)
+            copy.chmod(0o644)
+        os.utime(copy, (epoch, epoch))
 
 
 def main() -> None:

@@ -124,8 +124,18 @@ class Largest:
     axis: Axis
     fits: int
     fails: int | None  # the smallest size known not to fit; None: none was found
-    exact: bool  # the size after `fits` doesn't fit
-    contradictions: tuple[tuple[int, int], ...] = ()  # (size that fails, larger size that fits)
+    exact: bool  # the size after `fits` doesn't fit, and no trial contradicts another
+    contradictions: tuple[tuple[int, int], ...] = ()  # (size that failed, one as large or larger that fitted)
+
+    @property
+    def top(self) -> int:
+        """The largest size that fitted in any trial: more than `fits` where trials contradict each other."""
+        return max([self.fits, *(good for _, good in self.contradictions)])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the search came to its end: the size after `fits` is known not to fit, or contradicted."""
+        return self.exact or bool(self.contradictions)
 
 
 @dataclass(frozen=True)

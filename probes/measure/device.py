@@ -5,7 +5,7 @@ On ROCm torch calls the GPU "cuda" too; nothing below differs.
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -40,8 +40,9 @@ BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
 class TorchWorkbench:
     """`probes.measure.workbench.Workbench` on torch's first GPU, or on the CPU without one."""
 
-    def __init__(self, *, has_gpu: bool) -> None:
+    def __init__(self, *, has_gpu: bool, hand_over: Callable[[], None] | None = None) -> None:
         self.has_gpu = has_gpu
+        self._hand_over = hand_over
         self._pulse: tuple[torch.Tensor, torch.Tensor] | None = None
         self.ticks_per_s = 0.0
         if has_gpu:
@@ -145,9 +146,17 @@ class TorchWorkbench:
         self._finish()
         return time.perf_counter() - began
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether a rest is the other side's turn to measure."""
+        return self._hand_over is not None
+
     def rest(self, seconds: float) -> None:
-        """Do nothing for a while."""
-        time.sleep(seconds)
+        """Do nothing for a while, or let the other side measure."""
+        if self._hand_over:
+            self._hand_over()
+        else:
+            time.sleep(seconds)
 
     def queue_s(self, operation: Operation) -> float:
         """Seconds that the host needs to hand the operation to the device, without its end."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from probes.measure.workbench import Clocked, Operation, Workbench
 from probes.records.schema import Clock, Unknown
@@ -53,9 +53,13 @@ QUICK_HOST = Effort(samples=50, at_least=3, budget_s=0.05)
 FULL = Effort(samples=50, at_least=10, budget_s=0.6)
 # A link has slow spells: on an H200 of a shared host about 0.1 s at a time, in which a copy of 4 MiB takes up
 # to a quarter longer. Samples in a row are over in a fraction of that, and all within one or none.
-QUICK_SPREAD_S, FULL_SPREAD_S = 0.1, 0.2
+# In quick mode that costs too much: there processes tell what a spell does.
+QUICK_SPREAD_S, FULL_SPREAD_S = 0.05, 0.2
 HOST_SPREAD_S = 0.4  # where a processor does part of the work, in full mode
 GROUP = 10  # samples between pauses
+# Where pauses are the other side's turns, one comes after this long as well. On an H200 passes that wait for
+# Python run at another pace after most turns: many short ones say more than a few long ones.
+TURN_S = 0.02
 
 
 def cost_s(effort: Effort, one_s: float, *, device: bool, leads: Clock = "device") -> float:
@@ -99,6 +103,8 @@ def sample(
 ) -> Samples:
     """Time the operations, in rotation. `queued`: they can be handed over before they run (not pageable)."""
     turns = _Turns(operations)
+    if bench.in_turns:  # pairs of processes say more than long ones
+        effort = replace(effort, budget_s=effort.budget_s / 2)
     with no_collection():
         _warm_up(bench, turns)
         clock = _DeviceClock(bench, turns, _queue_s(bench, turns) if queued else 0.0, queued=queued)
@@ -107,13 +113,14 @@ def sample(
         clock.read()  # the first sample after the warm-up pays for the batch's first use
         clock.behind = 0
         by_device, by_wall = _efforts(effort, leads) if queued else (effort, effort)
-        device_s = _repeat(clock.read, effort=by_device, now=now, pause=bench.rest)
+        device_s = _repeat(clock.read, effort=by_device, now=now, pause=bench.rest, in_turns=bench.in_turns)
         behind = clock.behind > FEW_BEHIND * len(device_s)
         wall_s = _repeat(
             lambda: bench.wall_s(turns.take(1)),
             effort=by_wall if device_s else effort,
             now=now,
             pause=bench.rest,
+            in_turns=bench.in_turns,
         )
     return Samples(
         batch=clock.batch,
@@ -226,18 +233,24 @@ def _repeat(
     effort: Effort,
     now: Callable[[], float],
     pause: Callable[[float], None],
+    in_turns: bool = False,
 ) -> tuple[float, ...]:
     """Samples until there are enough or the budget is spent; none where there is no clock."""
     taken: list[float] = []
-    began_s = now()
+    began_s = paused_at_s = now()
     paused_s = 0.0
     while len(taken) < effort.samples:
-        if len(taken) >= effort.at_least and now() - began_s - paused_s > effort.budget_s:
+        at_s = now()
+        if len(taken) >= effort.at_least and at_s - began_s - paused_s > effort.budget_s:
             break
-        early_s = effort.spread_s * len(taken) / effort.samples - (now() - began_s)
-        if early_s > 0 and len(taken) % GROUP == 0:
-            pause(early_s)
-            paused_s += early_s
+        early_s = effort.spread_s * len(taken) / effort.samples - (at_s - began_s)
+        over = len(taken) % GROUP == 0 or (in_turns and at_s - paused_at_s > TURN_S)
+        if taken and over and (in_turns or early_s > 0):
+            pause(max(early_s, 0.0))
+            if in_turns and taken[-1] < TURN_S:
+                measure()  # pays for what the other side has left in caches: up to a sixth
+            paused_at_s = now() if in_turns else at_s + early_s
+            paused_s += paused_at_s - at_s
         value = measure()
         if value is None:
             break

@@ -22,7 +22,7 @@ from probes.records.schema import Gap, Pass, Record, Scenario, Settings, case_na
 
 GIB = 2**30
 QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6
-QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.15)
+QUICK_EFFORT = sampling.Effort(samples=50, at_least=4, budget_s=0.1, spread_s=0.1)
 FULL_EFFORT = sampling.Effort(samples=50, at_least=6, budget_s=0.4, spread_s=sampling.HOST_SPREAD_S)
 QUICK_WEIGHTS, FULL_WEIGHTS = GIB // 4, 4 * GIB  # the host moves and packs all of them for each way
 QUICK_WIDTH, FULL_WIDTH = 2048, 8192

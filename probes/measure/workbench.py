@@ -82,6 +82,10 @@ class Workbench(Protocol):
     def has_gpu(self) -> bool:
         """Whether there is memory other than the host's."""
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether a rest is the other side's turn to measure, however long that takes."""
+
     def memory(self, kind: Kind, n_bytes: int) -> AbstractContextManager[Memory]:
         """A buffer, freed at the end. Raises OutOfMemory."""
 
@@ -115,7 +119,7 @@ class Workbench(Protocol):
         """Seconds of the host's clock, everything finished before and after."""
 
     def rest(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Do nothing for a while, or let the other side measure."""
 
     def queue_s(self, operation: Operation) -> float:
         """Seconds that the host needs to hand the operation to the device, without its end."""

@@ -9,6 +9,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 from probes.records.schema import READABLE, ProbeReport
 from probes.shared.codec import TAG, Json, kept_fields
@@ -54,7 +55,15 @@ def _of_hint(hint: object, defs: dict[str, Json]) -> Json:
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_of_hint(arg, defs) for arg in args]}
     if origin is tuple:
-        return {"type": "array", "items": _of_hint(args[0], defs)}
+        return _of_tuple(args, defs)
+    if origin in (Mapping, dict):
+        return {"type": "object", "additionalProperties": _of_hint(args[1], defs)}
+    return _of_named(hint, defs)
+
+
+def _of_named(hint: object, defs: dict[str, Json]) -> Json:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if hint.__name__ not in defs:
             defs[hint.__name__] = {}  # placeholder while its fields are read
@@ -63,11 +72,19 @@ def _of_hint(hint: object, defs: dict[str, Json]) -> Json:
     return {"type": _PLAIN[typing.cast(type, hint)]}
 
 
+def _of_tuple(args: Sequence[object], defs: dict[str, Json]) -> Json:
+    """A list of any length, or one item for each type."""
+    if Ellipsis in args:
+        return {"type": "array", "items": _of_hint(args[0], defs)}
+    items = [_of_hint(arg, defs) for arg in args]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
 def _of_class(shape: type, defs: dict[str, Json]) -> Json:
     hints = typing.get_type_hints(shape)
     fields = kept_fields(shape)
     properties: dict[str, Json] = {f.name: _of_field(f.name, hints[f.name], defs) for f in fields}
-    required: list[Json] = [f.name for f in fields if f.default is dataclasses.MISSING]
+    required: list[Json] = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
     tag = getattr(shape, "tag", None)
     if tag is not None:
         properties = {TAG: {"const": tag}, **properties}

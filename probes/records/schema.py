@@ -5,6 +5,7 @@ occurs once per round, and new kinds of records exist (`numa`). This program rea
 New keys with a default alone don't change the version.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -39,8 +40,9 @@ from probes.records.rows import (
     case_name,
 )
 from probes.shared import files
-from probes.shared.codec import DERIVED, Misfit, decode, to_json
+from probes.shared.codec import DERIVED, Json, Misfit, decode, to_json
 from probes.shared.invocation import probe_command
+from probes.shared.quoting import command
 from probes.shared.unknown import Unknown
 
 # fmt: off
@@ -58,6 +60,9 @@ SCHEMA_VERSION = 2
 READABLE = (1, 2)
 MOST_BYTES = 128 << 20  # of a file; that of a full run has a few MB
 WRITABLE = "choose a writable directory: --out DIR"
+
+# keys of other files of ours, which are given by mistake
+_AUDITS, _PLANS = {"image", "findings", "budget"}, {"blocks", "rings", "vram_budget"}
 
 NumaMode = Literal["as_found", "gpu"]
 
@@ -128,11 +133,14 @@ class ProbeReport:
     runs: tuple[ProbeRun, ...]
     resumed: int = 0  # how often it was cut short and taken up again
     asked: tuple[str, ...] = ()  # the probes of this run, in order; fewer `runs` while it is unfinished
+    pair: str = ""  # two reports that were measured in turns have the same word here
 
 
-def from_json(text: str) -> ProbeReport:
+def from_json(text: str, *, name: Path = Path("FILE")) -> ProbeReport:
     """The report that `to_json` wrote. Raises ReportError, naming the place that doesn't fit."""
     value = json_of(text)
+    if isinstance(value, dict) and "runs" not in value:
+        _refuse_other_kinds(value, name)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in READABLE:
         known = " and ".join(map(str, READABLE))
@@ -146,16 +154,29 @@ def from_json(text: str) -> ProbeReport:
         raise ReportError(str(error)) from error
 
 
+def _refuse_other_kinds(value: Mapping[str, Json], name: Path) -> None:
+    """Raises ReportError with what shows a file of ours that isn't a report of the probes."""
+    if value.keys() >= _AUDITS:
+        raise ReportError(
+            "it is the report of an audit", command("weir", "audit", str(name), "--html", "PAGE.html")
+        )
+    if value.keys() >= _PLANS:
+        raise ReportError("it is a plan of where a model's weights go")
+
+
 def read_report(path: Path) -> ProbeReport:
     """The report in a file. Raises ReportError, naming the file."""
     return named_report(path)[0]
 
 
-def named_report(path: Path, *, name: Path | None = None) -> tuple[ProbeReport, str]:
-    """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
-    with reading(name or path, f"make one: {probe_command()} run", "is not a probe report"):
+def named_report(path: Path, *, name: Path | None = None, make_one: str = "") -> tuple[ProbeReport, str]:
+    """The report in a file, and the text that it was read from. Raises ReportError, which calls it `name`.
+
+    `make_one`: what to do for one that can be read.
+    """
+    with reading(name or path, make_one or f"make one: {probe_command()} run", "is not a probe report"):
         text = files.read_text(path, most_bytes=MOST_BYTES)
-        report = from_json(text)
+        report = from_json(text, name=name or path)
         require_possible(report.started, ((*run.records, *run.small) for run in report.runs))
     return report, text
 

@@ -26,6 +26,13 @@ LONG_TAIL = 1.5  # p95 over median
 SPREAD = {2: 1.30, 3: 0.87, 4: 0.65, 5: 0.61}
 
 
+# Of normal values with a well known deviation the median of so many errs by this share of it.
+MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
+AIM = 0.01  # of the figure: where its error is less, no more processes are needed to see a difference of 5 %
+
+Times = Sequence[Sequence[float]]  # of each process, seconds
+
+
 @dataclass(frozen=True)
 class Summary:
     """The statistics of a row. Every figure has the unit of the samples."""
@@ -128,6 +135,37 @@ def _error(within: float | None, between: float | None, processes: int) -> float
         return within
     apart = median_errs(processes, SPREAD) * between
     return max(apart, (within or 0.0) / math.sqrt(processes))
+
+
+def pair_ratios(a: Times, b: Times) -> tuple[tuple[float, float], ...]:
+    """Of each pair of processes: the logarithm of A over B, and its standard error.
+
+    Samples are paired by when they were taken: a spell of the machine that both sides meet doesn't move the
+    middle of their ratios, however long it was.
+    """
+    return tuple(
+        (median(logs), error_of_median(logs) or 0.0)
+        for logs in (_logs(*pair) for pair in zip(a, b, strict=True))
+    )
+
+
+def _logs(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """The ratios of samples taken at about the same time; the longer list is thinned out."""
+    n = min(len(a), len(b))
+    return [math.log(a[k * len(a) // n] / b[k * len(b) // n]) for k in range(n)]
+
+
+def scatters(times: Times) -> bool:
+    """Whether a row's error is too wide for a small difference to be seen: more processes help."""
+    found = summarize(times)
+    return found.error is None or found.error > AIM * found.median
+
+
+def pairs_scatter(a: Times, b: Times) -> bool:
+    """The same of a row that two sides have measured in turns."""
+    ratios = [ratio for ratio, _ in pair_ratios(a, b)]
+    apart = deviation(ratios)
+    return apart is None or median_errs(len(ratios), SPREAD) * apart > AIM
 
 
 @dataclass(frozen=True)

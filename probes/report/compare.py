@@ -17,17 +17,28 @@ from probes.records.schema import (
     TorchFacts,
     Unknown,
 )
-from probes.records.stats import summarize
+from probes.records.stats import Times, median, summarize
 from probes.report import residency
 from probes.report.answers import all_records, disturbed, pick
 from probes.report.quantities import figure, size, text
-from probes.report.ratio import CLEAR, NOTABLE, Ratio, shared_by_kind, speed_ratio
+from probes.report.ratio import (
+    CLEAR,
+    NOTABLE,
+    Ratio,
+    Scatter,
+    pair_scatter,
+    paired_ratio,
+    scatter,
+    shared_by_kind,
+    speed_ratio,
+)
 from probes.report.render import plain_table
 from probes.shared.quoting import markdown, markdown_sentence
 
 R = TypeVar("R")
 Key = tuple[str, ...]
 LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
+HOST_SHARE = 1.5  # a pass that takes so many times the device's own time waits for the host
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,26 @@ class Comparison:
     only_a: tuple[Key, ...]
     only_b: tuple[Key, ...]
     verdicts: tuple[str, str]
+    paired: bool = False  # measured in turns, and judged by pairs of processes
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """How rows of two reports are judged."""
+
+    scatter: Callable[[Times, Times], Scatter]
+    ratio: Callable[..., Ratio]
+
+
+ALONE, PAIRED = _Judge(scatter, speed_ratio), _Judge(pair_scatter, paired_ratio)
+
+
+_ALONE, _IN_PAIRS = "processes of both reports", "pairs of processes, measured in turns,"
+
+
+def _in_pairs(a: Timed, b: Timed) -> _Judge:
+    """By pairs, where each process of A has one of B beside it: one side may have broken in a round."""
+    return PAIRED if len(a.times_s) == len(b.times_s) else ALONE
 
 
 def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
@@ -72,11 +103,19 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         refuse_unlike(unlike, names, "compare like machines with the same settings")
     rows_a, rows_b = _rows(a), _rows(b)
     common = [key for key in rows_a if key in rows_b]
-    shared = shared_by_kind(
-        (_kind(key, rows_a[key]), rows_a[key].times_s, rows_b[key].times_s)
-        for key in common
-        if _alike(rows_a[key], rows_b[key])
-    )
+    paired = bool(a.pair) and a.pair == b.pair
+    judges = {key: _in_pairs(rows_a[key], rows_b[key]) if paired else ALONE for key in common}
+    shared = {
+        judge: shared_by_kind(
+            (
+                (_kind(key, rows_a[key]), rows_a[key].times_s, rows_b[key].times_s)
+                for key in common
+                if judges[key] is judge and _alike(rows_a[key], rows_b[key])
+            ),
+            of=judge.scatter,
+        )
+        for judge in (ALONE, PAIRED)
+    }
     if not common and not force:
         raise ReportError(
             f"{names[0]} and {names[1]} have no measured row in common", "run the same probes on both"
@@ -86,8 +125,16 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
         forced=unlike,
         remarks=differences(a, b, _REMARKED),
         lines=tuple(
-            _line(key, rows_a[key], rows_b[key], shared.get(_kind(key, rows_a[key]), 0.0)) for key in common
+            _line(
+                key,
+                rows_a[key],
+                rows_b[key],
+                judges[key],
+                shared[judges[key]].get(_kind(key, rows_a[key]), 0.0),
+            )
+            for key in common
         ),
+        paired=paired,
         only_a=tuple(key for key in rows_a if key not in rows_b),
         only_b=tuple(key for key in rows_b if key not in rows_a),
         verdicts=(_verdict(a), _verdict(b)),
@@ -169,21 +216,32 @@ def _rows(report: ProbeReport) -> dict[Key, Timed]:
 
 
 def _kind(key: Key, row: Timed) -> tuple[str, str, bool]:
-    """Rows that scatter alike: those of one path, small ones and large ones apart."""
-    return key[0], key[1], isinstance(row, Pass) or row.payload_bytes >= LARGE
+    """Rows that scatter alike: of one path, small ones and large ones apart; passes by what they wait for.
+
+    On an H200 a pass that keeps the device busy scatters by 1 %, one that waits for Python by a quarter.
+    """
+    if isinstance(row, Pass):
+        return key[0], "waits for the host" if _waits_for_host(row) else "keeps the device busy", True
+    return key[0], key[1], row.payload_bytes >= LARGE
+
+
+def _waits_for_host(row: Pass) -> bool:
+    if isinstance(row.device_s, Unknown):
+        return False
+    return median(row.wall_s) > HOST_SHARE * median(row.device_s)
 
 
 def _alike(a: Timed, b: Timed) -> bool:
     return a.leading == b.leading
 
 
-def _line(key: Key, a: Timed, b: Timed, shared: float) -> Line:
+def _line(key: Key, a: Timed, b: Timed, judge: _Judge, shared: float) -> Line:
     summaries = [_summary_of(row) for row in (a, b)]
     if not _alike(a, b):
         why = Unknown(f"A is by the {a.leading} clock, B by the {b.leading} clock")
         return Line(key, summaries[0], summaries[1], why)
     slower = max(a, b, key=lambda row: summarize(row.times_s).median)
-    speed = speed_ratio(a.times_s, b.times_s, shared=shared, disturbed=disturbed(slower))
+    speed = judge.ratio(a.times_s, b.times_s, shared=shared, disturbed=disturbed(slower))
     return Line(key, summaries[0], summaries[1], speed)
 
 
@@ -209,8 +267,8 @@ def render_markdown(found: Comparison) -> str:
         *_listed("Also different (A / B):", found.remarks),
         _table(found.lines),
         "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
-        "A over that of B; its error is from how far processes scatter in rows of its kind "
-        f"in both reports. *Same within errors* means less than {CLEAR:g} standard errors or "
+        f"A over that of B; its error is from how far {_IN_PAIRS if found.paired else _ALONE} scatter in "
+        f"rows of its kind. *Same within errors* means less than {CLEAR:g} standard errors or "
         f"{NOTABLE:.1%}.",
         *only_in_one(found.only_a, found.only_b),
         "Asking for more device memory:\n"

@@ -4,13 +4,16 @@ Two runs of one machine differ by more than either's samples within a process su
 measured by several fresh processes, and what their medians differ by is the error of the row. Three processes
 say little about how far they scatter, so that is estimated from all rows of its kind (large or small sizes of
 a path) in both reports and from the row itself, weighted by the processes behind each (empirical Bayes).
+
+Reports of a run in turns are judged by pairs: what slows a machine down for a while slows both sides of a
+pair, so their ratio scatters less than either.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from probes.records.stats import median, median_errs, summarize
+from probes.records.stats import MEDIAN_ERROR, Times, median, median_errs, pair_ratios, summarize
 from probes.report.quantities import with_error
 
 # Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
@@ -18,13 +21,10 @@ from probes.report.quantities import with_error
 CLEAR = 2.25  # standard errors
 NOTABLE = 0.025  # below it a difference may be the machine's own from one hour to the next
 TYPICAL = 0.83  # of a standard deviation: what `scatter` finds in three and three normal values
+TYPICAL_OF_PAIRS = {2: 0.71, 3: 0.95, 4: 0.80, 5: 0.83, 6: 0.78}  # what `pair_scatter` finds, by pairs
 PRIOR_WEIGHT = 8.0  # the kind's scatter counts as much as that of this many further processes
 FEWEST_PROCESSES = 2  # of each report
-# A half-width of SPREAD s covers two times in three, see records.stats; of normal values with a well known
-# deviation the median of three errs by 0.67 of it.
-MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
 
-Times = Sequence[Sequence[float]]  # of each process, seconds
 Kind = Hashable  # rows that scatter alike
 
 
@@ -77,6 +77,32 @@ def scatter(a: Times, b: Times) -> Scatter:
     return Scatter((median(away) / TYPICAL) ** 2, freedom)
 
 
+def pair_scatter(a: Times, b: Times) -> Scatter:
+    """Of the pairs of one row. The nearest to their middle are left out, as in `scatter`."""
+    ratios = [ratio for ratio, _ in pair_ratios(a, b)]
+    if len(ratios) < FEWEST_PROCESSES:
+        return Scatter(0.0, 0)
+    middle = median(ratios)
+    away = sorted(abs(one - middle) for one in ratios)[1:]
+    return Scatter((median(away) / TYPICAL_OF_PAIRS.get(len(ratios), 0.8)) ** 2, len(ratios) - 1)
+
+
+def paired_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -> Ratio:
+    """How many times faster B is, by processes that were measured in turns: as many of A as of B."""
+    found = pair_ratios(a, b)
+    value = math.exp(median([ratio for ratio, _ in found]))
+    if len(found) < FEWEST_PROCESSES:
+        return Ratio(value, None, disturbed)
+    mine = pair_scatter(a, b)
+    variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
+    within = median([error for _, error in found]) / math.sqrt(len(found))
+    return Ratio(
+        value,
+        value * max(median_errs(len(found), MEDIAN_ERROR) * math.sqrt(variance), within),
+        disturbed,
+    )
+
+
 def typical(rows: Sequence[Scatter]) -> float:
     """The variance that rows of one kind share: the mean without the tenth that scatters most."""
     known = sorted(row.variance for row in rows if row.freedom)
@@ -103,9 +129,11 @@ def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -
     return Ratio(value, value * math.hypot(*parts), disturbed)
 
 
-def shared_by_kind(rows: Iterable[tuple[Kind, Times, Times]]) -> dict[Kind, float]:
+def shared_by_kind(
+    rows: Iterable[tuple[Kind, Times, Times]], *, of: Callable[[Times, Times], Scatter] = scatter
+) -> dict[Kind, float]:
     """The variance that the rows of each kind share; each row as its kind and its times in both reports."""
     kinds: dict[Kind, list[Scatter]] = {}
     for kind, a, b in rows:
-        kinds.setdefault(kind, []).append(scatter(a, b))
+        kinds.setdefault(kind, []).append(of(a, b))
     return {kind: typical(found) for kind, found in kinds.items()}

@@ -64,6 +64,7 @@ class Probe:
     quick_rounds: int
     full_rounds: int
     run: Callable[[Workbench, Context], Iterator[Record | Small]]
+    alone: bool = False  # takes all of a memory, so that no other side can measure beside it
 
 
 def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
@@ -120,6 +121,7 @@ PROBES = (
         quick_rounds=1,
         full_rounds=1,
         run=_spill,
+        alone=True,
     ),
     Probe(
         "scenarios",

@@ -6,6 +6,7 @@ Libraries may say what they like on stdout and stderr.
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -13,9 +14,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO, TypeVar
+from typing import ClassVar, NoReturn, TextIO, TypeVar
 
 from probes.errors import ProbeError
 from probes.machine import numa
@@ -38,6 +40,7 @@ from probes.records.schema import (
 from probes.run.catalog import PROBES, Context
 from probes.run.torchimport import require_torch, why_without
 from probes.shared.codec import decode, encode, load
+from probes.shared.output import flush
 
 J = TypeVar("J")
 
@@ -46,7 +49,15 @@ CHECK = "check"  # nor this: tries claims about the card
 UNASKED = Settings(quick=True, seed=0, vram_cap_bytes=None)
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-Aside = TorchFacts | Check | Small  # no records of a report
+
+@dataclass(frozen=True)
+class Turn:
+    """The worker pauses, and lets the other side of a run in turns measure until it is answered."""
+
+    tag: ClassVar[str] = "turn"
+
+
+Aside = TorchFacts | Check | Small | Turn  # no records of a report
 Told = Record | Aside
 Message = Told | Done | Failed
 
@@ -59,6 +70,7 @@ class Job:
     settings: Settings = UNASKED
     machine: Machine | None = None
     done: tuple[str, ...] = ()  # the probe's cases that need not be measured again
+    beside: int = 0  # the process of the other side, where two measure in turns
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,10 @@ class Line:
     message: Message
 
 
-def messages(job: Job) -> Iterator[Message]:
+Tell = Callable[[object], bool]  # sends a message; False when nobody reads any more
+
+
+def messages(job: Job, tell: Tell) -> Iterator[Message]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         require_torch("run the probes in an image that holds torch")
@@ -77,7 +92,7 @@ def messages(job: Job) -> Iterator[Message]:
         elif job.machine is None:
             yield _torchfacts().describe()
         else:
-            yield from _probe(job, job.machine)
+            yield from _probe(job, job.machine, tell)
         yield Done()
     except ProbeError as error:
         yield Failed(error.message, error.hint, int(error.exit_code), wedged=False)
@@ -89,7 +104,7 @@ def _torchfacts() -> ModuleType:
     return torchfacts
 
 
-def _probe(job: Job, machine: Machine) -> Iterator[Record | Small]:
+def _probe(job: Job, machine: Machine, tell: Tell) -> Iterator[Record | Small]:
     from probes.measure import device
 
     context = Context(job.settings, machine, Path("/"), frozenset(job.done))
@@ -97,11 +112,18 @@ def _probe(job: Job, machine: Machine) -> Iterator[Record | Small]:
     held = job.settings.numa == "gpu"
     if held:
         numa.hold_to_gpu(machine)
-    bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle)
+    hand_over = partial(_hand_over, tell) if job.beside else None
+    bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle, hand_over=hand_over)
     pinned, pageable = bench.numa_nodes()
     yield numa.places(machine, pinned=pinned, pageable=pageable, held=held)
     pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
-    yield from watched(probe.run(bench, context), Bystanders(bench, context.root, pci_id))
+    yield from watched(probe.run(bench, context), Bystanders(bench, context.root, pci_id, beside=job.beside))
+
+
+def _hand_over(tell: Tell) -> None:
+    """A pause in which the other side measures. Ends this process when nobody reads it any more."""
+    if not tell(Turn()):
+        sys.exit(1)
 
 
 def watched(records: Iterator[Record | Small], watch: Bystanders) -> Iterator[Record | Small]:
@@ -136,25 +158,42 @@ def write(out: TextIO, message: object) -> None:
 
 
 def work(
-    argv: list[str], shape: type[J], messages: Callable[[J], Iterator[object]], *, preload: Callable[[], None]
+    argv: list[str],
+    shape: type[J],
+    messages: Callable[[J, Tell], Iterator[object]],
+    *,
+    preload: Callable[[], None],
 ) -> int:
     """Do the job on stdin; returns 0 when a last message was written, of any kind."""
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with(parent)
     preload()
+    gc.collect()
+    gc.freeze()  # a collection takes 0.1 s where it looks at all that the imports have left
     line = sys.stdin.readline()
     if not line:  # there was no job
         return 0
     job = decode(shape, load(line), "job")
     with open(descriptor, "w", encoding="utf-8") as out:
-        for message in messages(job):
+
+        def tell(message: object) -> bool:
+            """Wait until it is on disk: no case is lost but the one under way, and nothing is written while
+            something is measured. An end of file is a dead parent.
+            """
             write(out, message)
-            # Wait until it is on disk: no case is lost but the one under way, and nothing is written while
-            # something is measured. An end of file is a dead parent.
-            if not isinstance(message, Done | Failed) and not sys.stdin.readline():
+            return isinstance(message, Done | Failed) or bool(sys.stdin.readline())
+
+        for message in messages(job, tell):
+            if not tell(message):
                 return 1
     return 0
 
 
+def end(code: int) -> NoReturn:
+    """End this process at once: all is sent, and torch's own end takes a second or more, in each process."""
+    flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(work(sys.argv[1:], Job, messages, preload=_preload))
+    end(work(sys.argv[1:], Job, messages, preload=_preload))

@@ -118,7 +118,9 @@ def read(report: Path) -> Past | None:
             f"begin a new run: {probe_command()} run",
         ) from None
     except OSError as error:
-        raise ReportError(f"can't read {path}: {error.strerror}") from error
+        raise ReportError(
+            f"can't read {path}: {error.strerror}", "check the path and its permissions"
+        ) from error
     whole = lines[:-1]  # what follows the last line break is torn, or empty
     if not whole:
         return None

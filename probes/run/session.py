@@ -4,12 +4,13 @@ import importlib.util
 import itertools
 import os
 import re
+import secrets
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probes.errors import Exit, ReportError
+from probes.errors import DeviceUnusable, Exit, ReportError
 from probes.records.schema import (
     SCHEMA_VERSION,
     Case,
@@ -21,20 +22,25 @@ from probes.records.schema import (
     Record,
     Settings,
     Small,
+    TorchFacts,
     Unknown,
     Waived,
     read_report,
     write_report,
 )
-from probes.run import journal, supervisor, thismachine
+from probes.run import inturns, journal, supervisor, thismachine
 from probes.run.catalog import Probe, limit_s, plan, schedule, select, waive
 from probes.run.child import Aside, Job, Told
+from probes.run.further import further
+from probes.run.inturns import SIDES
 from probes.run.journal import Journal, Past
 from probes.run.remaining import Planned
-from probes.run.supervisor import Spare
+from probes.run.supervisor import Command, Ended, Spare
 from probes.shared.invocation import probe_command, tool_version
 
 CPUS_PER_SPARE = 2
+PAIRS = 2  # of every row, in turns; a third would tell little more of a row that is steady
+QUICK_LONGEST_S, FULL_LONGEST_S = 42.0, 540.0  # from its start, with further processes
 
 
 class Listener:
@@ -62,16 +68,34 @@ class Listener:
         """A probe ended, or was waived."""
 
 
+def longest_s(*, quick: bool) -> float:
+    """When a run begins no further process for rows that scatter, seconds after its start. Pure."""
+    return QUICK_LONGEST_S if quick else FULL_LONGEST_S
+
+
 def measure(
-    probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener
+    probes: tuple[Probe, ...],
+    settings: Settings,
+    *,
+    folder: Path,
+    listener: Listener,
+    longest_s: float | None = None,
 ) -> tuple[ProbeReport, Path]:
     """Run the probes and write the report again after each probe, and a journal of every record.
 
-    Raises DeviceBusy when another run holds the GPU, ReportError when the report can't be written,
-    KeyboardInterrupt when interrupted; then, as after a power cut, `resume` goes on from there.
+    Rows that scatter are then measured by further processes, as long as those end within `longest_s`.
+
+    Raises DeviceUnusable where there is no torch, DeviceBusy when another run holds the GPU, ReportError when
+    the report can't be written, KeyboardInterrupt when interrupted; then, as after a power cut, `resume` goes
+    on from there.
     """
-    with supervisor.crew(spares(len(schedule(probes, settings)), os.cpu_count() or 1)) as crew:
-        return _measure(probes, settings, folder=folder, listener=listener, crew=crew)
+    until_s = time.monotonic() + _within(longest_s, settings)
+    with supervisor.crew(spares(len(schedule(probes, settings)) + 1, os.cpu_count() or 1)) as crew:
+        return _measure(probes, settings, folder=folder, listener=listener, crew=crew, until_s=until_s)
+
+
+def _within(asked_s: float | None, settings: Settings) -> float:
+    return longest_s(quick=settings.quick) if asked_s is None else asked_s
 
 
 def spares(processes: int, cpus: int) -> int:
@@ -80,10 +104,15 @@ def spares(processes: int, cpus: int) -> int:
 
 
 def _measure(
-    probes: tuple[Probe, ...], settings: Settings, *, folder: Path, listener: Listener, crew: list[Spare]
+    probes: tuple[Probe, ...],
+    settings: Settings,
+    *,
+    folder: Path,
+    listener: Listener,
+    crew: list[Spare],
+    until_s: float,
 ) -> tuple[ProbeReport, Path]:
-    found = thismachine.look()
-    listener.machine(found)
+    found = _looked(listener)
     report = _empty(probes, settings, found)
     with thismachine.exclusive(folder, found):
         for left in journal.sweep(folder):
@@ -93,8 +122,115 @@ def _measure(
             book.begin(report)
             write_report(report, path)
             listener.kept(path)
-            run = _Run(path, book, listener, crew)
+            run = _Run(path, book, listener, crew, until_s)
             return _go_on(report, Past(report, ()), run), path
+
+
+def _looked(listener: Listener, command: Command = supervisor.command) -> Machine:
+    """The machine as one Python sees it. Raises DeviceUnusable where that has no torch."""
+    found = thismachine.look(command)
+    listener.machine(found)
+    if isinstance(found.torch, Unknown):
+        raise DeviceUnusable(
+            f"nothing can be measured: {found.torch.reason}",
+            "run the probes in an image that holds torch, or install it: pip install torch",
+        )
+    return found
+
+
+def measure_in_turns(
+    probes: tuple[Probe, ...],
+    settings: Settings,
+    python: Path,
+    *,
+    folder: Path,
+    listener: Listener,
+    longest_s: float | None = None,
+) -> tuple[tuple[ProbeReport, Path], tuple[ProbeReport, Path]]:
+    """Run the probes with this Python and with another, process beside process in turns: a report of each.
+
+    Rows whose pairs scatter are measured by further pairs, as `measure` does it. Both reports are written
+    again after each pair; a run that is cut short can't be resumed. Raises as `measure` does.
+    """
+    until_s = time.monotonic() + _within(longest_s, settings)
+    commands = (supervisor.command, inturns.running_in(python))
+    pair = secrets.token_hex(8)
+    begun = [replace(_empty(probes, settings, _looked(listener, command)), pair=pair) for command in commands]
+    _refuse_other_gpu(*begun)
+    with thismachine.exclusive(folder, begun[0].machine), ExitStack() as stack:
+        paths = [_written(report, folder) for report in begun]
+        listener.kept(paths[0])
+        planned = [(probe, turn) for probe, turn in schedule(probes, settings) if turn < PAIRS]
+        ahead = spares(len(SIDES) * len(planned), os.cpu_count() or 1) // len(SIDES)
+        crews = [stack.enter_context(supervisor.crew(ahead, command)) for command in commands]
+        two = _Two(commands, (crews[0], crews[1]), (paths[0], paths[1]), listener)
+        reports = (begun[0], begun[1])
+        for probe, turn in planned:
+            is_over = any(_is_over(report, probe) for report in reports)
+            if probe.alone or waive(probe, reports[0].machine) or is_over:
+                continue
+            reports = two.run(probe, turn, reports, leave=())
+            if any(map(_is_wedged, reports)):
+                break
+        while more := further(reports, left_s=until_s - time.monotonic()):
+            (probe,) = select((more.probe,))
+            reports = two.run(probe, more.round, reports, leave=more.leave)
+    return (reports[0], paths[0]), (reports[1], paths[1])
+
+
+def _refuse_other_gpu(a: ProbeReport, b: ProbeReport) -> None:
+    """Two sides measure one GPU, or none. Raises DeviceUnusable."""
+    gpus = [
+        [gpu.pci_id for gpu in x.machine.torch.gpus]
+        for x in (a, b)
+        if isinstance(x.machine.torch, TorchFacts)
+    ]
+    if gpus[0] != gpus[1]:
+        raise DeviceUnusable(
+            f"this Python's torch has the GPUs {gpus[0] or 'none'}, the other's has {gpus[1] or 'none'}",
+            "see what each can use: python3 -m probes doctor",
+        )
+
+
+def _written(report: ProbeReport, folder: Path) -> Path:
+    path = _free_name(folder / file_name(report))
+    write_report(report, path)
+    return path
+
+
+@dataclass(frozen=True)
+class _Two:
+    """A run in turns: the commands of its two sides, and where their reports are."""
+
+    commands: tuple[Command, Command]
+    crews: tuple[list[Spare], list[Spare]]
+    paths: tuple[Path, Path]
+    listener: Listener
+
+    def run(
+        self, probe: Probe, turn: int, reports: tuple[ProbeReport, ProbeReport], *, leave: tuple[str, ...]
+    ) -> tuple[ProbeReport, ProbeReport]:
+        """A process of each side. Both reports are written."""
+        self.listener.started(probe, turn)
+        sides = [
+            inturns.Side(
+                _job(probe, turn, report, leave),
+                command,
+                self.listener.record,
+                crew.pop() if crew else None,
+            )
+            for report, command, crew in zip(reports, self.commands, self.crews, strict=True)
+        ]
+        ended = inturns.both(
+            (sides[0], sides[1]), first=turn % 2, limit_s=limit_s(probe, reports[0].settings)
+        )
+        found = []
+        for report, one, path in zip(reports, ended, self.paths, strict=True):
+            run = _ended(probe, turn, one, kept=())
+            self.listener.ended(run)
+            found.append(replace(report, runs=(*report.runs, run)))
+            write_report(found[-1], path)
+        return found[0], found[1]
 
 
 def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
@@ -119,7 +255,8 @@ def resume(path: Path, *, listener: Listener) -> tuple[ProbeReport, Path]:
         journal.sweep(path.parent)
         report = _kept(past.begun, path)
         listener.kept(path)
-        return _go_on(report, past, _Run(path, book, listener, [])), path
+        until_s = time.monotonic() + longest_s(quick=report.settings.quick)
+        return _go_on(report, past, _Run(path, book, listener, [], until_s)), path
 
 
 def _kept(begun: ProbeReport, path: Path) -> ProbeReport:
@@ -143,6 +280,7 @@ class _Run:
     book: Journal
     listener: Listener
     crew: list[Spare]
+    until_s: float  # of the monotonic clock: further processes end before it
 
 
 def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
@@ -152,17 +290,32 @@ def _go_on(report: ProbeReport, past: Past, going: _Run) -> ProbeReport:
     for probe, turn in schedule(select(report.asked), report.settings):
         if (probe.name, turn) in known or _is_over(report, probe):
             continue
-        run = _run(probe, turn, report, past=past.records(probe.name, turn), going=going)
-        report = replace(report, runs=(*report.runs, run))
-        write_report(report, going.path)
-        going.listener.ended(run)
-        if _interrupted(run):
-            raise KeyboardInterrupt
-        if isinstance(run.outcome, Failed) and run.outcome.wedged:
+        report = _add(report, _run(probe, turn, report, past=past, going=going), going)
+        if _is_wedged(report):
+            return report
+    while more := further((report,), left_s=going.until_s - time.monotonic()):
+        (probe,) = select((more.probe,))
+        run = _run(probe, more.round, report, past=past, going=going, leave=more.leave)
+        report = _add(report, run, going)
+        if _is_wedged(report):
             return report
     write_report(report, going.path)
     going.book.remove()
     return report
+
+
+def _add(report: ProbeReport, run: ProbeRun, going: _Run) -> ProbeReport:
+    """The report with one more process, written. Raises KeyboardInterrupt where that was interrupted."""
+    report = replace(report, runs=(*report.runs, run))
+    write_report(report, going.path)
+    going.listener.ended(run)
+    if _interrupted(run):
+        raise KeyboardInterrupt
+    return report
+
+
+def _is_wedged(report: ProbeReport) -> bool:
+    return isinstance(report.runs[-1].outcome, Failed) and report.runs[-1].outcome.wedged
 
 
 def _is_over(report: ProbeReport, probe: Probe) -> bool:
@@ -212,13 +365,16 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists() and not journal.path_of(name).exists())
 
 
-def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record], going: _Run) -> ProbeRun:
+def _run(
+    probe: Probe, turn: int, report: ProbeReport, *, past: Past, going: _Run, leave: tuple[str, ...] = ()
+) -> ProbeRun:
+    """A process of a probe. `leave`: cases that it doesn't measure."""
     reason = waive(probe, report.machine)
     if reason:
         return ProbeRun(probe.name, Waived(reason), 0.0, (), turn)
     going.listener.started(probe, turn)
     # what has no case is part of a whole that has to be measured at one go
-    kept = [record for record in past if isinstance(record, Case)]
+    kept = tuple(record for record in past.records(probe.name, turn) if isinstance(record, Case))
 
     def heard(record: Told) -> None:
         if not isinstance(record, Aside):
@@ -226,16 +382,21 @@ def _run(probe: Probe, turn: int, report: ProbeReport, *, past: Sequence[Record]
         going.listener.record(record)
 
     ended = supervisor.run(
-        Job(
-            probe.name,
-            replace(report.settings, seed=report.settings.seed + turn),  # another order in every round
-            report.machine,
-            tuple(record.case for record in kept),
-        ),
+        _job(probe, turn, report, (*leave, *(record.case for record in kept))),
         limit_s=limit_s(probe, report.settings),
         heard=heard,
         spare=going.crew.pop() if going.crew else None,
     )
+    return _ended(probe, turn, ended, kept=kept)
+
+
+def _job(probe: Probe, turn: int, report: ProbeReport, done: tuple[str, ...]) -> Job:
+    """The job of a process; each round has another order."""
+    settings = replace(report.settings, seed=report.settings.seed + turn)
+    return Job(probe.name, settings, report.machine, done)
+
+
+def _ended(probe: Probe, turn: int, ended: Ended[Told], *, kept: tuple[Record, ...]) -> ProbeRun:
     records = tuple(record for record in ended.records if not isinstance(record, Aside))
     small = tuple(record for record in ended.records if isinstance(record, Small))
     return ProbeRun(probe.name, ended.outcome, ended.seconds, (*kept, *records), turn, small)

@@ -21,6 +21,7 @@ from probes.shared.codec import Json, decode, encode, load
 
 T = TypeVar("T")
 R = TypeVar("R")
+Command = Callable[[int], Sequence[str]]  # a worker's command line, by the descriptor that it writes to
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, and for SIGKILL to work
 KEPT_LINES = 8  # of the output of the worker's libraries, enough to hold the cause
@@ -48,7 +49,7 @@ class Ended(Generic[T]):
         return Unknown(self.outcome.reason)
 
 
-def running(module: str) -> Callable[[int], list[str]]:
+def running(module: str) -> Command:
     """What makes the command line of a module's worker: this Python, importing from where this process does.
 
     `-m` would look into the current directory first, where a user may have a json.py or a folder probes.
@@ -71,7 +72,7 @@ def run(
     *,
     limit_s: float,
     heard: Callable[[Told], None],
-    command: Callable[[int], Sequence[str]] = command,
+    command: Command = command,
     grace_s: float = GRACE_S,
     spare: "Spare | None" = None,
 ) -> Ended[Told]:
@@ -90,7 +91,7 @@ def oversee(
     *,
     limit_s: float,
     heard: Callable[[T], None],
-    command: Callable[[int], Sequence[str]],
+    command: Command,
     grace_s: float = GRACE_S,
     spare: "Spare | None" = None,
 ) -> Ended[T]:
@@ -117,7 +118,7 @@ class Spare:
     pipe: int  # where its messages are read
 
 
-def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
+def start(command: Command = command) -> Spare:
     """A fresh worker. It imports torch at once, which takes seconds, and touches no GPU before its job."""
     reading, writing = os.pipe()
     pipe = subprocess.PIPE
@@ -134,9 +135,9 @@ def start(command: Callable[[int], Sequence[str]] = command) -> Spare:
 
 
 @contextmanager
-def crew(count: int) -> Iterator[list[Spare]]:
+def crew(count: int, command: Command = command) -> Iterator[list[Spare]]:
     """Workers started together, to be taken one by one; unused ones are ended."""
-    spares = [start() for _ in range(count)]
+    spares = [start(command) for _ in range(count)]
     try:
         yield spares
     finally:

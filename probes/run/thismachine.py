@@ -11,6 +11,7 @@ from probes.records.schema import Machine, NvidiaCard, TorchFacts, Unknown
 from probes.run import supervisor
 from probes.run.child import DESCRIBE, Job
 from probes.run.lock import gpu_lock
+from probes.run.supervisor import Command
 from probes.shared.invocation import probe_command
 
 DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute
@@ -23,17 +24,17 @@ def nvidia_cards() -> tuple[NvidiaCard, ...]:
     return () if isinstance(nvml, Unknown) else nvml.cards()
 
 
-def look() -> Machine:
-    """One snapshot of this machine; torch is asked in a separate process."""
-    found = snapshot.describe(ROOT, _torch_facts(), nvidia_cards())
+def look(command: Command = supervisor.command) -> Machine:
+    """One snapshot of this machine; torch is asked in a separate process, which `command` starts."""
+    found = snapshot.describe(ROOT, _torch_facts(command), nvidia_cards())
     facts = found.torch
     if isinstance(facts, Unknown) or facts.obstacle:
         return numa.described(found, ROOT, Unknown("no GPU to measure"))
     return numa.described(found, ROOT, snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT))
 
 
-def _torch_facts() -> TorchFacts | Unknown:
-    ended = supervisor.run(Job(DESCRIBE), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None)
+def _torch_facts(command: Command) -> TorchFacts | Unknown:
+    ended = supervisor.run(Job(DESCRIBE), limit_s=DESCRIBE_LIMIT_S, heard=lambda _: None, command=command)
     return ended.answer(TorchFacts, "torch reported nothing")
 
 

@@ -32,7 +32,9 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
     except OutputLost as error:
-        complain(f"error: can't write standard output: {error}")
+        complain(
+            f"error: can't write standard output: {error}\n  free space there, or write elsewhere: > FILE"
+        )
         return DATA
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from probes.shared.quoting import terminal
+from probes.shared.quoting import log_text
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """The usage, the message and what to type next, on standard error, and exit code 2."""
-        super().error(f"{terminal(message)}\n  see: {self.prog} --help")
+        super().error(f"{log_text(message)}\n  see: {self.prog} --help")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> object:
         """One value of an argument, which argparse asks for before it converts it."""
@@ -110,23 +110,23 @@ def option(
 
 def tell(text: str) -> None:
     """Lines for people, on standard output."""
-    print(terminal(text, keep=_LAYOUT), flush=True)
+    print(log_text(text, keep=_LAYOUT), flush=True)
 
 
 def complain(text: str) -> None:
     """Lines for people, on standard error."""
-    print(terminal(text, keep=_LAYOUT), file=sys.stderr, flush=True)
+    print(log_text(text, keep=_LAYOUT), file=sys.stderr, flush=True)
 
 
 def complain_from_handler(text: str) -> None:
     """A line on standard error from a signal handler: the stream may be in the middle of a write."""
     with contextlib.suppress(OSError):
-        os.write(_ERR, f"{terminal(text)}\n".encode("ascii", "backslashreplace"))
+        os.write(_ERR, f"{log_text(text)}\n".encode("ascii", "backslashreplace"))
 
 
 def say(line: str) -> None:
     """One line of progress, on standard error; a line break in a name doesn't make it two."""
-    print(terminal(line), file=sys.stderr, flush=True)
+    print(log_text(line), file=sys.stderr, flush=True)
 
 
 def redraw(line: str) -> None:
@@ -134,7 +134,7 @@ def redraw(line: str) -> None:
 
     It is cut to the terminal's width: only the last row of a line that goes over several can be cleared.
     """
-    sys.stderr.write(_CLEAR_LINE + terminal(line)[: max(_columns() - 1, 0)])
+    sys.stderr.write(_CLEAR_LINE + log_text(line)[: max(_columns() - 1, 0)])
     sys.stderr.flush()
 
 
@@ -153,6 +153,13 @@ def _columns() -> int:
 def hand_over(document: str) -> None:
     """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
     sys.stdout.write(document)
+
+
+def flush() -> None:
+    """Write out what the streams hold back, where the process then ends without Python's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def harden() -> None:

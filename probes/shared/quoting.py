@@ -20,6 +20,7 @@ __all__ = [
     "bake_text",
     "command",
     "html",
+    "log_text",
     "markdown",
     "markdown_block",
     "markdown_code",
@@ -44,10 +45,14 @@ _MARKDOWN = (
 )
 _TEXT = re.compile(_MARKDOWN)
 _SENTENCE = re.compile(rf"(?<![`@])`[^`]+`(?![`@])|{_MARKDOWN}")
-_REFERENCES = {"&": "&amp;", "<": "&lt;", "|": "&#124;", " ": "&#32;"}
+_SIGNS = {sign: f"\\{sign}" for sign in "\\`*[]~$_>:#."} | {
+    "&": "&amp;", "<": "&lt;", "|": "&#124;", " ": "&#32;", "@": "`@`",
+}  # fmt: skip
+_PORTION = 1 << 14  # pieces of a text that are joined at a time: a piece takes 50 times its letters
 _START = re.compile(r"[-+=]|\d+[.)](?= |$)")  # would begin a list or underline a heading
 _BACKTICKS = re.compile(r"`+")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_FOR_CI = re.compile(r"^(?P<indent>[ \t]*)(?P<sign>:)(?=:)|(?P<hash>#)(?=#(?:vso|teamcity)?\[)", re.MULTILINE)
 _ENDING = re.compile(r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*")
 
 
@@ -78,14 +83,39 @@ def _escape(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def log_text(text: str, *, keep: str = "") -> str:
+    """What a program prints: as `terminal`, and nothing in it is a command to the CI that shows the output.
+
+    GitHub obeys a line that begins with `::`, and `##[` within one; Azure `##vso[`, TeamCity `##teamcity[`.
+    """
+    return _FOR_CI.sub(
+        lambda found: f"{found['indent'] or ''}{_escape(ord(found['sign'] or found['hash']))}",
+        terminal(text, keep=keep),
+    )
+
+
 def markdown(text: str | bytes) -> str:
     """A text for a paragraph, list item, heading or table cell; a renderer shows `terminal(text)`."""
-    return _unstarted(_TEXT.sub(lambda match: _literal(match[0]), terminal(text)))
+    return _unstarted(_without_syntax(_TEXT, terminal(text)))
 
 
 def markdown_sentence(text: str) -> str:
     """A sentence of ours for the same places, in which names stand between backticks: they become code."""
-    return _unstarted(_SENTENCE.sub(lambda match: _literal(match[0]), terminal(text)))
+    return _unstarted(_without_syntax(_SENTENCE, terminal(text)))
+
+
+def _without_syntax(special: re.Pattern[str], text: str) -> str:
+    portions: list[str] = []
+    pieces: list[str] = []
+    at = 0
+    for match in special.finditer(text):
+        sign = match[0]
+        pieces += text[at : match.start()], _SIGNS.get(sign) or _literal(sign)
+        at = match.end()
+        if len(pieces) >= _PORTION:
+            portions.append("".join(pieces))
+            pieces.clear()
+    return "".join([*portions, *pieces, text[at:]])
 
 
 def _unstarted(escaped: str) -> str:
@@ -99,7 +129,7 @@ def _literal(special: str) -> str:
         return markdown(special) if "|" in special else markdown_code(special[1:-1])
     if special[0] == "#":
         return "\\#" * len(special)
-    return f"`{special}`" if "@" in special else _REFERENCES.get(special, f"\\{special}")
+    return f"`{special}`" if "@" in special else f"\\{special}"
 
 
 def markdown_code(text: str | bytes) -> str:

@@ -27,11 +27,11 @@ def binary_bytes(n_bytes: float) -> str:
 
 
 def typed_bytes(n_bytes: int) -> str:
-    """Bytes as the value of an option, for a command to paste: `4GiB`, `11654MiB` or a plain number."""
+    """Bytes as the value of an option, for a command to paste: `4GiB`, `11654MiB` or `1000B`."""
     for shift, name in ((30, "GiB"), (20, "MiB")):
         if n_bytes and n_bytes % (1 << shift) == 0:
             return f"{n_bytes >> shift}{name}"
-    return str(n_bytes)
+    return f"{n_bytes}B"
 
 
 def gb_per_s(n_bytes: int, seconds: float) -> float:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from board import RESULTS, Board, tell
+from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, opt, qwen, run, train, vit
 
 from probes.fit.measured.caps import CGROUP_LIMIT
@@ -55,7 +55,7 @@ def main() -> int:
     wanted = set(sys.argv[1:])
     cases = [case for case in CASES if not wanted or case.name in wanted]
     results = os.environ.get("OUT")
-    board = Board(whole=not wanted, results=Path(results) if results else RESULTS)
+    board = Board(whole=not wanted, results=Path(results) if results else None)
     if find_spec("peft") is None:
         for case in cases:
             if case.asked.lora_rank:

@@ -2,7 +2,8 @@
 
 `make bench-service`: containers of the CPU image on this machine's own network, by turns; only one computes
 at a time, but for the stops. The callers run on the same CPUs as the service and take their share: what is
-compared is measured by turns in one run. The baseline of batching is the same image with batches of
+compared is measured by turns in one run, and judged where other programs leave the CPUs alone
+(service_quiet.py). The baseline of batching is the same image with batches of
 one row (`max_batch_tokens: 1`).
 """
 
@@ -16,8 +17,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,7 +26,8 @@ import service_fuzz_rpc
 from board import Board, tell
 from service_fuzz import answered, fuzzed, pests
 from service_life import faults, stops
-from service_load import Result, at_rate, beside, closed_loop, lone, mixed, quantile, token_ids
+from service_load import Result, Watched, at_rate, beside, closed_loop, lone, mixed, quantile, token_ids
+from service_quiet import Meter, spent_by
 from service_servers import EXTRAS, Bare, Server, server
 
 ROOT = Path(__file__).parents[2]
@@ -44,29 +46,39 @@ def run_closed(here: Server, n_callers: int, seconds: float, tokens: object) -> 
     return asyncio.run(closed_loop(here.port, n_callers, seconds, body))
 
 
-def batching(board: Board, batched: Server, single: Server, seconds: float) -> None:
+def batching(board: Board, meter: Meter, batched: Server, single: Server, seconds: float) -> None:
     """By turns: batches against one row at a time, 32 callers, the same requests.
 
     Answers a second of CPU time stand beside: other programs on the machine change those less.
     """
+
+    def turn(tokens: object, number: int) -> dict[str, tuple[float, float]]:
+        """Answers a second, and a second of CPU time, of both sides."""
+        both = {"single": single, "batched": batched}
+        found = {}
+        for name in list(both) if number % 2 else list(both)[::-1]:
+            spent = both[name].metrics()["process_cpu_seconds_total"]
+            result = run_closed(both[name], 32, seconds, tokens)
+            spent = both[name].metrics()["process_cpu_seconds_total"] - spent
+            found[name] = result.rate, len(result.ok) / spent
+        return found
+
     for tokens, limit in ((12, 2.5), (32, 1.5), (128, 1.0), ("mixed", 1.0)):
         before = batched.metrics()
-        rates: dict[str, list[float]] = {"batched": [], "single": []}
-        by_cpu: dict[str, list[float]] = {"batched": [], "single": []}
-        for _ in range(ROUNDS):
-            for name, here in (("single", single), ("batched", batched)):
-                spent = here.metrics()["process_cpu_seconds_total"]
-                found = run_closed(here, 32, seconds, tokens)
-                rates[name].append(found.rate)
-                by_cpu[name].append(len(found.ok) / (here.metrics()["process_cpu_seconds_total"] - spent))
-        board.bar(
+        turns = meter.turns(partial(turn, tokens), ROUNDS)
+        ratios = [
+            [each["batched"][at] / each["single"][at] for each in turns.best]
+            for at in (0, 1)  # by time, by CPU time
+        ]
+        turns.bar(
+            board,
             f"batching-{tokens}",
-            statistics.median(map(truediv, rates["batched"], rates["single"])),
+            statistics.median(ratios[0]),
             limit,
             "x",
             at_least=True,
-            per_s={name: [round(rate, 1) for rate in each] for name, each in rates.items()},
-            by_cpu_time=round(statistics.median(map(truediv, by_cpu["batched"], by_cpu["single"])), 2),
+            per_s={name: [round(each[name][0], 1) for each in turns.best] for name in ("batched", "single")},
+            by_cpu_time=round(statistics.median(ratios[1]), 2),
         )
         if tokens == "mixed":
             after = batched.metrics()
@@ -76,67 +88,100 @@ def batching(board: Board, batched: Server, single: Server, seconds: float) -> N
             board.bar("padding-mixed", padding / (padding + real), 0.15, "of the tokens")
 
 
-def one_caller(board: Board, batched: Server, single: Server, seconds: float) -> None:
+@dataclass(frozen=True)
+class LoneTurn:
+    """What a lone caller saw in one turn, over each kind of connection, and the passes of a bare loop."""
+
+    bare: list[float]
+    seen: dict[str, Result]
+
+    def p50(self, name: str) -> float:
+        return quantile(self.seen[name].ok if name in self.seen else self.bare, 0.5)
+
+
+def one_caller(board: Board, meter: Meter, batched: Server, single: Server, seconds: float) -> None:
     """p50 of a lone caller, and what the service adds to the forward pass; short blocks by turns."""
-    seen: dict[str, list[float]] = {"kept": [], "new": [], "single": [], "bare": []}
-    by_turn: dict[str, list[float]] = {"kept": [], "new": []}
-    added: dict[str, list[float]] = {"kept": [], "new": []}
-    stages: dict[str, dict[str, list[float]]] = {"kept": {}, "new": {}}
     asked = [("kept", batched, True), ("new", batched, False), ("single", single, True)]
-    with Bare() as bare:
-        bare.passes(1, 12)
-        for turn in range(TURNS):
-            passes = bare.passes(seconds / 16, 12)
-            seen["bare"] += passes
-            for name, here, keep in asked if turn % 2 else asked[::-1]:
-                found = lone(here.port, seconds / 16, token_ids(12), keep=keep)
-                seen[name] += found.ok
-                if name in added:
-                    by_turn[name].append(quantile(found.ok, 0.5) - quantile(passes, 0.5))
-                    added[name] += found.overhead
-                    for stage, each in found.stages.items():
-                        stages[name].setdefault(stage, []).extend(each)
-    p50 = {name: quantile(each, 0.5) for name, each in seen.items()}
-    shown = {name: round(1000 * each, 2) for name, each in p50.items()}
-    board.bar("one-caller-p50", p50["kept"] / p50["single"], 1.05, "x of one at a time", p50_ms=shown)
+
+    def turn(number: int) -> LoneTurn:
+        bare = alone.passes(seconds / 16, 12)
+        order = asked if number % 2 else asked[::-1]
+        seen = {name: lone(here.port, seconds / 16, token_ids(12), keep=keep) for name, here, keep in order}
+        return LoneTurn(bare, seen)
+
+    with Bare() as alone:
+        alone.passes(1, 12)
+        pid = alone.pid()
+        turns = Meter(lambda: meter.own() + spent_by([pid], and_this=False)).turns(turn, TURNS)
+    best = turns.best
+    shown = {
+        name: round(1000 * statistics.median(each.p50(name) for each in best), 2)
+        for name in ("kept", "new", "single", "bare")
+    }
+    ratio = statistics.median(each.p50("kept") / each.p50("single") for each in best)
+    turns.bar(board, "one-caller-p50", ratio, 1.05, "x of one at a time", p50_ms=shown)
     for name in ("kept", "new"):
-        own = quantile(added[name], 0.5)  # where others keep the machine busy, a bare loop suffers more
-        by_turns = statistics.median(by_turn[name])
-        over = max(own, by_turns)
-        ms = {stage: round(1000 * quantile(each, 0.5), 2) for stage, each in stages[name].items()}
-        board.bar(f"overhead-p50-{name}", 1000 * over, 3, "ms over the bare pass or its own, the larger",
-                  own_ms=round(1000 * own, 2), over_bare_ms=round(1000 * by_turns, 2),
-                  stages_p50_ms=ms | {"bare pass": shown["bare"]})  # fmt: skip
-        board.bar(
-            f"overhead-p99-{name}", 1000 * quantile(added[name], 0.99), 6, "ms of a request not computing"
-        )
+        added = [each for one in best for each in one.seen[name].overhead]
+        own = quantile(added, 0.5)  # where others keep the machine busy, a bare loop suffers more
+        over_bare = statistics.median(each.p50(name) - each.p50("bare") for each in best)
+        stages = {
+            stage: round(
+                1000 * quantile([each for one in best for each in one.seen[name].stages[stage]], 0.5), 2
+            )
+            for stage in best[0].seen[name].stages
+        }
+        turns.bar(board, f"overhead-p50-{name}", 1000 * max(own, over_bare), 3,
+                  "ms over the bare pass or its own, the larger",
+                  own_ms=round(1000 * own, 2), over_bare_ms=round(1000 * over_bare, 2),
+                  stages_p50_ms=stages | {"bare pass": shown["bare"]})  # fmt: skip
+        p99 = 1000 * quantile(added, 0.99)
+        turns.bar(board, f"overhead-p99-{name}", p99, 6, "ms of a request not computing")
 
 
-def overload(board: Board, here: Server, seconds: float) -> None:
-    """Ten times the requests that can be answered, against as many callers as fit, none refused."""
-    full, before = asyncio.run(beside(closed_loop(here.port, 64, seconds / 3, token_ids(12)), here.port))
-    work = at_rate(here.port, 10 * full.rate, seconds, token_ids(12), n_callers=192)
-    spent = time.process_time()
-    result, after = asyncio.run(beside(work, here.port))
-    callers = (time.process_time() - spent) / seconds
-    board.figure("overload-answers", json.dumps(result.counts()), "by status", per_s=round(10 * full.rate, 1),
-                 callers_take=f"{callers:.0%} of one CPU")  # fmt: skip
-    board.bar("overload-other-statuses", len(set(result.seconds) - {200, 429}), 0, "statuses")
-    ratio = quantile(result.ok, 0.99) / quantile(full.ok, 0.99)
-    board.bar("overload-admitted-p99", ratio, 1.5, "x of the p99 of 64 callers, none refused",
+def overload(board: Board, meter: Meter, here: Server, seconds: float) -> None:
+    """Ten times the requests that can be answered, against as many callers as fit, none refused; by turns."""
+    seen: list[tuple[Watched, Watched]] = []
+
+    def turn(_number: int) -> tuple[Result, Result]:
+        fits = closed_loop(here.port, 64, seconds / (3 * ROUNDS), token_ids(12))
+        full, before = asyncio.run(beside(fits, here.port))
+        work = at_rate(here.port, 10 * full.rate, seconds / ROUNDS, token_ids(12), n_callers=192)
+        result, after = asyncio.run(beside(work, here.port))
+        seen.append((before, after))
+        return full, result
+
+    spent, begun = time.process_time(), time.monotonic()
+    turns = meter.turns(turn, ROUNDS)
+    callers = (time.process_time() - spent) / (time.monotonic() - begun)
+    full, result = ([each[at] for each in turns.best] for at in (0, 1))
+    answers = sum((Counter(each.counts()) for _, each in (one for one, _ in turns.found)), Counter())
+    rate = statistics.median(each.rate for each in full)
+    board.figure("overload-answers", json.dumps(dict(sorted(answers.items()))), "by status",
+                 per_s=round(10 * rate, 1), callers_take=f"{callers:.0%} of one CPU")  # fmt: skip
+    board.bar("overload-other-statuses", len(set(answers) - {200, 429}), 0, "statuses")
+    ratio = statistics.median(
+        quantile(over.ok, 0.99) / quantile(fits.ok, 0.99) for fits, over in zip(full, result, strict=True)
+    )
+    turns.bar(board, "overload-admitted-p99", ratio, 1.5, "x of the p99 of 64 callers, none refused",
               unloaded_s=_quantiles(full), admitted_s=_quantiles(result))  # fmt: skip
-    board.bar("overload-refusal-p50", 1000 * quantile(result.seconds[429], 0.5), 50, "ms")
-    board.bar("overload-refusal-p99", 1000 * quantile(result.seconds[429], 0.99), 50, "ms")
-    board.bar("overload-health", len(after.statuses - {200}), 0, "other statuses than 200")
-    grown = max(after.resident[len(after.resident) // 2 :]) / max(before.resident)  # batches come and go
-    seen_mb = [round(each / 1e6) for each in (*before.resident[-1:], *after.resident[::5])]
-    board.bar("overload-memory", grown - 1, 0.05, "more at most in the second half than with 64 callers",
+    refused = [each for one in result for each in one.seconds.get(429, [])]
+    for share in (0.5, 0.99):
+        turns.bar(board, f"overload-refusal-p{100 * share:.0f}", 1000 * quantile(refused, share), 50, "ms")
+    health = set().union(*(after.statuses for _, after in seen))
+    board.bar("overload-health", len(health - {200}), 0, "other statuses than 200")
+    first, last = seen[0], seen[-1]  # batches come and go
+    grown = max(last[1].resident) / max((*first[0].resident, *first[1].resident))
+    seen_mb = [round(each / 1e6) for _, after in seen for each in after.resident[::5]]
+    board.bar("overload-memory", grown - 1, 0.05, "more at most in the last turn than in the first",
               resident_mb=seen_mb)  # fmt: skip
 
 
-def _quantiles(result: Result) -> dict[str, list[float]]:
+def _quantiles(results: list[Result]) -> dict[str, list[float]]:
     """p50, p90 and p99 of the answers and of their batches, in seconds."""
-    seen = {"answer": result.ok, "batch": result.stages["inference"]}
+    seen = {
+        "answer": [each for one in results for each in one.ok],
+        "batch": [each for one in results for each in one.stages["inference"]],
+    }
     return {name: [round(quantile(each, q), 3) for q in (0.5, 0.9, 0.99)] for name, each in seen.items()}
 
 
@@ -212,14 +257,17 @@ def main() -> int:
     with TemporaryDirectory() as made:
         folder = _prepared(Path(made))
         parts: dict[str, Callable[[Server, Server], None]] = {
-            "batching": lambda batched, single: batching(board, batched, single, args.seconds / 2),
-            "one": lambda batched, single: one_caller(board, batched, single, args.seconds),
-            "overload": lambda batched, _single: overload(board, batched, args.overload),
+            "batching": lambda batched, single: batching(board, meter, batched, single, args.seconds / 2),
+            "one": lambda batched, single: one_caller(board, meter, batched, single, args.seconds),
+            "overload": lambda batched, _single: overload(board, meter, batched, args.overload),
             "hostile": lambda batched, _single: hostile(board, batched, 10_000),
         }
         wanted = args.parts or [*parts, "faults", "stops", "grpc", "size"]
         if parts.keys() & set(wanted):
             with server(folder, "batched", checked=True) as batched, server(folder, "single") as single:
+                pids = [int(each.pid()) for each in (batched, single)]
+                meter = Meter(lambda: spent_by(pids))
+                meter.first(board)
                 for name in wanted:
                     if name in parts:
                         _run(board, name, partial(parts[name], batched, single))

@@ -3,10 +3,11 @@
 Run by `make bench-trouble`. A small variant is built once as a reference: a stand-in torch from an index on
 loopback, a Debian base from the real mmdebstrap, pruned, exported by the real engine, proved, audited. Then,
 round by round, what one step makes is removed, the build is started and gets SIGINT, SIGTERM, SIGHUP or
-SIGKILL at a random moment of that step. Afterwards every file under a final name must be whole, and the next
-run must succeed, give the reference's image, and leave nothing half-written.
+SIGKILL at a random moment of that step. What is built then differs from the reference's image. Afterwards
+every file under a final name must be whole, and the tag must name the reference's image, or the new one if
+that is proved; the next run must succeed, give the reference's image, and leave nothing half-written.
 
-`--rounds N`, `--seed N` and `--step NAME` for a part. The whole takes about 10 minutes on 2 idle cores.
+`--rounds N`, `--seed N` and `--step NAME ...` for a part. The whole takes about 10 minutes on 2 idle cores.
 """
 
 import argparse
@@ -43,9 +44,11 @@ EXIT_LIMIT_S = (
     8  # after SIGINT, SIGTERM or SIGHUP: programs get 3 s, threads 3 s, the rest is Python's own end
 )
 VARIANT = f"trouble-{os.getpid()}"
+REF = f"weir/{VARIANT}:latest"
+SUMMARY = "small, made of everything that a build has"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 CATALOG = """  {variant}:
-    summary: small, made of everything that a build has
+    summary: {summary}
     dockerfile: slim
     python: "3.11"
     base:
@@ -238,9 +241,32 @@ def listing(folder: Path) -> set[str]:
 def leftovers(shop: Shop) -> list[str]:
     """Partial files, scratch folders and containers."""
     files = [str(path) for path in shop.folder.rglob(".weir-*.partial")]
-    ancestor = f"ancestor=weir/{VARIANT}:latest"
-    ps = ["docker", "ps", "-aq", "--no-trunc", "--filter", ancestor]
-    return files + subprocess.run(ps, check=True, capture_output=True, text=True).stdout.split()
+    label = "io.weir.owner"
+    ps = [
+        "docker",
+        "ps",
+        "-a",
+        "--filter",
+        f"label={label}",
+        "--format",
+        f'{{{{.ID}}}} {{{{.Label "{label}"}}}}',
+    ]
+    containers = subprocess.run(ps, check=True, capture_output=True, text=True).stdout.splitlines()
+    names = [name for name in Engine().tags("weir-building") if name.endswith(VARIANT)]
+    return [*files, *names, *(line for line in containers if str(shop.state) in line)]
+
+
+def named(ref: str) -> str:
+    """The id of the image that a tag names; empty where there is none."""
+    return str((Engine().inspect(ref) or {}).get("Id", ""))
+
+
+def wrongly_named(shop: Shop, reference: "Reference") -> list[str]:
+    """Tags that name neither the reference's image nor one that a build has proved."""
+    proved = {reference.image, image_of(shop)}  # a record is written after the proof
+    names = (name for name in Engine().tags("weir/*") if VARIANT in name)
+    wrong = [f"{name} names an unproved image, {named(name)}" for name in names if named(name) not in proved]
+    return wrong if named(REF) else [*wrong, f"{REF} names no image"]
 
 
 @dataclass
@@ -248,6 +274,7 @@ class Tally:
     """What was seen over all rounds."""
 
     clean: int = 0
+    rightly_named: int = 0
     recovered: int = 0
     slowest_exit_s: float = 0.0
     left_after_stop: int = 0  # rounds in which a signal that can be heard left a partial for the next run
@@ -280,7 +307,7 @@ class Reference:
 
 def image_of(shop: Shop) -> str:
     data = json.loads((shop.folder / f"reports/{VARIANT}.build.json").read_text())
-    return str(data["image"]["digest"])
+    return named(str(data["image"]["digest"])) or str(data["image"]["digest"])
 
 
 def await_handlers(process: "subprocess.Popen[str]") -> None:
@@ -321,17 +348,23 @@ def interrupt(
 def one_round(
     shop: Shop, step: Step, number: signal.Signals, tally: Tally, *, reference: Reference, dice: random.Random
 ) -> None:
+    usual = (shop.folder / "variants.yaml").read_text()
+    (shop.folder / "variants.yaml").write_text(usual.replace(SUMMARY, f"another image, {dice.random()}"))
     waited = interrupt(shop, step, number, reference, dice)
+    (shop.folder / "variants.yaml").write_text(usual)
+    faults = wrongly_named(shop, reference)
+    tally.rightly_named += not faults
     if number is not signal.SIGKILL:
         tally.slowest_exit_s = max(tally.slowest_exit_s, waited)
         tally.left_after_stop += bool(leftovers(shop))
-    faults = half_written(shop, reference.context)
-    tally.clean += not faults
+    torn = half_written(shop, reference.context)
+    tally.clean += not torn
+    faults += torn
     again = start(shop)
     code = again.process.wait()
     faults += [f"next run: exit {code}: {again.lines[-6:]}"] if code else []
     faults += half_written(shop, reference.context) + [f"left: {path}" for path in leftovers(shop)]
-    if not code and image_of(shop) != reference.image:
+    if not code and not image_of(shop) == named(REF) == reference.image:
         faults.append(f"next run: image {image_of(shop)}, not {reference.image}")
     tally.recovered += not faults
     tally.faults += [f"{step.name}, {number.name}: {fault}" for fault in faults]
@@ -354,18 +387,18 @@ def shop_below(folder: Path) -> Iterator[Shop]:
         make_inputs(index)
         made = Shop(folder / "shop")
         made.folder.mkdir()
-        made.write(CATALOG.format(variant=VARIANT, url=index.url))
+        made.write(CATALOG.format(variant=VARIANT, url=index.url, summary=SUMMARY))
         try:
             yield made
         finally:
-            Engine().forget(f"weir/{VARIANT}:latest")
+            Engine().forget(REF)
 
 
 def plan_of_rounds(
-    rounds: int, dice: random.Random, only: str | None
+    rounds: int, dice: random.Random, only: Sequence[str]
 ) -> Sequence[tuple[Step, signal.Signals]]:
     """Every step gets its share, every signal comes as often as others within it; in random order."""
-    weighted = [step for step in STEPS for _ in range(step.share) if only in (None, step.name)]
+    weighted = [step for step in STEPS for _ in range(step.share) if step.name in only]
     chosen = [(weighted * rounds)[i] for i in range(rounds)]
     seen: dict[str, int] = {}
     planned = []
@@ -381,11 +414,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--step", choices=[step.name for step in STEPS], help="interrupt this one alone")
+    names = [step.name for step in STEPS]
+    parser.add_argument("--step", choices=names, nargs="+", default=names, help="interrupt only these")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     dice = random.Random(seed)
-    board = Board(whole=args.rounds >= ROUNDS and not args.step)
+    board = Board(whole=args.rounds >= ROUNDS and len(args.step) == len(STEPS))
     with tempfile.TemporaryDirectory(prefix="weir-trouble-") as name, shop_below(Path(name)) as shop:
         run = start(shop)
         if run.process.wait():
@@ -400,6 +434,7 @@ def main() -> int:
             for fault in tally.faults:
                 tell(f"  {fault}")
     board.line({"seed": seed, "rounds": tally.counts, "faults": tally.faults})
+    board.bar("tags-name-proved-images", tally.rightly_named, args.rounds, "rounds", at_least=True)
     board.bar("nothing-half-written", tally.clean, args.rounds, "rounds", at_least=True)
     board.bar("next-run-succeeds-and-cleans", tally.recovered, args.rounds, "rounds", at_least=True)
     board.bar("exit-after-a-signal", tally.slowest_exit_s, EXIT_LIMIT_S, "s")

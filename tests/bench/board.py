@@ -1,39 +1,93 @@
-"""Where benches say their bars: a JSON line each on standard output, and all of them in docs/results/.
+"""Where benches say their bars: a JSON line each on standard output, and all of them below reports/.
 
-`python tests/bench/bench_NAME.py` writes docs/results/bench-NAME.json when it has run as a whole; README and
-the docs take their figures from there (`make readme-figures`). Progress goes to standard error.
+`python tests/bench/bench_NAME.py` writes reports/bench/NAME/bench-NAME.json when it has run as a whole, and
+changes no file that git knows. `make keep-results BENCH=NAME` copies the results to docs/results/, from where
+README and the docs take their figures. Progress goes to standard error.
 """
 
+import hashlib
 import json
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from buildtool.files import write_text
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "reports" / "bench"
 _BEGUN = time.monotonic()
+
+# what each bench measures: its results are older than their code once one of these files has changed
+ALL = ("buildtool", "probes", "images")
+IMAGES = ("buildtool/builder", "buildtool/engine", "images")
+PLACEMENT = ("probes/placement",)
+MEASURED = {
+    "audit": ("buildtool/audit", "buildtool/gpucode", "probes/shared/quoting.py"),
+    "build": IMAGES,
+    "device-full": ("probes/measure", "probes/run"),
+    "device-quick": ("probes/measure", "probes/run"),
+    "doctor": ("buildtool/doctor",),
+    "fit": ("probes/fit",),
+    "fit-gpu": ("probes/fit",),
+    "images": IMAGES,
+    "placement": PLACEMENT,
+    "probes": ("probes/run", "probes/records"),
+    "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),
+    "scan": ("probes/throughput",),
+    "scan-gpu": ("probes/throughput",),
+    "service": ("images/service",),
+    "trouble": IMAGES,
+    "watch": ("probes/watch",),
+    "watch-gpu": ("probes/watch",),
+}
+
+
+def measured(bench: str) -> tuple[str, ...]:
+    """Files and folders of the code that a bench measures: all of it where nobody has said which."""
+    group = "placement" if bench.startswith("placement-") else bench
+    return MEASURED.get(group, ALL)
+
+
+def code_digest(paths: Iterable[str]) -> str:
+    """Of what is in the files: the same in every checkout, whatever its history."""
+    digest = hashlib.sha256()
+    for path in sorted({file for each in paths for file in _files(ROOT / each)}):
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> Iterable[Path]:
+    """The file itself, or all in a folder but bytecode and the lock that a build writes there."""
+    if path.is_file():
+        return [path]
+    return [
+        file
+        for file in path.rglob("*")
+        if file.is_file() and file.suffix != ".pyc" and file.name != "variants.lock.json"
+    ]
 
 
 class Board:
     """Prints each bar, remembers whether one was missed, and keeps the results.
 
     `name` is the results file's, from the program's own name unless given. Where only a part is run
-    (`whole` is false) the last results of the whole stay as they are.
+    (`whole` is false) the last results of the whole stay as they are. `results`: the folder for what is kept.
     """
 
     def __init__(
-        self, name: str = "", *, command: str = "", whole: bool = True, results: Path = RESULTS
+        self, name: str = "", *, command: str = "", whole: bool = True, results: Path | None = None
     ) -> None:
         self.missed = False
         self.whole = whole
         self._name = name or Path(sys.argv[0]).stem.removeprefix("bench_").replace("_", "-")
         self._command = command or f"make bench-{self._name}"
-        self.results = results
-        self._file = results / f"bench-{self._name}.json" if whole else None
+        self.results = results or RUNS / self._name
+        self._file = self.results / f"bench-{self._name}.json" if whole else None
+        self._code = code_digest(measured(self._name))
         self._rows: list[dict[str, object]] = []
         self._load_before = _load()
         self._begun = time.monotonic()
@@ -77,13 +131,14 @@ class Board:
             "seconds": round(time.monotonic() - self._begun, 1),
             "cores": os.cpu_count(),
             "machine": platform.machine(),
+            "code": self._code,
             "load": [self._load_before, _load()],
         }
         if self._file:
             write_text(self._file, json.dumps({**ran, "rows": self._rows}, indent=1) + "\n")
-        tell(
-            ("a bar was missed" if self.missed else "all bars hold") + f"; {self._file or 'a part: not kept'}"
-        )
+        unjudged = sum("waived" in row for row in self._rows)
+        found = "a bar was missed" if self.missed else "no bar was missed" if unjudged else "all bars hold"
+        tell(f"{found}{f', {unjudged} not judged' if unjudged else ''}; {self._file or 'a part: not kept'}")
         return int(self.missed)
 
 

@@ -22,11 +22,11 @@ MODEL = {
     "versions": ["1"],
     "platform": "none",
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-    "outputs": [],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
 }
 SERVER = {"name": "exact", "version": "1", "extensions": []}
 WAKE_S = 0.0004  # before an answer is due it stays awake: a timer of a virtual machine wakes 0.2 ms late
-ANSWER = b'{"model_name":"exact","outputs":[]}'
+ANSWER = b'{"model_name":"exact","outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.5]}]}'
 
 
 class Exact:

@@ -1,14 +1,22 @@
 """Renders the figures of README and the docs from docs/results/: `make readme-figures`.
 
+    figures.py [--keep BENCH]
+
+`--keep` (`make keep-results BENCH=build`) first copies there what a bench's last whole run left in reports/.
+
 A figure stands between two comments, which Markdown doesn't show: `<!--f NAME-->12.6 s<!--/f-->`. NAME is one
 of FIGURES, which says from which results it is made and how. The results are what the benches wrote when they
 last ran as a whole (board.py), and the probe reports that are kept there. A figure whose results are missing
-stays as it is, and the command says which bench to run. Exit codes: 0 done, 1 results missing, 2 a name or a
-result that doesn't exist.
+stays as it is, and the command says which bench to run. Where files that a bench measures (MEASURED in
+board.py) have changed since, the text says so. Exit codes: 0 done, 1 results missing, 2 a name or a result
+that doesn't exist.
 """
 
+import argparse
+import functools
 import json
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import board
+
 from buildtool.files import write_text
 from probes.records.schema import ProbeReport, read_report
 from probes.report.headline import headline
 
-ROOT = Path(__file__).parents[2]
+ROOT = board.ROOT
 RESULTS = ROOT / "docs" / "results"
 WIDTH = 120
 MARK = re.compile(r"<!--f (?P<name>[^>\n]+?)-->(?P<shown>.*?)<!--/f-->", re.DOTALL)
@@ -106,6 +116,19 @@ def quoted(paragraphs: Sequence[str]) -> str:
     return block(wrapped)
 
 
+def passes_compared(answers: Sequence[str]) -> str:
+    """`24.6 ms ..., and 1.35 ms with everything in VRAM, 18 times less`: the headline's last two times."""
+    (found,) = [
+        m
+        for m in (
+            re.search(r"fastest: (\S+ m?s) a pass.* and (\S+ m?s) with everything in VRAM, (\S+) times", a)
+            for a in answers
+        )
+        if m
+    ]
+    return f"{found[1]} a pass, and {found[2]} with everything in VRAM, {found[3]} times less"
+
+
 def images_block(results: Results) -> str:
     """What a fresh `make images` printed, as a fenced block with the command."""
     took = minutes(results.value("images from nothing"))
@@ -144,7 +167,7 @@ def build_block(results: Results) -> str:
     start, compiled = (results.value(f"start to ready, {way} bytecode") for way in ("without", "with"))
     text = (
         f"That is {ratio:.2f} and {fair:.2f} of the others' time (`make bench-build`, medians of "
-        f"{len(results.row('ours: build')['each'])}, caches empty{busy(results)}). A build with nothing "
+        f"{len(results.row('ours: build')['each'])}, caches empty{beside(results)}). A build with nothing "
         f"changed takes {results.value('rebuild-unchanged'):.1f} s, one with changed service code "
         f"{results.value('rebuild-service-changed'):.1f} s. Leaving out {left_out} of bytecode costs time at "
         f"every start: a container is ready after {start:.1f} s instead of {compiled:.1f} s."
@@ -196,16 +219,14 @@ def bars(results: Results, more: Sequence[str] = ()) -> str:
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in results.document["rows"]:
         if "bar" in row and row["value"] is not None:
-            unit = "" if row["unit"] == "1" else row["unit"]
-            must = f"{row['must_be']} {_number(row['limit'])} {unit}".rstrip()
-            grouped.setdefault((_without_numbers(row["bar"]), must), []).append(row)
+            grouped.setdefault((_without_numbers(row["bar"]), _must(row)), []).append(row)
     lines = ["| bar | must be | seen |", "|---|---|---|"]
     for (name, must), rows in grouped.items():
         seen = _span([row["value"] for row in rows])
         count = f" ({len(rows)} times)" if len(rows) > 1 else ""
         missed = "" if all(row["ok"] for row in rows) else ", **missed**"
         lines.append(f"| {name if len(rows) > 1 else rows[0]['bar']} | {must} | {seen}{count}{missed} |")
-    ran = f"`{results.document['command']}`, {results.document['date']}, {cores(results)}{busy(results)}:"
+    ran = f"`{results.document['command']}`, {results.document['date']}, {cores(results)}{beside(results)}:"
     return block([ran, "", *lines, *more])
 
 
@@ -220,6 +241,32 @@ def on_a_gpu(results: Results) -> str:
     for row in speeds:
         more.append(f"| {row['figure']} | {_number(row['value'])} {row['unit']} |")
     return bars(results, more)
+
+
+def every_bench(benches: Sequence[Results]) -> str:
+    """What each bench's last kept run held, missed and couldn't judge; then every bar that was missed."""
+    lines = ["| bench | run on | held | missed | not judged |", "|---|---|---|---|---|"]
+    missed = ["| missed | must be | seen | bench |", "|---|---|---|---|"]
+    for results in benches:
+        document = results.document
+        rows = [row for row in document["rows"] if "bar" in row]
+        lost = [row for row in rows if row["value"] is not None and not row["ok"]]
+        waived = sum(row["value"] is None for row in rows)
+        held = len(rows) - len(lost) - waived
+        name = f"[`{document['command']}`](results/{results.file})"
+        when = f"{document['date']}, {cores(results)}{busy(results)}"
+        lines.append(f"| {name} | {when} | {held} | {len(lost)} | {waived} |")
+        for row in lost:
+            missed.append(
+                f"| {row['bar']} | {_must(row)} | {_number(row['value'])} | `{document['command']}` |"
+            )
+    return block([*lines, "", *missed])
+
+
+def _must(row: Mapping[str, Any]) -> str:
+    """`at most 45 s`."""
+    unit = "" if row["unit"] == "1" else row["unit"]
+    return f"{row['must_be']} {_number(row['limit'])} {unit}".rstrip()
 
 
 def _without_numbers(name: str) -> str:
@@ -237,6 +284,11 @@ def _span(values: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def beside(results: Results) -> str:
+    """What else is to be known of a run: other work on the machine, code that has changed since."""
+    return busy(results) + earlier(results)
+
+
 def busy(results: Results) -> str:
     """Says so where other work ran beside the bench."""
     if "load" not in results.document:
@@ -245,6 +297,16 @@ def busy(results: Results) -> str:
     return (
         f", on a machine with other work: load {before:g}" if before > results.document["cores"] / 2 else ""
     )
+
+
+digest_now = functools.cache(board.code_digest)
+
+
+def earlier(results: Results) -> str:
+    """Says so where the code that the bench measured has changed since."""
+    document = results.document
+    same = document.get("code") == digest_now(board.measured(document["bench"]))
+    return "" if same else ", with earlier code"
 
 
 def megabytes(results: Results, name: str) -> str:
@@ -289,7 +351,14 @@ ON_A_CARD = {
     "bench-watch-gpu.json": "tests/device/run_watch_fit.sh",
 }
 
+EVERY_BENCH = "bench-*.json"
+
+# benches of which single figures stand in a text, which then has `<!--f NAME.code--><!--/f-->` behind them
+AGED = ("audit", "device-full", "placement-square", "prune")
+
 FIGURES: dict[str, Figure] = {
+    "benches": Figure(EVERY_BENCH, every_bench),
+    **{f"{name}.code": bench(name, earlier) for name in AGED},
     "images": bench("images", images_block),
     "audit.bars": bench("audit", bars),
     "audit.time": value("audit", "weir/rocm:latest: wall time over the reference's (medians)", "{:.1f}"),
@@ -308,6 +377,7 @@ FIGURES: dict[str, Figure] = {
     "placement.exact": value(
         "placement-square", "40 layers, batch 1, bit-identical, over all-resident", "{:.2f}"
     ),
+    "placement.fused-error": value("placement-square", "40 layers, batch 1, fused: worst error", "{:.1%}"),
     "placement.predicted": value("placement-times", "their predicted time, worst", "{:.1%}"),
     "placement.times": bench("placement-times", bars),
     "placement.times-h100": bench("placement-times-h100", bars),
@@ -327,12 +397,15 @@ FIGURES: dict[str, Figure] = {
     "probes.quick-s": Figure("h200-quick.json", lambda report: f"{seconds_of(report):.0f} s"),
     "probes.full-min": Figure("h200-full.json", lambda report: f"{seconds_of(report) / 60:.0f} minutes"),
     "probes.answer": Figure("h200-quick.json", lambda report: quoted(headline(report))),
+    "probes.full-passes": Figure("h200-full.json", lambda report: passes_compared(headline(report))),
     "build": bench("build", build_block),
 }
 
 
 def load(file: str) -> Any:
-    """A probe report, or a bench's results; None where the file isn't there."""
+    """A probe report, a bench's results or those of every bench; None where the file isn't there."""
+    if file == EVERY_BENCH:
+        return [load(path.name) for path in sorted(RESULTS.glob(file))]
     path = RESULTS / file
     if not path.exists():
         return None
@@ -369,7 +442,8 @@ def maker(file: str) -> str:
         return f"run {ON_A_CARD[file]} on a machine with a GPU and copy it from there"
     if file.startswith("bench-device") or not file.startswith("bench-"):
         return "run tests/device/run_quick.sh on a machine with a GPU and copy it from there"
-    return f"run make {Path(file).stem}"
+    name = Path(file).stem
+    return f"run make {name}, then make keep-results BENCH={name.removeprefix('bench-')}"
 
 
 def documents() -> list[Path]:
@@ -377,7 +451,26 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def keep(name: str) -> int:
+    """Copy what the last whole run of a bench left to the results that the docs show."""
+    found = sorted((board.RUNS / name).glob("*"))
+    if not found:
+        print(f"no results in reports/bench/{name}: run make bench-{name}", file=sys.stderr)
+        return 1
+    for path in found:
+        shutil.copyfile(path, RESULTS / path.name)
+        print(f"docs/results/{path.name}: kept")
+    return 0
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--keep", metavar="BENCH", help="copy this bench's last results to docs/results first"
+    )
+    args = parser.parse_args()
+    if args.keep is not None and (code := keep(args.keep)):
+        return code
     missing: set[str] = set()
     for path in documents():
         text = path.read_text(encoding="utf-8")

@@ -16,9 +16,9 @@ KEYS = (
     "dimensions",
 )  # fmt: skip
 LEAVES = (
-    None, True, False, 0, 1, -1, 2**63, 1.5, 1e308, "", "a", "text", "text_pair", "input_ids",
-    "attention_mask",
-    "token_type_ids", "BYTES", "INT64", "INT32", "label", "finbert", "base64", "\ud800", "é" * 50, "x" * 3000,
+    None, True, False, 0, 1, -1, 2**63, 10**400, int("9" * 4300), 1.5, 1e308, "", "a", "text", "text_pair",
+    "input_ids", "attention_mask", "token_type_ids", "BYTES", "INT64", "INT32",
+    "label", "finbert", "base64", "\ud800", "é" * 50, "x" * 3000,
 )  # fmt: skip
 GOOD = {
     "/predict": {"texts": ["a", ["b", "c"]]},

@@ -150,6 +150,7 @@ class Bare:
         name = f"bench-service-bare-{os.getpid()}"
         command = ["docker", "run", "--rm", "-i", "--name", name, "--network", "none", "--no-healthcheck"]
         command += [IMAGE, "python3", "-c", BARE]
+        self._name = name
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -160,6 +161,10 @@ class Bare:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(30)
+
+    def pid(self) -> int:
+        """Its first process."""
+        return int(docker("inspect", "-f", "{{.State.Pid}}", self._name))
 
     def passes(self, seconds: float, n_tokens: int) -> list[float]:
         """How long each pass took, one after the other for so long."""

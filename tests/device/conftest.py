@@ -20,7 +20,7 @@ from board import Board
 def board() -> Iterator[Board]:
     kept = Path(os.environ.get("WEIR_BARS", ""))
     name = kept.stem.removeprefix("bench-")
-    command = "tests/device/run_quick.sh"
+    command = os.environ.get("WEIR_COMMAND", "tests/device/run_quick.sh")
     made = Board(name or "device", command=command, whole=bool(name), results=kept.parent)
     yield made
     made.finish()

@@ -49,7 +49,7 @@ class Found:
     eager_s: float
     captured_s: float | None
     why_not: str
-    device_s: float | None  # of the captured pass where there is one
+    device_s: float | None  # of the eager pass
     differing: int
     worst_error: float  # of the output, over the largest of the reference
     vram: dict[str, int]
@@ -227,7 +227,9 @@ class Bench:
                 eager_s = wall_s(one)
                 busy = device_s(one) if with_device else None
                 self.captured_bits: int | None = None
-                captured_s, why = self._captured_s(handle, one, reference)
+                captured_s, replay_device_s, why = self._replayed(
+                    handle, one, reference, with_device=with_device
+                )
             peak, after = self.vram.peak(), host_bytes()
             report = handle.report()
         largest = float(reference.output.double().abs().max()) or 1.0
@@ -235,6 +237,7 @@ class Bench:
         grown = {name: after[name] - before.get(name, 0) for name in after}
         bits = differing_bits(output, reference.output)
         more = {
+            "replay_device_s": replay_device_s,
             "captured_differing": self.captured_bits,
             "predicted_eager": _time(self.eager_time(made)),
             "taken": {
@@ -251,19 +254,21 @@ class Bench:
         }
         return Found(made, eager_s, captured_s, why, busy, bits, worst, peak, grown, place_s, more)
 
-    def _captured_s(self, handle: Handle, one: Any, reference: Resident) -> tuple[float | None, str]:
-        """The wall time of the placed pass replayed as a graph, or why it can't be.
+    def _replayed(
+        self, handle: Handle, one: Any, reference: Resident, *, with_device: bool
+    ) -> tuple[float | None, float | None, str]:
+        """Wall and device time of the placed pass replayed as a graph, or why it can't be.
 
         Its output is compared with that of the unplaced model's graph, where there is one.
         """
         try:
             graph = handle.captured(one)
         except PlacementError as error:
-            return None, str(error)[:300]
+            return None, None, str(error)[:300]
         output = self.model.output(graph()).cpu()
         expected = reference.output if reference.captured_output is None else reference.captured_output
         self.captured_bits = differing_bits(output, expected)
-        return wall_s(graph), ""
+        return wall_s(graph), device_s(graph) if with_device else None, ""
 
     def _recorded(self, one: Any) -> tuple[float | None, str, torch.Tensor | None]:
         """The wall time of the unplaced pass replayed as a graph and its output, or why it can't be."""

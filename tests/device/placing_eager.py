@@ -14,7 +14,7 @@ import torch
 from placing_case import Bench
 from placing_measure import free
 from placing_models import Model
-from placing_times import LIMIT, MORE, ROOM, Case, seen
+from placing_times import LIMIT, MORE, ROOM, Case, traced
 
 from probes.errors import PlanImpossible
 from probes.placement import Plan, place, plan
@@ -65,7 +65,7 @@ def eager(group: Any) -> None:
     """Models resident and placed, then the bar."""
     errors: list[float] = []
     host = Host()
-    for model, (case, *_) in seen():
+    for model, (case, *_) in traced():
         with group.tried(model.name):
             _model(group, host, model, case, errors)
         free()

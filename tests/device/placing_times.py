@@ -1,9 +1,10 @@
 """Predicted times against measured ones, on many small cases: `run_placement.sh --only times`.
 
 Each model is placed in a share of its bytes, captured, and timed by the wall clock; a row has the plan's
-terms beside the device's time for copies, unpacking and the rest. The bar is on the held-out half, of which
-nothing was measured when the cost model was made. The other half was seen: traces of it showed which terms
-were wrong (docs/decisions/0055, 0066), so its error is a figure.
+terms beside the device's time for copies, unpacking and the rest. The bar is on the models of `judged`. They
+are not held out: by 2026-11-22 they had been measured in four runs, the bar was missed in two of these, and
+constants of the cost model were changed in between (docs/howto/larger-than-vram.md has the history). The
+models of `traced` showed which terms were wrong (docs/decisions/0055, 0066), so their error is a figure.
 """
 
 import copy
@@ -11,6 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from probes.placement.values import Objective
 LIMIT = 0.10
 ROOM = 160 << 20  # beside the share of the weights: workspaces, activations, a graph's own pool
 MORE = 48 << 20
-ENOUGH_S = 90.0  # of the group, after which no more of the cases that were seen are measured
+ENOUGH_S = 90.0  # of the group, after which no more traced models are measured
 
 
 class Case(NamedTuple):
@@ -115,10 +117,11 @@ def roberta() -> Model:
     return Model("RoBERTa, 12 layers of 1280", build, inputs, lambda o: o.last_hidden_state, tokens=96)
 
 
-def held_out() -> list[tuple[Model, tuple[Case, ...]]]:
-    """Models of which nothing was measured when they were put here, and no term was changed for since.
+def judged() -> list[tuple[Model, tuple[Case, ...]]]:
+    """Models of which nothing was measured when they were put here.
 
-    Llama, Qwen3, OPT, the encoder of 1,024 and the squares have been measured in one run so far.
+    Since then they were measured several times, and terms were changed between the runs. None of them is
+    replaced any more, whatever its error.
     """
     return [
         (
@@ -215,8 +218,8 @@ def held_out() -> list[tuple[Model, tuple[Case, ...]]]:
     ]
 
 
-def seen() -> list[tuple[Model, tuple[Case, ...]]]:
-    """Models that were held out once, and then traced."""
+def traced() -> list[tuple[Model, tuple[Case, ...]]]:
+    """Models that were judged once, and then traced to find out which terms were wrong."""
     grouped = {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
     mistral = {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
     routed = {"num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8}
@@ -314,22 +317,18 @@ def seen() -> list[tuple[Model, tuple[Case, ...]]]:
 
 
 def times(group: Any) -> None:
-    """Every case, then the bar, which is on those that are held out."""
-    errors = _errors(group, held_out(), within_s=math.inf)
-    group.board.bar(
-        "cases at batches and budgets that nothing was fitted to", len(errors), 12, "cases", at_least=True
-    )
+    """Every case, then the bar on those that are judged. A case without a measured time misses it."""
+    errors = _errors(group, judged(), within_s=math.inf)
+    cases = sum(len(placements) for _, placements in judged())
+    group.board.bar("judged cases", len(errors), 12, "cases", at_least=True)
+    group.board.bar("judged cases without a measured time", cases - len(errors), 0, "cases")
     if errors:
-        middle = sorted(errors)[len(errors) // 2]
         group.board.bar("their predicted time, worst", max(errors), LIMIT, "share off")
-        group.board.figure("their predicted time, median", middle, "share off")
-        near = sum(error <= LIMIT for error in errors)
-        group.board.figure("of them within 10 %", near, "cases")
-    if known := sorted(_errors(group, seen(), within_s=ENOUGH_S)):
-        group.board.figure("predicted time of cases that were seen, worst", known[-1], "share off")
-        group.board.figure(
-            "predicted time of cases that were seen, median", known[len(known) // 2], "share off"
-        )
+        group.board.figure("their predicted time, median", median(errors), "share off")
+        group.board.figure("of them within 10 %", sum(error <= LIMIT for error in errors), "cases")
+    if known := _errors(group, traced(), within_s=ENOUGH_S):
+        group.board.figure("predicted time of traced models, worst", max(known), "share off")
+        group.board.figure("predicted time of traced models, median", median(known), "share off")
 
 
 def _errors(group: Any, models: list[tuple[Model, tuple[Case, ...]]], *, within_s: float) -> list[float]:

@@ -97,7 +97,13 @@ class Bars:
         row, found = self.scan(spec, 1, "fp32", "resident")
         largest = max(found.compute, found.memory, found.link)
         more = {"binds": found.binds, "busy_percent": shown(row.busy_percent), "host": found.host}
-        self.board.bar("a spinning kernel: largest share", largest, 0.05, "of a ceiling", **more)
+        self.board.bar(
+            "a spinning kernel, whose work is counted as 0: largest share",
+            largest,
+            0.05,
+            "of a ceiling",
+            **more,
+        )
 
     def copying(self) -> None:
         spec = Spec("copy", ((COPIED_WORDS,),), torch.nn.Identity)

@@ -50,13 +50,19 @@ def docker_cleanup() -> list[str]:
 def nginx_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Debian's nginx on the service's image, whose libraries it uses: nginx's own needs a registry."""
     folder = tmp_path_factory.mktemp("nginx")
-    program = unpacked(folder / "packages", "nginx") / "usr" / "sbin" / "nginx"
-    (folder / "image").mkdir()
-    program.rename(folder / "image" / "nginx")
+    root = unpacked(folder / "packages", "nginx", "libnginx-mod-stream")
+    context = folder / "image"
+    context.mkdir()
+    (root / "usr/sbin/nginx").rename(context / "nginx")
+    (root / "usr/lib/nginx/modules/ngx_stream_module.so").rename(context / "stream.so")
+    (context / "stream.conf").write_text("load_module /usr/lib/nginx/modules/stream.so;\n")
     base = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
-    (folder / "image" / "Dockerfile").write_text(f"FROM {base}\nCOPY nginx /usr/sbin/nginx\n")
+    (context / "Dockerfile").write_text(
+        f"FROM {base}\nCOPY nginx /usr/sbin/nginx\nCOPY stream.so /usr/lib/nginx/modules/stream.so\n"
+        "COPY stream.conf /etc/nginx/modules-enabled/50-mod-stream.conf\n"
+    )
     tag = f"t-tls/nginx:{os.getpid()}"
-    build = ["docker", "build", "-q", "-t", tag, str(folder / "image")]
+    build = ["docker", "build", "-q", "-t", tag, str(context)]
     subprocess.run(build, check=True, capture_output=True)
     yield tag
     subprocess.run(["docker", "rmi", tag], check=False, capture_output=True)

@@ -34,6 +34,14 @@ def compose(*args: str, project: str = "", **env: str) -> subprocess.CompletedPr
     )
 
 
+def test_an_image_that_is_not_built_is_said_to_be_built_by_what_the_doctor_says() -> None:
+    for service in ("api-cuda", "probe-cuda"):
+        done = compose("up", "--no-deps", service, project="t-unbuilt", WEIR_CUDA_IMAGE="weir/unbuilt:latest")
+        assert done.returncode
+        assert "type `weir doctor`, which says what does" in done.stderr
+    compose("--profile", "*", "down", project="t-unbuilt")
+
+
 class Client:
     """One connection per request, as a stranger would come."""
 

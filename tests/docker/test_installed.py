@@ -129,7 +129,8 @@ def built(installed: Installed) -> Iterator[str]:
 def test_an_installed_package_builds_and_proves_an_image(installed: Installed, built: str) -> None:
     assert Engine().inspect(built) is not None
     assert (installed.folder / "variants.lock.json").exists()
-    assert (installed.folder / f"reports/images/{VARIANT}.build.json").exists()
+    assert (installed.folder / f"state/reports/images/{VARIANT}.build.json").exists()
+    assert not (installed.folder / "reports").exists()
 
 
 def test_an_installed_package_prunes_and_proves_an_image(installed: Installed, built: str) -> None:

@@ -13,6 +13,7 @@ from handmade import KERNELS, Handmade, load_image, python_that_is, saved_config
 
 from buildtool.engine import proof
 from buildtool.engine.client import Engine, RunLimits
+from buildtool.engine.naming import temporary_prefix
 from buildtool.errors import ProofFailed, ToolError
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import images as imageprune
@@ -226,7 +227,7 @@ def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
 def test_what_a_killed_prune_left_in_the_engine_goes_and_what_lives_stays(
     engine: Engine, plain: Handmade, tmp_path: Path
 ) -> None:
-    prefix = imageprune.temporary_prefix(tmp_path)
+    prefix = temporary_prefix("weir-pruning", tmp_path)
     for name in (f"{prefix}{'0' * 16}", "weir-pruning:of-another-place"):
         docker("tag", plain.name, name)
     done = prune(plain.name, "--tag", "t-prune/x:1", state=tmp_path)

@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import scan_served  # noqa: E402
 
 QUICK = ("--quick-load", "--most-callers", "2", "--rate", "20", "--timeout-s", str(PATIENCE_S))
+OUTPUTS = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"data":[0.5,0.25]}]}'
+EMPTY = b'{"outputs":[]}'
 MODEL = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}
 TRIES = 3  # a machine busy with other things delays both sides
 
@@ -100,7 +102,7 @@ def _request(line: socket.socket) -> bytes:
 
 def good(line: socket.socket, _number: int) -> bool:
     time.sleep(0.005)
-    line.sendall(answer(b"{}"))
+    line.sendall(answer(OUTPUTS))
     return True
 
 
@@ -160,7 +162,7 @@ def test_a_server_is_asked_at_its_ipv6_address(tmp_path: Path) -> None:
 
 def test_an_old_server_that_closes_every_connection_is_measured(tmp_path: Path) -> None:
     def old(line: socket.socket, _number: int) -> bool:
-        line.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+        line.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + OUTPUTS)
         return False
 
     with server(old) as port:
@@ -238,6 +240,11 @@ def _refuses(line: socket.socket, _number: int) -> bool:
     return True
 
 
+def _says_nothing(line: socket.socket, _number: int) -> bool:
+    line.sendall(answer(EMPTY))
+    return True
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [
@@ -249,6 +256,7 @@ def _refuses(line: socket.socket, _number: int) -> bool:
         (_redirects, "redirects (status 308) to https://other.test/v2"),
         (_is_full, "status 503"),
         (_refuses, 'status 400: {"error":"no"}'),
+        (_says_nothing, 'status 200, but without outputs: {"outputs":[]}'),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -291,6 +299,34 @@ def test_refusals_under_load_are_counted_apart_from_errors(tmp_path: Path) -> No
     level = saved(tmp_path).of("closed")[1]
     assert level.refused > 5
     assert [one.what for one in level.failed] == ["status 500"]
+
+
+def test_an_answer_without_outputs_counts_as_none(tmp_path: Path) -> None:
+    """However fast it comes: a server that soon answers 200 and nothing else isn't a fast one."""
+
+    def infer(line: socket.socket, number: int) -> bool:
+        return good(line, number) if number % 2 == 0 else _says_nothing(line, number)
+
+    with server(infer) as port:
+        found = scan(port, tmp_path)
+    assert found.returncode == 0, found.stderr
+    for level in saved(tmp_path).levels:
+        assert [one.what for one in level.failed] == ["status 200, but much shorter than the first answer"]
+    assert "Traceback" not in found.stderr
+
+
+def test_a_body_that_is_no_utf_8_is_a_message(tmp_path: Path) -> None:
+    body = tmp_path / "body.json"
+    body.write_bytes(b'{"inputs": "\xff"}')
+    with server(good) as port:
+        found = scan(port, tmp_path / "out", "--payload", str(body))
+    assert (found.returncode, found.stderr.splitlines()) == (
+        Exit.DATA,
+        [
+            f"error: can't read {body}: not UTF-8 text",
+            "  name a file with a request's body, JSON in UTF-8: --payload FILE",
+        ],
+    )
 
 
 class Once:

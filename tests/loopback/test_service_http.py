@@ -107,7 +107,6 @@ def test_an_expectation_whose_body_came_along_needs_no_close(here: Served) -> No
         b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n",
         b"POST /predict HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
         b"POST /predict HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 3\r\n\r\n",
-        b"POST /predict HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 1000 + b"\r\n",
     ],
 )
 def test_a_request_whose_end_two_servers_may_see_in_two_places_is_refused_and_closed(

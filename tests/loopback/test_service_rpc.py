@@ -251,6 +251,8 @@ def test_a_deadline_is_a_deadline_whoever_says_it(here: Served, client: triton.I
     assert "DEADLINE_EXCEEDED" in caught.value.status()
     with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
         client.infer("finbert", [texts("a")], client_timeout=0.2)
+    with pytest.raises(InferenceServerException, match="wasn't there before the deadline"):  # the earlier one
+        client.infer("finbert", [texts("a")], timeout=50_000, client_timeout=PATIENCE_S)
     until(lambda: not here.service.admission.in_flight)
     until(lambda: here.service.worker.waiting() == (0, 0))  # the second one's rows left the queue
 
@@ -259,12 +261,11 @@ def test_a_cancelled_call_is_not_computed(here: Served) -> None:
     here.fake.gate.clear()
     with here.channel() as channel, ThreadPoolExecutor(1) as pool:
         first = pool.submit(call, channel, infer_bytes())
-        until(lambda: here.service.admission.in_flight == 1 and here.service.worker.waiting() == (0, 0))
+        assert here.fake.begun.wait(PATIENCE_S)  # or the second could join the first in one batch
         second = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(infer_bytes())
         until(lambda: here.service.worker.waiting()[0] == 1)
         second.cancel()
-        until(lambda: here.service.worker.waiting() == (0, 0))
-        assert here.service.admission.in_flight == 1
+        until(lambda: here.service.worker.waiting() == (0, 0) and here.service.admission.in_flight == 1)
         here.fake.gate.set()
         assert first.result()
 
@@ -338,7 +339,20 @@ def test_a_callers_mistake_is_the_callers(here: Served, data: bytes, said: str) 
         assert call(channel, infer_bytes())
 
 
-def test_messages_that_do_not_arrive_make_room_and_end() -> None:
+def test_a_message_that_does_not_arrive_is_not_waited_for_without_an_end() -> None:
+    stop = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        stop.wait(PATIENCE_S)
+        yield from ()
+
+    with served(replace(LIMITS, body_timeout_s=1)) as here, here.channel() as channel:
+        waiting = channel.stream_unary(f"/{SERVICE}/ModelInfer").future(silent())
+        assert waiting.exception(PATIENCE_S).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        stop.set()
+
+
+def test_messages_that_do_not_arrive_make_room_for_others() -> None:
     def silent() -> Iterator[bytes]:
         stop.wait(PATIENCE_S)
         yield from ()
@@ -346,7 +360,7 @@ def test_messages_that_do_not_arrive_make_room_and_end() -> None:
     stop = threading.Event()
     own = ("grpc.use_local_subchannel_pool", 1)
     with (
-        served(replace(LIMITS, body_timeout_s=6, max_in_flight=8)) as here,
+        served(replace(LIMITS, body_timeout_s=600, max_in_flight=8)) as here,
         here.channel() as channel,
         here.channel(own) as one,
         here.channel(own) as other,
@@ -355,10 +369,9 @@ def test_messages_that_do_not_arrive_make_room_and_end() -> None:
         waiting = [each.future(silent()) for each in opened for _ in range(LIMITS.max_connections // 2 + 4)]
         until(lambda: sum(each.done() for each in waiting) >= 8)
         assert call(channel, infer_bytes())
-        assert sum(not each.done() for each in waiting) >= 15, "it waited for their time to be up"
-        codes = [each.exception(PATIENCE_S).code() for each in waiting]
         stop.set()
-    assert set(codes) == {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        codes = [each.exception(PATIENCE_S).code() for each in waiting]
+    assert set(codes) == {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT}
     assert codes.count(grpc.StatusCode.UNAVAILABLE) in (8, 9)
 
 

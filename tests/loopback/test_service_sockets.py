@@ -3,15 +3,17 @@
 import asyncio
 import errno
 import http.client
+import itertools
 import json
 import logging
 import os
+import re
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -21,8 +23,10 @@ import uvicorn
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.server import listen, make_server
 from service.settings import Limits
+from service.web.acceptor import Acceptor
 from service.web.connection import Connection
 from service.web.door import Door
+from service.web.metrics import Metrics
 from service.web.service import Service
 from waiting import PATIENCE_S, until
 
@@ -105,7 +109,8 @@ def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1") -> Iterator[Serv
             yield Served(sock.getsockname()[1], server, service, fake, thread)
         finally:
             fake.gate.set()
-            server.force_exit = server.should_exit = True
+            with suppress(RuntimeError):  # the test has ended it
+                server.force_exit = server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
@@ -268,6 +273,48 @@ def test_a_caller_that_reads_no_answer_is_cut_off(hasty: Served) -> None:
         assert hasty.ask("GET", "/v2/health/ready") == 200
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["", "while the service ends"])
+def test_a_caller_that_reads_slowly_gets_all_of_its_answer(here: Served, ends: bool) -> None:
+    """It is closed only where it has read nothing since the last look, not because all takes long."""
+    here.fake.embed = lambda batch: tuple((0.5,) * 500_000 for _ in batch)  # type: ignore[method-assign]
+    body = json.dumps({"input": "a"}).encode()
+    with ExitStack() as stack:
+        slow = here.open(stack, HEAD.replace(b"predict", b"v1/embeddings") % len(body), body)
+        data = slow.recv(1024)
+        (connection,) = here.server.server_state.connections
+        assert isinstance(connection, Connection)
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        loop, looked = connection.loop, threading.Event()
+        if ends:
+            loop.call_soon_threadsafe(setattr, connection, "_ends", True)
+        loop.call_soon_threadsafe(connection._arm)
+        loop.call_soon_threadsafe(looked.set)
+        assert looked.wait(PATIENCE_S)
+        unread = connection.transport.get_write_buffer_size()
+        while connection.transport.get_write_buffer_size() == unread:
+            data += slow.recv(1024)
+        loop.call_soon_threadsafe(connection._expired)
+        while not data.endswith(b"}"):
+            piece = slow.recv(1 << 20)
+            assert piece, f"cut off after {len(data)} bytes"
+            data += piece
+        assert len(json.loads(data.partition(b"\r\n\r\n")[2])["data"][0]["embedding"]) == 500_000
+
+
+def test_a_newcomer_gets_the_place_of_a_caller_that_leaves_its_answer_unread() -> None:
+    """And nothing is written into that answer. A close would wait for its reader, beyond the limit."""
+    with served(replace(LIMITS, max_in_flight=1, max_connections=1)) as here, ExitStack() as stack:
+        here.fake.embed = lambda batch: tuple((0.5,) * 500_000 for _ in batch)  # type: ignore[method-assign]
+        body = json.dumps({"input": "a"}).encode()
+        unread = here.open(stack, HEAD.replace(b"predict", b"v1/embeddings") % len(body), body)
+        data = unread.recv(1024)
+        (connection,) = here.server.server_state.connections
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        assert here.ask("GET", "/v2/health/ready") == 200
+        data += received(unread)
+        assert data.count(b"HTTP/1.1 ") == 1
+
+
 def test_the_newcomer_is_refused_when_every_place_is_at_work() -> None:
     with served(Limits(max_in_flight=1, max_connections=1)) as here, ExitStack() as stack:
         here.fake.gate.clear()
@@ -355,6 +402,165 @@ def test_what_is_no_http_is_reported_in_json(here: Served) -> None:
         told = received(here.open(stack, b"\x16\x03\x01\x02\r\n\r\n"))
     assert told.startswith(b"HTTP/1.1 400 ")
     assert json.loads(told.partition(b"\r\n\r\n")[2]) == {"error": "this is not an HTTP/1.1 request"}
+
+
+def answers(told: bytes) -> list[bytes]:
+    """The status lines of final answers."""
+    return [line for line in re.findall(rb"HTTP/1.1 [^\r]+", told) if b" 100 " not in line]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_whole_request_whose_caller_sends_no_more_is_answered(here: Served, version: bytes) -> None:
+    """As `nc -N` sends it. What is computed by then, and what waits for its batch."""
+    ask = (HEAD % len(ASK)).replace(b"1.1", version) + ASK
+    here.fake.gate.clear()
+    with ExitStack() as stack:
+        held = [here.open(stack, ask), here.open(stack, ask)]
+        for each in held:
+            each.shutdown(socket.SHUT_WR)
+        health = here.open(stack, b"GET /v2/health/live HTTP/%s\r\nHost: x\r\n\r\n" % version)
+        health.shutdown(socket.SHUT_WR)
+        assert answers(received(health)) == [b"HTTP/1.1 200 OK"]
+        until(lambda: here.service.admission.in_flight == 2)
+        here.fake.gate.set()
+        for each in held:
+            assert answers(received(each)) == [b"HTTP/1.1 200 OK"]
+
+
+def test_requests_that_were_sent_together_are_all_answered_after_a_half_close(here: Served) -> None:
+    with ExitStack() as stack:
+        caller = here.open(stack, 3 * (HEAD % len(ASK) + ASK))
+        caller.shutdown(socket.SHUT_WR)
+        assert answers(received(caller)) == [b"HTTP/1.1 200 OK"] * 3
+
+
+def test_half_a_request_before_a_half_close_is_not_waited_for(here: Served) -> None:
+    with ExitStack() as stack:
+        caller = here.open(stack, HEAD % 100 + b"{")
+        caller.shutdown(socket.SHUT_WR)
+        assert answers(received(caller)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://x/v2/health/live", 200),
+        (b"HTTPS://x:1/v2/health/live?a", 200),
+        (b"http://x", 200),
+        (b"http://x?a", 200),
+        (b"http://x/none", 404),
+        (b"*", 404),
+        (b"ftp://x/v2", 404),
+    ],
+)
+def test_a_target_with_a_scheme_and_a_host_is_its_path(here: Served, target: bytes, status: int) -> None:
+    with ExitStack() as stack:
+        caller = here.open(stack, b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+        assert received(caller).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"A: " + b"x" * (1 << 20), b"A: b\r\n" * 300, b"A: b\r\n" * 200_000],
+    ids=["long", "many", "both"],
+)
+def test_a_head_that_is_too_large_is_a_431_that_its_caller_can_read(here: Served, fields: bytes) -> None:
+    """The whole of it can be sent: a connection that is closed meanwhile takes the answer from its caller."""
+    with ExitStack() as stack:
+        caller = here.open(stack, b"GET /v2 HTTP/1.1\r\nHost: x\r\n", fields, b"\r\n\r\n")
+        caller.shutdown(socket.SHUT_WR)
+        told = received(caller)
+    assert told.startswith(b"HTTP/1.1 431 ")
+    assert b"the head " in told
+    assert len(answers(told)) == 1
+
+
+def test_many_readers_of_the_metrics_share_a_page_that_is_no_older_than_their_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page costs milliseconds of the event loop: 300 callers who want one delayed health by ten seconds."""
+    made, text = [], Metrics.text
+
+    def slow(metrics: Metrics) -> bytes:
+        time.sleep(0.02)
+        made.append(time.monotonic())
+        return text(metrics)
+
+    monkeypatch.setattr(Metrics, "text", slow)
+    with served() as here, ExitStack() as stack:
+        callers = [http.client.HTTPConnection("127.0.0.1", here.port) for _ in range(6)]
+        for each in callers:
+            stack.callback(each.close)
+        for count in (1, 2, 3):
+            assert here.predict() == 200
+            for each in callers:
+                each.request("GET", "/metrics")
+            for each in callers:
+                assert b'"/predict",status="200"} %d.0' % count in each.getresponse().read()
+    assert len(made) < 3 * len(callers)
+    assert all(after - before > 9 * 0.02 for before, after in itertools.pairwise(made))
+
+
+def test_while_it_drains_every_answer_ends_its_connection(here: Served) -> None:
+    """A request that came after such an answer would meet a closed connection, and have none."""
+    here.fake.gate.clear()
+    with ExitStack() as stack:
+        inside = here.open(stack, HEAD % len(ASK) + ASK)
+        until(lambda: here.service.admission.in_flight == 1)
+        kept = [here.open(stack, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(3)]
+        for each in kept:
+            assert each.recv(65536).startswith(b"HTTP/1.1 200")
+        here.service.admission.draining = True
+        for each, ask in zip(
+            kept,
+            (HEAD % len(ASK) + ASK, b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n", HEAD % 3 + b"{}x"),
+            strict=True,
+        ):
+            each.sendall(ask)
+            told = received(each)
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert b"connection: close\r\n" in told.lower()
+        here.fake.gate.set()
+        told = received(inside)
+        assert told.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close\r\n" in told.lower()
+
+
+def test_a_stop_answers_whoever_had_connected_or_asked_before_it(
+    here: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new connection that waits to be taken, and kept ones whose request is there or still under way."""
+    monkeypatch.setattr("service.web.connection._LAST_S", PATIENCE_S)
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    blocked, goes_on = threading.Event(), threading.Event()
+    with ExitStack() as stack:
+        kept, late = (here.open(stack, live) for _ in range(2))
+        assert all(each.recv(65536).startswith(b"HTTP/1.1 200") for each in (kept, late))
+        assert isinstance(here.server, Acceptor)
+        assert here.server._loop
+        here.server._loop.call_soon_threadsafe(lambda: (blocked.set(), goes_on.wait(PATIENCE_S)))
+        assert blocked.wait(PATIENCE_S)
+        kept.sendall(live)
+        new = here.open(stack, HEAD % len(ASK) + ASK)
+        here.service.admission.draining = True
+        here.server.should_exit = True
+        goes_on.set()
+        assert received(kept).startswith(b"HTTP/1.1 200")
+        assert received(new).startswith(b"HTTP/1.1 503")
+        until(lambda: is_refused(here.port))
+        late.sendall(live)
+        assert received(late).startswith(b"HTTP/1.1 200")
+    here.thread.join(PATIENCE_S)
+    assert not here.thread.is_alive()
+
+
+def is_refused(port: int) -> bool:
+    """Whether nobody listens any more."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+    except ConnectionError:
+        return True
+    return False
 
 
 def test_requests_to_upgrade_do_not_flood_the_log(here: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,9 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from service import server
+from service import cli, server
 from service.batching import pulse
-from service.errors import DeviceFault, DeviceLost
+from service.errors import DeviceFault, DeviceLost, ServiceError
 from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.model.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
@@ -92,6 +93,51 @@ def test_a_stop_while_the_model_is_loading_does_not_wait_for_it(
         assert time.monotonic() - begun < BUSY_S
     finally:
         gate.set()
+
+
+def test_a_signal_after_the_end_does_not_change_the_exit_code(
+    here: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second SIGTERM or a late SIGHUP killed the process on its last steps: 143 or 129, not 0."""
+    gate = threading.Event()
+    monkeypatch.setattr(server, "_load", lambda _settings, _name: Busy(gate))
+
+    def stop() -> None:
+        ready(here)
+        terminate()
+
+    with beside(stop):
+        asyncio.run(server.serve(here))
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert signal.getsignal(each) is signal.SIG_IGN
+
+
+def test_a_hangup_before_there_is_a_model_does_not_end_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(cli, "main", lambda *_: seen.append(signal.getsignal(signal.SIGHUP)) or 0)
+    monkeypatch.setattr(os, "_exit", seen.append)
+    runpy.run_module("service", run_name="__main__")
+    assert seen == [signal.SIG_IGN, 0]
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_limit_of_processes_that_leaves_no_thread_is_an_error_that_says_so(
+    here: Settings, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Neither for the device nor, then, to load the model. It was a traceback."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(ServiceError, match="can't start new thread") as caught:
+        asyncio.run(server.serve(here))
+    assert "pids_limit" in caught.value.hint
 
 
 def test_who_is_still_inside_at_the_end_of_a_drain_gets_503_and_no_traceback(
@@ -295,7 +341,7 @@ import asyncio, sys, threading
 sys.path[:0] = sys.argv[2:]
 from test_service_stops import INFO, Named
 from pathlib import Path
-from service import server
+from service import cli, server
 from service.model.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
 

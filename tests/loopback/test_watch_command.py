@@ -211,12 +211,16 @@ def test_a_command_in_the_foreground_does_not_stay_stopped_for_want_of_the_termi
 
 
 def test_ctrl_z_stops_both_and_a_shell_can_continue_them() -> None:
-    shell = f"set -m; {' '.join(WATCH)} -- sh -c 'echo begun; sleep 2; echo ended'; echo back; fg; echo done"
+    """What the command reads shows that the terminal is its own, before and after."""
+    command = "read first; echo begun $first; read second; echo ended $second"
+    shell = f"set -m; {' '.join(WATCH)} -- sh -c '{command}'; echo back; fg; echo done"
     with Terminal(["bash", "-c", shell]) as terminal:
-        terminal.read_until(b"begun")
-        time.sleep(0.5)
+        terminal.type(b"one\n")
+        terminal.read_until(b"begun one")
         terminal.type(b"\x1a")
         terminal.read_until(b"back")
+        terminal.type(b"two\n")
+        terminal.read_until(b"ended two")
         terminal.read_until(b"done")
         terminal.wait()
 

@@ -57,6 +57,8 @@ NOT_RUN = {
     "weir probe compare before.json after.json": LOADED,
     "weir probe prometheus reports/throughput/scan.json": LOADED,
     "weir probe run spill scenarios --vram 4GiB": TORCH,
+    "python3 -m probes run transfer breakeven --against /opt/torch-next/bin/python3": "needs a second Python "
+    "with torch; tests/loopback runs two processes in turns, tests/unit the whole run",
     "weir probe throughput --device gpu --precision fp16 --precision fp32 "
     "--inputs copied --inputs in-place": NVIDIA,
     "weir probe throughput --model net.pt --shape 2x100 --shape 7x100": "needs a model of the reader's; "

@@ -184,3 +184,37 @@ def test_auto_takes_float16_only_where_every_number_fits(tmp_path):
     with pytest.raises(PlacementError, match=r"layers\.2\.down\.weight has a number beyond 65504"):
         plan(bare, vram=64 * MIB, machine=machine, compute="float16", weights=tmp_path)
     assert plan(bare, vram=64 * MIB, machine=machine, compute="float16").bfloat16_becomes == "float16"
+
+
+class Buffered(torch.nn.Module):
+    """With a buffer that float16 can't hold, one that each pass writes to, and one that it exchanges."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.register_buffer("tiny", torch.tensor([1e-9, 1.0]))
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("exchanged", torch.zeros(2))
+
+    def forward(self, x):
+        self.written.add_(1)
+        self.exchanged = self.exchanged + 1
+        return self.linear(x) + self.tiny[1]
+
+
+@pytest.mark.parametrize("becomes", ["float16", "float32"])
+def test_buffers_come_back_in_their_dtype_with_what_was_written_and_no_bits_lost(becomes):
+    model = torch.nn.Sequential(Buffered(), Buffered()).to(torch.bfloat16).eval().requires_grad_(False)
+    tiny, written = model[0].tiny, model[0].written
+    before = tiny.clone()
+    handle = place(model, plan_of(model, {"0": "streamed"}, becomes=becomes), device="cpu")
+    with torch.inference_mode():
+        model(torch.ones(2, 16, dtype=torch.bfloat16))
+    assert model[0].exchanged.dtype is getattr(torch, becomes)
+    handle.remove()
+    assert model[0].tiny is tiny
+    assert torch.equal(tiny.view(torch.int16), before.view(torch.int16))
+    assert model[0].written is written
+    assert written.tolist() == [1, 1]
+    assert model[0].exchanged.dtype is torch.bfloat16
+    assert model[0].exchanged.tolist() == [1, 1]

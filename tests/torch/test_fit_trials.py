@@ -1,6 +1,7 @@
 """Trials for real: forks that answer, die or hang, and a search under a cap on the CPU."""
 
 import faulthandler
+import json
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from probes.fit.measured import onestep, onetrial
 from probes.fit.measured.bracket import Hint
 from probes.fit.measured.cgroups import V2, Group, parent
 from probes.fit.measured.forking import Answer, forked
-from probes.fit.measured.nursery import _without_answer
+from probes.fit.measured.nursery import Found, Hunt, Searcher, _without_answer
 from probes.fit.measured.runs import Ask, measure
 from probes.fit.question import Cap, Question, Taken, Trial
 from probes.shared.unknown import Unknown
@@ -115,28 +116,73 @@ def test_a_refusal_in_a_fork_is_an_answer() -> None:
     assert ended.answer.refused.exit_code == 3
 
 
+def fail_by(error: BaseException) -> Answer:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (KeyError("weights"), "crashed"),
+        (ImportError("libhip.so.7: no such file"), "crashed"),
+        (MemoryError("no room"), "memory_error"),
+        (RuntimeError("CUDA out of memory"), "gpu_out_of_memory"),
+    ],
+)
+def test_an_error_that_no_trial_expects_is_its_cause_and_no_good_end(
+    error: Exception, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended as exit code 0, and nobody learned why."""
+    said = f"{type(error).__name__}: {error}"
+    ended = forked(lambda: fail_by(error), PATIENCE_S)
+    assert ended.answer is not None
+    assert ended.answer.failed == said
+
+    told: list[Found] = []
+    hunt = Hunt(json.dumps(TINY), Question("m"), "cpu", "batch", MIB, Hint(1), 1, PATIENCE_S, "process")
+    searcher = Searcher(hunt, told.append)
+    for name in ("run", "traced", "warm"):
+        monkeypatch.setattr(onetrial, name, lambda *_, **__: fail_by(error))
+    trial = searcher._tried(1, PATIENCE_S, None, lambda: 0)
+    assert (trial.verdict, trial.said) == (verdict, said)
+    built, _ = searcher._built()
+    searcher._trace(1)
+    assert said in str(built)
+    assert said in str(told[0].taken)
+
+
+def test_an_answer_that_cannot_be_sent_and_an_interruption_are_no_good_ends() -> None:
+    ended = forked(lambda: Answer(name=object()), PATIENCE_S)  # type: ignore[arg-type]
+    assert ended.answer is not None
+    assert "object" in ended.answer.failed
+    assert forked(lambda: fail_by(KeyboardInterrupt()), PATIENCE_S).code == 1
+
+
 @pytest.mark.parametrize(
     ("cap", "verdicts"),
     [("process", {"fits", "allocation_refused"}), ("cgroup", {"fits", "killed_for_memory"})],
 )
-def test_a_search_on_the_cpu_finds_an_edge_that_a_second_search_finds_again(
+def test_a_search_on_the_cpu_finds_an_edge_and_trials_on_both_sides_of_it_agree_within_a_step(
     cap: Cap, verdicts: set[str]
 ) -> None:
+    """A step is 10 MiB: what a kernel counts for a process differs by far less, however busy it is."""
     if cap == "cgroup" and isinstance(why := parent(), Unknown):
         pytest.skip(why.reason)
-    asked = Question("m", "training", tokens=64, precision="fp32", optimizer="sgd")
+    asked = Question("m", "training", tokens=256, precision="fp32", optimizer="sgd")
     seen: list[Trial] = []
-    ask = Ask(TINY, asked, "cpu", "batch", 60 * MIB, Hint(8), most=1000, limit_s=900.0, cap=cap)
+    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, Hint(8), most=1000, limit_s=900.0, cap=cap)
     found = measure(ask, seen.append, root=Path("/"))
-    assert found.largest.exact
-    assert found.largest.fits > 0
+    assert found.largest.ended
+    assert found.largest.fits > 1
     assert {trial.verdict for trial in seen} == verdicts
     assert not any("threads" in note for note in found.notes), "forks of threads may wait for ever"
     assert isinstance(found.at_size, Taken)
     assert not isinstance(found.peak_bytes, Unknown)
-    assert found.peak_bytes < 60 * MIB
-    again = measure(ask, lambda trial: None)
-    assert again.largest.fits == found.largest.fits
+    assert found.peak_bytes < 100 * MIB
+    assert found.peak_bytes / found.largest.fits > 10 * MIB
+    assert found.largest.fits <= found.largest.top <= found.largest.fits + 1
+    sizes = [trial.size for trial in seen]
+    assert sizes.count(found.largest.top) >= 3
 
 
 def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> None:

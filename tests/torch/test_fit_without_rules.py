@@ -124,7 +124,7 @@ def test_the_verb_answers_for_an_architecture_without_rules(tmp_path: Path) -> N
     report = decode(FitReport, load(out.read_text(encoding="utf-8")), "fit")
     assert report.predicted_by == "two trials"
     assert isinstance(report.measured, Measured)
-    assert report.measured.largest.exact
+    assert report.measured.largest.ended
     assert isinstance(report.predicted_largest_batch, Largest)
     assert isinstance(report.predicted_largest_tokens, Unknown)
     assert not isinstance(report.measured.built, Unknown)

@@ -17,6 +17,7 @@ from probes.placement import place
 from probes.placement.loading.load import load
 from probes.placement.runtime.blocks.lanes import HostLanes
 from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.placement.runtime.blocks.wires import Held
 from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
 from probes.placement.values import Rings
@@ -208,3 +209,65 @@ def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
         assert same(model, weights), one.where
         assert torch.equal(model(x), want), one.where
         assert not any("forward" in module.__dict__ for module in model.modules()), one.where
+
+
+class Recovering(Held):
+    """Bytes whose announcements have to be forgotten after an interruption."""
+
+    recovered = 0
+
+    def recover(self):
+        self.recovered += 1
+
+
+def test_after_an_interrupted_step_each_wire_forgets_what_was_announced():
+    model, handle = placed(["streamed"], HostLanes(), Rings(2))
+    x, moving = torch.randn(2, 64), handle._engine.moving
+    want = model(x)
+    for one in moving:
+        one.wire = Recovering(one.wire.whole())
+    handle._engine.changing = True  # as an interruption leaves it
+    assert torch.equal(model(x), want)
+    assert [one.wire.recovered for one in moving] == [1] * len(moving)
+
+
+class Recursive(nn.Module):
+    """Calls itself once, and goes on where that call is interrupted."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x, inner=True):
+        found = self.linear(x)
+        if inner:
+            try:
+                self(x, inner=False)
+            except KeyboardInterrupt:
+                self.interrupted = True
+        return found + self.linear(x)
+
+
+@torch.no_grad()
+def test_an_interrupted_call_within_a_call_leaves_the_outer_one_under_way():
+    torch.manual_seed(0)
+    model = nn.Sequential(Recursive(), Recursive(), Recursive()).eval().requires_grad_(False)
+    x = torch.randn(2, 64)
+    want = model(x)
+    plan = plan_of(model, dict.fromkeys("012", "streamed"), Rings(1))
+    moving = settle(model, plan, ModuleSource(), HostLanes())._engine.moving
+    linear, depths = model[1].linear, []
+    linear.register_forward_hook(lambda *_: depths.append(moving[1].depth))
+    interrupted = 0
+    for one in moments(lambda: model(x)):
+        found = []
+        for layer in model:
+            layer.interrupted = False
+        depths.clear()
+        one.run(lambda: found.append(model(x)))  # noqa: B023  # called here
+        interrupted += any(layer.interrupted for layer in model)
+        assert all(torch.equal(output, want) for output in found), one.where
+        assert all(depth > 0 for depth in depths), one.where
+        assert [block.depth for block in moving] == [0, 0, 0], one.where
+        assert torch.equal(model(x), want), one.where
+    assert interrupted > 10

@@ -267,6 +267,40 @@ def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path):
             source.bring(model.embed.weight, torch.empty(10, 8))
 
 
+def test_a_file_written_to_whose_old_time_is_set_again_is_an_error(tmp_path):
+    """Its weights were taken for those of the checkpoint that was opened."""
+    path = saved(Tied(), tmp_path / "model.safetensors")
+    with opened(path) as checkpoint:
+        source = CheckpointValues(model := build(Tied), checkpoint)
+        before = path.stat()
+        while path.stat().st_ctime_ns == before.st_ctime_ns:  # a file system's clock ticks in milliseconds
+            with path.open("r+b") as file:
+                file.seek(-4, 2)
+                file.write(b"oops")
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+        with pytest.raises(CheckpointUnreadable, match="changed while it was read"):
+            source.bring(model.embed.weight, torch.empty(10, 8))
+
+
+def test_a_file_that_another_replaces_is_read_on(tmp_path):
+    path = saved(Tied(), tmp_path / "model.safetensors")
+    with opened(path) as checkpoint:
+        source = CheckpointValues(model := build(Tied), checkpoint)
+        before = path.stat()
+        descriptor = os.open(path, os.O_RDONLY)
+        while os.fstat(descriptor).st_ctime_ns == before.st_ctime_ns:
+            (tmp_path / "link").unlink(missing_ok=True)
+            (tmp_path / "link").hardlink_to(path)
+            (tmp_path / "link").unlink()
+        os.close(descriptor)
+        with pytest.raises(CheckpointUnreadable, match="changed while it was read"):
+            source.bring(model.embed.weight, torch.empty(10, 8))
+        (tmp_path / "other").write_bytes(b"other")
+        (tmp_path / "other").replace(path)
+        source.bring(model.embed.weight, torch.empty(10, 8))
+
+
 def test_pieces_of_a_large_tensor_are_put_together_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(filereading, "PIECE_BYTES", 1000)
     weights = torch.randn(301, 77)

@@ -15,14 +15,15 @@ from safetensors.torch import save_file
 from tied_model import Model
 from torch import nn
 
-from probes.errors import CheckpointUnreadable, PlacementError
+from probes.errors import CheckpointUnreadable, PlacementError, UsageError
 from probes.placement.loading import load as placed_loading
 from probes.placement.loading.checkpoint import Checkpoint
-from probes.placement.loading.load import load
+from probes.placement.loading.load import STAGED, _require_room, load
+from probes.placement.loading.readahead import ReadAhead
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.disk import cache, content
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.values import Tier
+from probes.placement.values import LOADING_BYTES, Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
 
@@ -255,6 +256,51 @@ def test_a_block_on_disk_whose_file_is_cut_is_an_error_of_the_pass_and_the_model
         with pytest.raises(CheckpointUnreadable, match="changed while it was read"):
             passes(placed, ids)
     assert torch.equal(want, model(ids))
+
+
+def test_reading_ahead_that_is_interrupted_as_often_as_there_are_buffers_begins_again(saved, monkeypatch):
+    """Each interruption cost a buffer; without any, every later pass ended in a KeyError."""
+    model, folder = saved
+    placed = load(Model, folder, plan_of(model, {f"layers.{i}": "disk" for i in range(5)}), device="cpu")
+    ids = torch.arange(6)[None]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with torch.inference_mode():
+        want = model(ids)
+        for _ in range(2 * STAGED):
+            with monkeypatch.context() as patch:
+                patch.setattr(ReadAhead, "_begin", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    placed(ids)
+        assert torch.equal(placed(ids), want)
+    placed.placement.remove()
+
+
+@pytest.mark.parametrize(("pinned", "pageable"), [(3 << 20, 0), (0, 3 << 20), (1 << 20, 2 << 20)])
+def test_what_a_plan_keeps_in_host_memory_leaves_room_for_loading(saved, pinned, pageable):
+    made = plan_of(saved[0], {})
+    made = replace(made, host=replace(made.host, pinned=pinned, pageable=pageable))
+    budget = (3 << 20) + LOADING_BYTES
+    _require_room(made)  # a plan by hand, without budgets
+    _require_room(replace(made, host_budget=budget))
+    for tight in (replace(made, host_budget=budget - 1), replace(made, vram_budget=1 << 40)):
+        with pytest.raises(PlacementError, match=r"keeps 3\.00 MiB in .* and loading takes 64\.00 MiB"):
+            _require_room(tight)
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"x", "", "a\0b", "\ud800"], ids=repr)
+def test_what_is_no_path_is_refused_before_anything_is_built(saved, bad):
+    model, folder = saved
+    plan = plan_of(model, LARGE)
+
+    def factory():
+        raise AssertionError("it was built")
+
+    for paths, what in (((bad, True), "the checkpoint is "), ((folder, bad), "the cache is ")):
+        with pytest.raises(UsageError, match=what):
+            load(factory, paths[0], plan, device="cpu", cache=paths[1])
 
 
 def test_a_plan_of_another_model_is_refused(saved):

@@ -188,14 +188,14 @@ def test_a_table_that_is_only_looked_up_needs_no_room_and_keeps_its_bits(objecti
 
 
 @torch.no_grad()
-def test_a_table_with_a_largest_norm_is_read_as_a_whole():
+def test_a_table_with_a_largest_norm_is_refused_before_anything_has_changed():
     model = Model(tied=False).eval()
-    model.embed.max_norm = 0.5
+    model.embed.max_norm = 0.5  # each call writes to the weight, which a packed table would lose
     ids = torch.randint(0, WORDS, (3,))
     want = F.embedding(ids, model.embed.weight.clone(), max_norm=0.5)
-    handle = place(model, table_plan(model, names=("embed",)))
+    with pytest.raises(PlacementError, match=r"calls of embed write to embed\.weight"):
+        place(model, table_plan(model, names=("embed",)))
     assert same(model.embed(ids), want)
-    handle.remove()
 
 
 @torch.no_grad()
@@ -277,6 +277,60 @@ def test_where_pieces_round_otherwise_an_exact_product_is_that_of_the_whole_tabl
         assert same(model.head(x), F.linear(x, words))
     assert len(unpacked) == 1  # the first piece showed it, once
     handle.remove()
+
+
+def plainly(product, x, bias=None):
+    return product(x, bias)
+
+
+def with_autocast(product, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return product(x, None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("is_otherwise", "before", "after"),
+    [
+        (
+            lambda x, _: not x.is_contiguous(),
+            plainly,
+            lambda product, x: plainly(product, x.T.contiguous().T),
+        ),
+        (lambda *_: torch.is_autocast_enabled("cpu"), plainly, with_autocast),
+        (
+            lambda x, _: x.dtype is torch.float32,
+            with_autocast,
+            lambda product, x: with_autocast(product, x.float()),
+        ),
+        (
+            lambda _, bias: bias is not None,
+            plainly,
+            lambda product, x: plainly(product, x, torch.ones(WORDS, dtype=x.dtype)),
+        ),
+    ],
+    ids=["strides", "autocast", "dtype", "bias"],
+)
+def test_pieces_that_gave_the_wholes_bits_are_compared_again_for_another_kind_of_input(
+    monkeypatch, is_otherwise, before, after
+):
+    """Of the same shape; the library that rounds pieces of that kind otherwise is a stand-in."""
+    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    words, own = Model().embed.weight.detach(), F.linear
+
+    def linear(x, weight, bias=None):
+        found = own(x, weight, bias)
+        return found * 1.01 if len(weight) < WORDS and is_otherwise(x, bias) else found
+
+    monkeypatch.setattr(packedtables.F, "linear", linear)
+    room = torch.empty(tiles.piece_bytes((WORDS, WIDTH)), dtype=torch.uint8)
+    table = packedtables.Table(
+        pack(words), room, unpack=unpack, fused=lambda *_: None, fast=False, whole=words
+    )
+    x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before(table.product, x)
+    assert list(table._same.values()) == [True]
+    assert same(after(table.product, x), after(lambda x, bias: own(x, words, bias), x))
 
 
 @torch.no_grad()

@@ -210,6 +210,27 @@ def test_blocks_that_were_to_stream_packed_keep_to_the_host_budget_too():
     refused(model, replace(made, host_budget=made.host.total), "of host memory, not the plan's")
 
 
+def test_host_memory_for_what_streams_already_and_for_what_spills_together_keeps_to_the_budget():
+    """Each by itself fits; together they don't."""
+    model = built(torch.bfloat16, random_bits)
+    made = planned(model, 0.6)
+    planned_tiers = {block.name: block.tier for block in made.blocks}
+    handle = place(model, replace(made, host_budget=1 << 40), device="cpu")
+    taken = {"packed": 0, "streamed_packed": 0}  # of host memory, by the planned tier
+    for one in handle._settling.settled:
+        if one.tier == "streamed_packed":
+            taken[planned_tiers[one.block.name]] += one.stored.n_bytes
+    whole = handle._settling.host.used
+    handle.remove()
+    largest = max(taken.values())
+    assert 0 < largest < whole - 1
+
+    beside = made.host.total - sum(block.host_bytes for block in made.blocks)
+    for most in (largest, whole - 1):
+        refused(model, replace(made, host_budget=beside + most), "with those that would have to stream")
+    place(model, replace(made, host_budget=beside + whole), device="cpu").remove()
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

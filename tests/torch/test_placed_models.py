@@ -170,7 +170,6 @@ def test_a_copy_of_a_placed_model_is_refused(model, tier, copying):
         lambda model: model.layers[0].linear.weight.zero_(),
         lambda model: nn.init.ones_(model.layers[0].linear.weight),
         lambda model: model.layers[0].linear.weight.data_ptr(),
-        lambda model: model.requires_grad_(True),
         lambda model: setattr(model.layers[0].linear.weight, "data", torch.zeros(64, 64)),
         lambda model: model.layers[0].linear.weight.__setitem__(0, 1.0),
         lambda model: torch.add(torch.ones(64, 64), 1, out=model.layers[0].linear.weight),

@@ -4,7 +4,6 @@ import random
 from copy import deepcopy
 from dataclasses import replace
 
-import pytest
 import torch
 from late_lanes import LateLanes
 from random_models import TIERS, Model, plan_of
@@ -97,9 +96,9 @@ def test_random_modules_placed_at_random_compute_the_same_without_a_stale_read()
     assert sum(map(bool, in_pieces)) > 10
 
 
-@pytest.mark.thorough
-def test_a_thousand_random_modules_compute_the_same_without_a_stale_read():
-    checked, replayed, in_pieces = zip(*(run(seed) for seed in range(120, 1120)), strict=True)
-    assert sum(checked) > 10_000
-    assert sum(replayed) > 200
-    assert sum(map(bool, in_pieces)) > 100
+def test_hundreds_of_random_modules_compute_the_same_without_a_stale_read():
+    """`make bench-placement` has a thousand."""
+    checked, replayed, in_pieces = zip(*(run(seed) for seed in range(120, 420)), strict=True)
+    assert sum(checked) > 3000
+    assert sum(replayed) > 60
+    assert sum(map(bool, in_pieces)) > 30

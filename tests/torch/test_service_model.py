@@ -337,6 +337,23 @@ def smallest(weights: bert.Weights, shape: BertShape) -> Placement:
     return Placement("wx4100", made.vram.total - made.vram.context - made.vram.weights // 4)
 
 
+def test_a_placement_does_not_count_on_memory_that_the_container_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A profile of a card doesn't say how much memory its host has; the planner would assume 64 GiB."""
+    shape = BertShape(num_hidden_layers=6, hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    weights = bert.random_weights(shape, 1)
+    wanted, cpu = smallest(weights, shape), Device("cpu", "cpu", "cpu")
+    held = sum(weight.nbytes for weight in weights.values())
+    monkeypatch.setattr(placing, "available_bytes", lambda _root: 80 << 20)
+    _, made = placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+    assert made.host_budget == held + (80 << 20)
+    monkeypatch.setattr(placing, "available_bytes", lambda _root: -held)
+    with pytest.raises(DeviceMissing, match="host memory") as caught:
+        placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+    assert "give the container more memory" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("wanted", "error", "said"),
     [

@@ -41,6 +41,8 @@ class Somewhere(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func == torch.Tensor._version.__get__:  # known on the host
+            return super().__torch_function__(func, types, args, kwargs)
         where = {
             one.card for one in tree_leaves((args, kwargs)) if isinstance(one, cls) and hasattr(one, "card")
         }

@@ -1,6 +1,6 @@
 """Which stream work and marks go to, with a device that only notes it: the streams' own bookkeeping."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -145,3 +145,91 @@ def test_work_that_follows_on_another_stream_waits_for_the_one_before(device, mo
     device.current[0] = 5
     lane.follow()
     assert len(seen) == 2
+
+
+class Graph:
+    """Replays what `replays` does."""
+
+    replays = staticmethod(int)
+
+    def __init__(self, **_):
+        pass
+
+    def capture_begin(self, **_):
+        pass
+
+    def capture_end(self):
+        pass
+
+    def pool(self):
+        return None
+
+    def replay(self):
+        self.replays()
+
+
+@pytest.mark.parametrize("writes", [3, 4])
+def test_work_whose_graph_writes_something_else_is_handed_over_kernel_by_kernel(device, monkeypatch, writes):
+    assert device
+    written = torch.zeros(64, dtype=torch.uint8)
+    monkeypatch.setattr(Graph, "replays", staticmethod(lambda: written.fill_(writes)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(lanes, "_CAPTURES", lambda: False)
+
+    def work():
+        written.fill_(3)
+
+    made = lanes.CudaLanes(torch.device("cuda", 0))
+    bundled = made.bundled(work, written)
+    assert (bundled is work) == (writes != 3)
+    assert made.why_unbundled == ("" if writes == 3 else "a graph of it writes something else")
+
+
+class Event:
+    """Notes in `log` which stream waits for which."""
+
+    log: list
+
+    def __init__(self, **_):
+        pass
+
+    def record(self, stream):
+        self.stream = stream
+
+    def wait(self, stream):
+        self.log.append((stream, self.stream))
+
+
+class Lane:
+    """Of one stream, which has a name."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def record(self, mark):
+        mark.event.record(self.stream)
+
+    def wait(self, mark):
+        mark.event.wait(self.stream)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_recording_ends_with_the_streams_of_our_own_joined(monkeypatch, fails):
+    Event.log = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    ours = SimpleNamespace(compute=Lane("caller"), forked=(Lane("copies"), Lane("unpacking")))
+
+    def work():
+        assert Event.log == [("copies", "caller"), ("unpacking", "caller")]
+        Event.log.clear()
+        if fails:
+            raise RuntimeError("no")
+        return "outputs"
+
+    with pytest.raises(RuntimeError, match="no") if fails else nullcontext():
+        assert lanes._Recorded(ours, work, None, None).outputs == "outputs"
+    assert Event.log == [("caller", "copies"), ("caller", "unpacking")]

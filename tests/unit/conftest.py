@@ -1,10 +1,12 @@
 """Unit tests can't leave the process: no subprocess, no socket."""
 
 import gc
+import itertools
 import os
 import socket
 import subprocess
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady")
     if few:
         config.pluginmanager.register(_NoDots())
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, which looks through the folders of all tests before it for each."""
+    made = tmp_path_factory.getbasetemp() / f"{next(_folders)}"
+    made.mkdir(mode=0o700)
+    return made
+
+
+_folders = itertools.count()
 
 
 class _NoDots:

@@ -10,13 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "bench"))
 
+import board  # noqa: E402
 import figures  # noqa: E402
 from board import Board  # noqa: E402
 from figures import FIGURES, FigureError, Results, render  # noqa: E402
 
 
 def results(*rows: dict[str, Any]) -> Results:
-    return Results("bench-build.json", {"cores": 2, "rows": rows})
+    return Results("bench-build.json", {"bench": "build", "cores": 2, "rows": rows})
 
 
 @pytest.fixture
@@ -80,6 +81,53 @@ def test_a_bench_keeps_what_it_printed(tmp_path: Path, capsys: pytest.CaptureFix
     assert [row.get("ok") for row in printed] == [False, True, None]
 
 
+def test_a_bench_run_by_a_user_changes_no_file_that_git_knows() -> None:
+    assert Board("build").results == ROOT / "reports" / "bench" / "build"
+    assert "reports/*" in (ROOT / ".gitignore").read_text().splitlines()
+    for path in (ROOT / "tests" / "bench").glob("*.py"):
+        if path.name not in ("board.py", "figures.py"):
+            assert "RESULTS" not in path.read_text(encoding="utf-8"), path
+
+
+def test_results_come_into_the_docs_by_a_step_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(board, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    assert figures.keep("x") == 1
+    assert "no results in reports/bench/x: run make bench-x" in capsys.readouterr().err
+    Board("x").finish()
+    (tmp_path / "runs" / "x" / "scan-cpu.html").write_text("a page")
+    assert not list(tmp_path.glob("*.*"))
+    assert figures.keep("x") == 0
+    assert {path.name for path in tmp_path.glob("*.*")} == {"bench-x.json", "scan-cpu.html"}
+
+
+def test_results_older_than_their_code_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "digest_now", board.code_digest)
+    code = tmp_path / "probes" / "watch" / "a.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("A = 1")
+    Board("watch", results=tmp_path).finish()
+    kept = Results("bench-watch.json", json.loads((tmp_path / "bench-watch.json").read_text()))
+    (tmp_path / "probes" / "other.py").write_text("not what was measured")
+    (code.parent / "a.cpython-311.pyc").write_text("bytecode")
+    assert figures.earlier(kept) == ""
+    code.write_text("A = 2")
+    assert figures.earlier(kept) == ", with earlier code"
+    assert ", with earlier code:" in figures.bars(kept)
+    without = {key: value for key, value in kept.document.items() if key != "code"}
+    assert figures.earlier(Results("bench-watch.json", without)) == ", with earlier code"
+
+
+def test_what_a_bench_measures_is_there() -> None:
+    for bench, paths in board.MEASURED.items():
+        assert [path for path in paths if not (ROOT / path).exists()] == [], bench
+    assert board.measured("placement-times") == board.measured("placement")
+    assert board.measured("anything new") == ("buildtool", "probes", "images")
+
+
 def test_a_part_of_a_bench_leaves_the_last_results_alone(tmp_path: Path) -> None:
     board = Board("x", whole=False, results=tmp_path)
     board.bar("ratio", 0.3, 0.4, "1")
@@ -123,7 +171,14 @@ SAMPLE = [
 def sample() -> Results:
     return Results(
         "bench-x.json",
-        {"command": "make bench-x", "date": "2026-11-21", "cores": 2, "load": [0.1, 2.0], "rows": SAMPLE},
+        {
+            "bench": "x",
+            "command": "make bench-x",
+            "date": "2026-11-21",
+            "cores": 2,
+            "load": [0.1, 2.0],
+            "rows": SAMPLE,
+        },
     )
 
 
@@ -158,7 +213,14 @@ def test_what_a_gpu_could_not_show_and_what_others_took_stand_in_the_table() -> 
         {"figure": "accelerate", "value": 219.867, "unit": "ms"},
         {"figure": "first load", "value": 10.3, "unit": "s"},
     ]
-    document = {"command": "x", "date": "2026-11-22", "cores": 16, "load": [0.1, 0.1], "rows": rows}
+    document = {
+        "bench": "x",
+        "command": "x",
+        "date": "2026-11-22",
+        "cores": 16,
+        "load": [0.1, 0.1],
+        "rows": rows,
+    }
     told = figures.on_a_gpu(Results("bench-x.json", document)).split("\n")
     assert "| large model | | not judged: CUDA out of memory |" in told
     assert "| accelerate | 220 ms |" in told
@@ -171,3 +233,11 @@ def test_bars_that_differ_in_a_number_alone_share_a_row(sample: Results) -> None
     assert "| time | at most 3 x | 0.126 to 0.132 (2 times), **missed** |" in lines
     assert "| images from nothing | at most 300 s | 236 |" in lines
     assert not [line for line in lines if "launches" in line]
+
+
+def test_every_missed_bar_stands_on_the_evidence_page() -> None:
+    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    for results in figures.load(figures.EVERY_BENCH):
+        for row in results.document["rows"]:
+            if "bar" in row and row["value"] is not None and not row["ok"]:
+                assert f"| {row['bar']} |" in page, results.file

@@ -202,7 +202,7 @@ ACTING = {
     "probes.throughput.direct.gauges",
     "probes.throughput.direct.torchrunner",
 }
-MOST_MODULES = 12  # of a folder, for a reader to see at once
+MOST_MODULES = 13  # of a folder, for a reader to see at once
 LONGEST_CHAIN = 7  # of imports within a folder
 # one name for one thing in several places; any other name says one thing
 SAME_MEANING = {

@@ -4,6 +4,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import struct
 import termios
 from collections.abc import Callable
@@ -38,6 +39,37 @@ def test_the_three_ways_to_speak_quote_every_hostile_text(capsys: pytest.Capture
             said = (told.out + told.err).removeprefix("\r\x1b[K")
             assert harmless(said), text
             assert said.count("\n") == breaks.get(speak, 0), text
+
+
+@pytest.mark.parametrize(
+    "command", ["::error file=x,line=1::hi", "  \t::add-mask::a", "##[error]hi", "x ##vso[task.setvariable]a",
+    "##teamcity[buildStop]"],
+)  # fmt: skip
+def test_no_line_is_a_command_to_the_ci_that_shows_the_output(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = io.StringIO()
+    Progress(stream=progress).say(command)
+    output.tell(f"first\n{command}\n\n{command}")
+    output.complain(command)
+    output.say(command)
+    told = capsys.readouterr()
+    for line in (told.out + told.err + progress.getvalue()).splitlines():
+        assert not line.lstrip().startswith("::")
+        assert not re.search(r"##(vso|teamcity)?\[", line)
+    assert "::" not in command or "\\x3a:" in told.out
+
+
+def test_a_linted_file_is_named_without_beginning_a_command_to_a_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "::error file=Dockerfile"
+    Path(name).write_text("FROM ubuntu\nRUN echo '##vso[task.complete]' && sudo pip install torch\n")
+    assert main(["doctor", "--lint", name]) == Exit.FINDINGS
+    said = capsys.readouterr().out
+    assert said.startswith("\\x3a:error file=Dockerfile:1: ")
+    assert not [line for line in said.splitlines() if line.lstrip().startswith("::") or "##vso[" in line]
 
 
 def test_lines_of_an_engine_or_of_apt_are_relayed_without_their_escape_sequences() -> None:

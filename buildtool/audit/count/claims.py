@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from buildtool.audit.count.kinds import Kind
 from buildtool.audit.count.packages import Manager, Package
 from buildtool.gpucode.errors import BadTarget
-from buildtool.gpucode.target import TargetId, serves_any
+from buildtool.gpucode.target import SPIRV, TargetId, serves_any
 
 CUDA = "cuda-in-cpu-image"
 FOREIGN_FILES = "foreign-gfx"
@@ -48,6 +48,7 @@ _CONDA_TOOL = re.compile(
     r"|cuda-compiler|sysroot)([_-].*)?|patchelf)$"
 )
 _TOOLS = {Manager.DEB: _DEB_TOOL, Manager.PYTHON: _PYTHON_TOOL, Manager.CONDA: _CONDA_TOOL}
+_MOVED_HEADERS = 2048  # a table of 36 program headers, which is more than libraries have
 _TOOL_DIRECTORY = re.compile(rb"^(opt/rocm[^/]*/(lib/)?llvm|usr/local/cuda[^/]*/(bin|nvvm))(/|$)")
 
 Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly these would remove
@@ -95,10 +96,16 @@ class ClaimCounter:
         if causes and n_bytes:
             self.claims[tuple(causes)] += n_bytes
 
-    def add_code(self, code: Mapping[str, int], causes: list[str]) -> None:
-        """GPU code inside a library, by target."""
-        for target, n_bytes in code.items():
-            self.add(n_bytes, [*causes, FOREIGN_CODE] if self.is_foreign(target) else causes)
+    def cut_from(self, code: Mapping[str, int], *, grain: int) -> frozenset[str]:
+        """The targets whose code a prune cuts out of a library that holds `code`.
+
+        It leaves a library whole that has nothing for the wanted cards, and one that would get smaller by
+        less than its `grain`. The program headers take some of the room that is freed.
+        """
+        foreign = frozenset(target for target in code if self.is_foreign(target))
+        serves = any(target == SPIRV or target.startswith("gfx") for target in code.keys() - foreign)
+        least = grain + _MOVED_HEADERS if grain else 0
+        return foreign if serves and sum(code[target] for target in foreign) >= least else frozenset()
 
     def is_foreign(self, key: str) -> bool:
         """`is_foreign` for the wanted targets, each key judged once."""

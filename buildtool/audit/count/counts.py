@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from buildtool.audit.count.base import Base, find_base
@@ -12,6 +12,7 @@ from buildtool.audit.count.claims import (
     CUDA,
     DELETED,
     DUPLICATES,
+    FOREIGN_CODE,
     FOREIGN_FILES,
     OF_KIND,
     OVERWRITTEN,
@@ -23,7 +24,7 @@ from buildtool.audit.count.claims import (
     parse_targets,
 )
 from buildtool.audit.count.copies import Duplicate, Maker, cause_of_rewriting, find_copies
-from buildtool.audit.count.exposure import SecretPlace, exposed_secrets
+from buildtool.audit.count.exposure import SecretPlace, exposed_secrets, exposed_values
 from buildtool.audit.count.kinds import Classifier, Kind, Place
 from buildtool.audit.count.largest import FileRow, largest_directories, largest_files
 from buildtool.audit.count.packages import (
@@ -39,12 +40,16 @@ from buildtool.audit.count.spot import PackageName, Spot
 from buildtool.audit.count.treemap import Tree, TreeCounter
 from buildtool.audit.inspect.secrets import redacted
 from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.layer import LayerIndex, join
+from buildtool.audit.read.layer import HASHED_BYTES, LayerIndex, join
 from buildtool.audit.read.merge import Finder, Merged, merge
 
 _CUDA_LIBRARY = re.compile(
     rb"^lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cudart|cudss|nccl|nvrtc|nvJitLink|nvshmem"
     rb"|nvToolsExt|nvperf|(torch|c10)_(cuda|nvshmem)|caffe2_nvrtc)",
+)
+# libraries that are known to keep GPU code, or some of it, in sections that the audit doesn't read
+_HIDES_CODE = re.compile(
+    rb"^lib(cudnn|cufft|cusparseLt|cutensor|nvinfer|nvjpeg|npp)[^/]*\.so|(tensorflow|xla|pjrt|jax)[^/]*\.so"
 )
 _CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|cupy[-_]cuda.*)$")
 _SERVICE = (b"app", b"srv", b"usr/src/app", b"opt/weir")
@@ -82,6 +87,8 @@ class Sums:
     shown: defaultdict[Kind, Tally] = field(default_factory=_tallies)  # visible, without what is strippable
     gpu_files: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by their names' target
     gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
+    cuttable: defaultdict[str, Tally] = field(default_factory=_tallies)  # of these, what a prune cuts
+    unsearched: Tally = field(default_factory=Tally)  # visible: libraries with code where none is read
     strippable: Tally = field(default_factory=Tally)  # visible debug information in libraries and programs
     cuda: Tally = field(default_factory=Tally)  # visible: CUDA's distributions, and its libraries elsewhere
     overwritten: Tally = field(default_factory=Tally)  # path -> content that a later layer replaces
@@ -96,7 +103,8 @@ class Sums:
 class Facts(Sums):
     """An image, counted. Sums of `owners`, of `kinds` and of `layer_bytes` are equal."""
 
-    labels: Mapping[str, str]
+    labels: Mapping[str, str]  # without credentials, as are `commands`
+    commands: tuple[str | None, ...]  # what made each layer
     ref: str
     wanted_targets: tuple[str, ...]
     layer_bytes: tuple[int, ...]
@@ -133,9 +141,13 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     for position in range(len(indexes)):
         count.layer(position)
     packages = count.packages()
+    known = exposed_values(contents)
     return Facts(
         **vars(count.sums),
-        labels={key: redacted(f"{key}={value}").removeprefix(f"{key}=") for key, value in labels.items()},
+        labels={
+            key: redacted(f"{key}={value}", known).removeprefix(f"{key}=") for key, value in labels.items()
+        },
+        commands=tuple(layer.command and redacted(layer.command, known) for layer in contents.layers),
         ref=contents.ref,
         wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
@@ -150,7 +162,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
         tree=count.tree.tree(namer.names),
         dangling_links=len(merged.dangling),
         packages_left_out=ownership.left_out,
-        base=base,
+        base=replace(base, name=redacted(base.name, known)),
     )
 
 
@@ -248,20 +260,25 @@ class _Count:
             causes = self._causes(row, owner, place, join(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
-                self._shown_parts(parts, directory, name, causes)
+                cut = self.claims.cut_from(index.gpu_code.get(at, {}), grain=index.grains.get(at, 0))
+                self._shown_parts(parts, join(directory, name), causes, cut)
+            if size >= HASHED_BYTES and _HIDES_CODE.search(name):
+                self.sums.unsearched.add(size, join(directory, name))
 
     def _shown_parts(
-        self, parts: Mapping[tuple[Kind, str], int], directory: bytes, name: bytes, causes: list[str]
+        self, parts: Mapping[tuple[Kind, str], int], path: bytes, causes: list[str], cut: frozenset[str]
     ) -> None:
-        """Visible bytes inside a file whose kind differs from the rest of it."""
+        """Visible bytes inside a file whose kind differs from the rest of it; a prune takes `cut` out."""
         for (kind, target), n_bytes in parts.items():
             if kind is Kind.DEBUG:
-                self.sums.strippable.add(n_bytes, directory)
+                self.sums.strippable.add(n_bytes, path.rpartition(b"/")[0])
                 self.claims.add(n_bytes, [*causes, STRIPPABLE])
-            else:
-                self.sums.shown[kind].add(n_bytes, join(directory, name))
-                self.sums.gpu_in_libraries[target].add(n_bytes, join(directory, name))
-                self.claims.add_code({target: n_bytes}, causes)
+                continue
+            self.sums.shown[kind].add(n_bytes, path)
+            self.sums.gpu_in_libraries[target].add(n_bytes, path)
+            if target in cut:
+                self.sums.cuttable[target].add(n_bytes, path)
+            self.claims.add(n_bytes, [*causes, FOREIGN_CODE] if target in cut else causes)
 
     def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
         """The findings that would remove a visible file; counts it for those that have their own tallies."""

@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buildtool.audit.inspect.secrets import kinds_in_document, kinds_in_text
+from buildtool.audit.inspect.secrets import (
+    kinds_in_document,
+    kinds_in_text,
+    values_in_document,
+    values_in_text,
+)
 from buildtool.audit.read.contents import ImageContents
 from buildtool.audit.read.merge import Merged
 from probes.shared.quoting import terminal
@@ -24,13 +29,29 @@ def exposed_secrets(contents: ImageContents, merged: Merged) -> Iterator[SecretP
     yield from _stored_secrets(merged)
 
 
+def exposed_values(contents: ImageContents) -> frozenset[bytes]:
+    """The credentials themselves, in all of these places: what no part of a report may repeat."""
+    found: set[bytes] = set()
+    for _, text in _texts(contents):
+        found |= values_in_text(text)
+    for document in contents.attestations.documents:
+        found |= values_in_document(document)
+    for layer in contents.layers:
+        found |= layer.index.secret_values if layer.index else set()
+    return frozenset(found)
+
+
+def _texts(contents: ImageContents) -> Iterator[tuple[str, str]]:
+    """Every text of the config in which credentials are searched for, and where it is."""
+    config = contents.config
+    yield from ((f"ENV {text.partition('=')[0]}", text) for text in config.env)
+    yield from ((f"label {key}", f"{key}={value}") for key, value in config.labels.items())
+    yield from ((f"history, step {n}", step.command) for n, step in enumerate(config.history))
+
+
 def _metadata_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
     """Credentials in an image's metadata."""
-    config = contents.config
-    texts = [(f"ENV {text.partition('=')[0]}", text) for text in config.env]
-    texts += [(f"label {key}", f"{key}={value}") for key, value in config.labels.items()]
-    texts += [(f"history, step {n}", step.command) for n, step in enumerate(config.history)]
-    for where, text in texts:
+    for where, text in _texts(contents):
         kinds = kinds_in_text(text)
         if kinds:
             yield SecretPlace(terminal(where), kinds, 0)

@@ -6,6 +6,7 @@ file with the pages that show where the code is, or all from the magic on where 
 
 import errno
 import os
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from buildtool.gpucode.errors import GpuCodeError
+from buildtool.gpucode.formats import elf
 from buildtool.gpucode.formats.scan import scan_file
 from buildtool.gpucode.source import Source
 
@@ -82,6 +84,19 @@ class GpuCodeCounter:
         if sum(totals.values()) > self._size or (self._bundles and not totals):
             raise GpuCodeError("its sections and its bundles of GPU code don't fit together")
         return totals
+
+    @property
+    def grain(self) -> int:
+        """What the file can get shorter by a multiple of: a cut keeps its segments' alignment."""
+        start = int.from_bytes(self._head[32:40], "little")
+        n_bytes = int.from_bytes(self._head[56:58], "little") * elf.SEGMENT_BYTES
+        table = self._head[start : start + n_bytes]
+        if not elf.is_elf64(self._head) or len(table) != n_bytes:
+            return _PAGE
+        aligns: list[int] = [
+            fields[7] for fields in struct.iter_unpack(elf.SEGMENT_FORMAT, table) if fields[0] == elf.PT_LOAD
+        ]
+        return max([_PAGE, *aligns])
 
     def _take(self, piece: bytes) -> None:
         try:

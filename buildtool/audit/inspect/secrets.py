@@ -10,13 +10,14 @@ where what follows them may be missing, and no search begins twice within one ru
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from buildtool.audit.inspect.searched import CODE, NAMED, SPECIAL
 
 SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
 _HIDDEN = "[redacted]"
+_MOST_KNOWN = 500  # credentials that are searched for one by one
 _JUDGED = 100  # bytes of a value in which a placeholder would show
 
 
@@ -93,6 +94,11 @@ _LOGIN = "login option"
 _CLIENT = re.compile(rb"\b(?:curl|wget|twine)\b")
 _NEXT_COMMAND = re.compile(rb"[\n|;&]")
 _CLIENT_BYTES = 200
+# What a command writes to a .netrc, perhaps with `\n` for its line ends.
+_WRITTEN_NETRC = re.compile(
+    rb"\b(?:machine(?:\s|\\[nt])++[^\s\\]{1,200}+|default)(?:\s|\\[nt])++login(?:\s|\\[nt])++[^\s\\]{1,200}+"
+    rb"(?:\s|\\[nt])++password\s++(?P<s>[^\s\\\"']{3,}+)"
+)
 
 _WORD = (
     rb"(?i:passw(?:or)?d|passphrase|secret|token(?!s|iz)|api_?key|access_?key|private_?key|auth_?key|_auth\b"
@@ -160,38 +166,94 @@ _OWN = {name: re.compile(text) for name, text in SPECIAL.items()}
 
 def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
     """The kinds of credentials in a file, each once."""
-    if b"\0" in content[:1024]:
-        return ()
-    hits = [*_formed(content), *_own(name, content)]
-    if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
-        hits += _tied(_TIES["code"], content) if CODE.search(name) else ()
-        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in NAMED else ()
-    return tuple(sorted({hit.kind for hit in hits}))
+    return _kinds(_hits_in_file(directory, name, content))
 
 
 def kinds_in_text(text: str) -> tuple[str, ...]:
     """The kinds of credentials in ENV, a label or a step of the history."""
-    return tuple(sorted({hit.kind for hit in _hits(text.encode("utf-8", "surrogatepass"))}))
+    return _kinds(_hits_in_text(_raw(text)))
 
 
 def kinds_in_document(content: bytes) -> tuple[str, ...]:
     """The kinds of credentials in a JSON document."""
-    return tuple(sorted({hit.kind for hit in (*_formed(content), *_tied(_TIES["code"], content))}))
+    return _kinds(_hits_in_document(content))
 
 
-def redacted(text: str) -> str:
-    """The text without the credentials that `kinds_in_text` would find."""
-    raw = text.encode("utf-8", "surrogatepass")
+def values_in_file(directory: bytes, name: bytes, content: bytes) -> frozenset[bytes]:
+    """The credentials in a file, for `redacted`; never for a report."""
+    return _values(_hits_in_file(directory, name, content), content)
+
+
+def values_in_text(text: str) -> frozenset[bytes]:
+    """The credentials in ENV, a label or a step of the history."""
+    return _values(_hits_in_text(_raw(text)), _raw(text))
+
+
+def values_in_document(content: bytes) -> frozenset[bytes]:
+    """The credentials in a JSON document."""
+    return _values(_hits_in_document(content), content)
+
+
+def redacted(text: str, known: Collection[bytes] = ()) -> str:
+    """The text without the credentials that `kinds_in_text` would find, and without `known` ones.
+
+    Nothing is left of it where too many are known to search for each.
+    """
+    if text and len(known) > _MOST_KNOWN:
+        return _HIDDEN
+    raw = _raw(text)
     kept: list[bytes] = []
     at = 0
-    for hit in _hits(raw):
+    for hit in _apart([*_hits_in_text(raw), *_repeated(known, raw)]):
         kept += raw[at : hit.start], _HIDDEN.encode()
         at = hit.end
     return b"".join([*kept, raw[at:]]).decode("utf-8", "surrogatepass")
 
 
-def _hits(raw: bytes) -> list[Hit]:
-    found = [*_formed(raw), *_tied(_TIES["shell"], raw), *_tied(_TIES["code"], raw)]
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _kinds(hits: Iterable[Hit]) -> tuple[str, ...]:
+    return tuple(sorted({hit.kind for hit in hits}))
+
+
+def _values(hits: Iterable[Hit], raw: bytes) -> frozenset[bytes]:
+    """What was hit; bytes that aren't UTF-8 are in no text that a report repeats."""
+    found = (raw[hit.start : hit.end] for hit in hits)
+    return frozenset(value for value in found if value.decode("utf-8", "ignore").encode() == value)
+
+
+def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
+    if b"\0" in content[:1024]:
+        return []
+    hits = [*_formed(content), *_own(name, content, _OWN.get(name))]
+    if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
+        hits += _tied(_TIES["code"], content) if CODE.search(name) else ()
+        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in NAMED else ()
+    return hits
+
+
+def _hits_in_text(raw: bytes) -> list[Hit]:
+    written = _own(b".netrc", raw, _WRITTEN_NETRC)
+    return _apart([*_formed(raw), *written, *_tied(_TIES["shell"], raw), *_tied(_TIES["code"], raw)])
+
+
+def _hits_in_document(content: bytes) -> list[Hit]:
+    return [*_formed(content), *_tied(_TIES["code"], content)]
+
+
+def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:
+    """Where a text repeats credentials that were found elsewhere."""
+    for value in known:
+        at = raw.find(value)
+        while at >= 0:
+            yield Hit("known", at, at + len(value))
+            at = raw.find(value, at + len(value))
+
+
+def _apart(found: list[Hit]) -> list[Hit]:
+    """The hits in their order; those that overlap are one."""
     apart: list[Hit] = []
     for hit in sorted(found, key=lambda hit: (hit.start, -hit.end)):
         if not apart or hit.start >= apart[-1].end:
@@ -228,8 +290,7 @@ def _tied(tie: _Tie, raw: bytes) -> Iterator[Hit]:
             yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
 
 
-def _own(name: bytes, raw: bytes) -> Iterator[Hit]:
-    pattern = _OWN.get(name)
+def _own(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[Hit]:
     for match in pattern.finditer(raw) if pattern else ():
         if not _PLACEHOLDER.search(match["s"][:_JUDGED].lstrip(b"$")):  # hashes begin with a dollar sign
             yield Hit(f"password in {name.decode()}", *match.span("s"))

@@ -120,7 +120,7 @@ def _strippable(facts: Facts) -> Finding | None:
                 "  -exec strip --strip-unneeded {} \\;   # reports an error for files that aren't programs"
             ),
         )
-        + f"\n{more}# in the layer that installs them, with binutils there; never after buildtool prune;\n"
+        + f"\n{more}# in the layer that installs them, with binutils there; never after weir prune;\n"
         "# then test what was stripped: libraries that patchelf changed may no longer load",
     )
 

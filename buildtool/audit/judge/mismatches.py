@@ -13,10 +13,12 @@ from buildtool.audit.count.claims import (
 from buildtool.audit.count.counts import Facts, Tally
 from buildtool.audit.count.spot import shown
 from buildtool.audit.judge.finding import SHOWN_PATHS, Finding, Severity, merged_places
-from buildtool.gpucode.formats.scan import UNKNOWN
+from buildtool.gpucode.formats.scan import SECTIONS_READ, UNKNOWN
 from buildtool.gpucode.target import TargetId, known_targets
 from probes.shared.quoting import command, terminal
-from probes.shared.units import decimal_bytes
+from probes.shared.units import counted, decimal_bytes
+
+SECTIONS = ", ".join(SECTIONS_READ)
 
 
 def cuda_in_cpu_image(facts: Facts) -> Finding | None:
@@ -69,24 +71,35 @@ def foreign_files(facts: Facts) -> Finding | None:
 
 def foreign_code_in_libraries(facts: Facts) -> Finding | None:
     """GPU code inside libraries that no wanted target can run."""
-    return _foreign(facts, facts.gpu_in_libraries, FOREIGN_CODE, "inside libraries,")
+    return _foreign(facts, facts.cuttable, FOREIGN_CODE, "inside libraries,")
 
 
 def no_code_for_target(facts: Facts) -> Finding | None:
-    """A card that the image is for, and for which it has no GPU code: its libraries can't use that card."""
+    """A card that the image is for, and for which no GPU code was found.
+
+    A warning where some may be in sections that aren't read: the libraries that may hold it are named.
+    """
     names, kept = _code_names(facts), _kept(facts)
     makers = {code.is_cuda for code in known_targets(names)}
     wanted = [target for target in parse_targets(facts.wanted_targets) if target.is_cuda in makers]
     missing = [target for target in wanted if target not in kept]
     if not missing or UNKNOWN in names:
         return None
-    lacking = ", ".join(map(str, missing))
+    lacking = f"no GPU code for {', '.join(map(str, missing))}"
+    hidden = facts.unsearched.top(SHOWN_PATHS)
+    if hidden:
+        title = (
+            f"{lacking} was found, only for {', '.join(sorted(names))}; not read: what "
+            f"{counted(len(facts.unsearched.places), 'library')} may hold outside {SECTIONS}"
+        )
+    else:
+        title = f"{lacking}, only for {', '.join(sorted(names))}: the libraries here can't use that card"
     return Finding(
         "no-code-for-target",
-        Severity.ERROR,
-        f"no GPU code for {lacking}, only for {', '.join(sorted(names))}: nothing here computes on that card",
+        Severity.WARNING if hidden else Severity.ERROR,
+        title,
         0,
-        (),
+        tuple(map(shown, hidden)),
         f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
         "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
     )

@@ -6,7 +6,7 @@ from itertools import islice
 
 from buildtool.audit.read.blob import Blob
 from buildtool.audit.read.contents import Layer
-from buildtool.audit.read.documents import Platform
+from buildtool.audit.read.documents import ImageConfig, Platform
 from buildtool.audit.tar.faults import (
     LimitExceeded,
     MalformedDocument,
@@ -91,13 +91,33 @@ def check_readable(media_type: str, at: int, place: str) -> None:
 
 
 def indexed(layer: Layer, blob: Blob, path: str) -> Layer:
-    """The layer with its blob's index, after its diff_id was checked. Raises MalformedStream, Mismatch."""
+    """The layer with its blob's index, after its diff_id was checked, if the config has one.
+
+    Raises MalformedStream, Mismatch.
+    """
     if blob.index is None:
         raise MalformedStream(f"a layer that is neither tar, gzip nor zstd but {blob.form.value}", place=path)
-    if blob.diff_id != layer.diff_id:
+    if layer.diff_id and blob.diff_id != layer.diff_id:
         raise Mismatch(f"uncompressed content is {blob.diff_id}, the config says {layer.diff_id}", place=path)
     stored = None if blob.form in (Form.TAR, Form.EMPTY) else blob.stored_bytes
-    return replace(layer, stored_bytes=stored, tar_bytes=blob.tar_bytes, index=blob.index)
+    diff_id = blob.diff_id or layer.diff_id
+    return replace(layer, diff_id=diff_id, stored_bytes=stored, tar_bytes=blob.tar_bytes, index=blob.index)
+
+
+def with_unlisted_layers(config: ImageConfig, count: int, lister: str, place: str) -> ImageConfig:
+    """The config, with a note and without diff_ids where it lists no layers and its manifest some.
+
+    Raises MalformedDocument for two lists that don't agree.
+    """
+    if len(config.diff_ids) == count:
+        return config
+    if config.diff_ids:
+        message = f"{lister} has {count} layers, the config {len(config.diff_ids)}"
+        raise MalformedDocument(message, place=place)
+    note = (
+        f"{place}: the config lists no layers, and {lister} {count}: their content is checked by nothing else"
+    )
+    return replace(config, diff_ids=("",) * count, commands=None, notes=(*config.notes, note))
 
 
 def _offered(images: Sequence[Called]) -> str:

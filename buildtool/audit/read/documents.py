@@ -6,7 +6,7 @@ a note for what a strict reader would refuse (docs/decisions/0010).
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from buildtool.audit.read.jsonnode import Node
@@ -94,11 +94,12 @@ class ImageConfig:
 
 @dataclass(frozen=True)
 class SavedImage:
-    """One row of docker's manifest.json: paths inside the archive."""
+    """One row of docker's manifest.json: paths inside the archive. `notes`: what other readers may refuse."""
 
     config: str
     layers: tuple[str, ...]
     tags: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def parse_json(text: bytes, *, place: str, limits: Limits = LIMITS) -> Json:
@@ -164,9 +165,14 @@ def is_saved_list(text: bytes, *, place: str, limits: Limits = LIMITS) -> bool:
 
 
 def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[SavedImage, ...]:
-    """docker's manifest.json. Raises MalformedDocument."""
-    rows = Node({"rows": parse_json(text, place=place, limits=limits)}, place).items("rows")
-    return tuple(SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows)
+    """docker's manifest.json, with its names in any case, as old Jib wrote them. Raises MalformedDocument."""
+    spelled: dict[str, str] = {}
+    rows = Node({"rows": parse_json(text, place=place, limits=limits)}, place, spelled).items("rows")
+    for row in rows:
+        row.refuse_two_spellings()
+    found = [SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows]
+    notes = tuple(f"{place} spells `{key}` as {name[:40]!r}" for key, name in spelled.items())
+    return tuple(replace(one, notes=notes) for one in found)
 
 
 def _manifest(top: Node, limits: Limits) -> Manifest:

@@ -7,7 +7,16 @@ from platform import machine
 
 from buildtool.audit.read.archive import Archive
 from buildtool.audit.read.blob import Blob
-from buildtool.audit.read.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
+from buildtool.audit.read.choice import (
+    Called,
+    Wanted,
+    check_readable,
+    choose,
+    document,
+    indexed,
+    shown_name,
+    with_unlisted_layers,
+)
 from buildtool.audit.read.contents import Attestations, ImageContents, Layer
 from buildtool.audit.read.documents import (
     Descriptor,
@@ -101,12 +110,10 @@ def _from_layout(archive: Archive, root: Index, wanted: Wanted, limits: Limits) 
     notes: list[str] = []
     leaves, attestations = _leaves(archive, root, notes, limits)
     leaf = _chosen(leaves, wanted, notes)
-    manifest, config = leaf.manifest, leaf.config
-    if len(manifest.layers) != len(config.diff_ids):
-        raise MalformedDocument(
-            f"the manifest has {len(manifest.layers)} layers, the config {len(config.diff_ids)}",
-            place=leaf.descriptor.digest,
-        )
+    manifest = leaf.manifest
+    config = with_unlisted_layers(
+        leaf.config, len(manifest.layers), "the manifest", place=leaf.descriptor.digest
+    )
     layers = tuple(
         _described_layer(archive, manifest.layers[at], config, at, notes)
         for at in range(len(manifest.layers))

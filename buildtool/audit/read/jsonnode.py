@@ -36,6 +36,12 @@ class Node:
                 self._spelled.setdefault(key, name)
         return reduce(merged, (self._value[name] for name in names)) if names else None
 
+    def refuse_two_spellings(self) -> None:
+        """Raises MalformedDocument where a field is there twice, in different cases: readers differ then."""
+        for names in self._spellings.values():
+            if len(names) > 1:
+                raise MalformedDocument(f"{names[0][:40]!r} is spelled in two ways", place=self.place)
+
     def has(self, key: str) -> bool:
         """Whether the key has a value other than null."""
         return self._get(key) is not None

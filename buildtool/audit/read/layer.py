@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from buildtool.audit.inspect.debuginfo import DebugCounter
 from buildtool.audit.inspect.gpucode import GpuCodeCounter
 from buildtool.audit.inspect.searched import Care, care_for, reads_file
-from buildtool.audit.inspect.secrets import SCANNED_BYTES, kinds_in_file
+from buildtool.audit.inspect.secrets import SCANNED_BYTES, kinds_in_file, values_in_file
 from buildtool.audit.tar.faults import LimitExceeded, MalformedTar
 from buildtool.audit.tar.limits import LIMITS, Limits
 from buildtool.audit.tar.tarwalk import FILE, HARDLINK, SYMLINK, TarReader
@@ -31,9 +31,11 @@ class LayerIndex:
 
     `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
     `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
-    package databases. `gpu_code` has the bytes by processor inside large files, `debug` those that `strip`
-    would take out, `unread` why a file couldn't be inspected, `secrets` the kinds of credentials in a
-    small one. `whiteouts` and `opaque` are about lower layers only. `notes` lists oddities of the tar.
+    package databases. `gpu_code` has the bytes by processor inside large files, `grains` what such a file
+    can get shorter by a multiple of, `debug` those that `strip` would take out, `unread` why a file couldn't
+    be inspected, `secrets` the kinds of credentials in a small one, `secret_values` the credentials, which
+    no report may repeat. `whiteouts` and `opaque` are about lower layers only, `whited` are hard
+    links to what the layer has removed before them. `notes` lists oddities of the tar.
     """
 
     dirs: list[bytes] = field(default_factory=list)
@@ -44,11 +46,14 @@ class LayerIndex:
     digests: dict[int, bytes] = field(default_factory=dict)
     captured: dict[int, bytes] = field(default_factory=dict)
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    grains: dict[int, int] = field(default_factory=dict)
     debug: dict[int, int] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
     secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    secret_values: set[bytes] = field(default_factory=set, repr=False)
     whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)
     opaque: list[bytes] = field(default_factory=list)
+    whited: set[int] = field(default_factory=set)
     notes: tuple[str, ...] = ()
     captured_bytes: int = 0  # before compression
     index_bytes: int = 0  # estimated memory
@@ -102,6 +107,7 @@ def index_layer(
     counted = {b""}
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
+    removed: set[tuple[bytes, bytes]] = set()
     held = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
@@ -118,6 +124,7 @@ def index_layer(
             raise LimitExceeded(message, place=place, hint=MORE_MEMORY)
         if name[:4] == _WHITEOUT:
             _note_whiteout(index, directory[0], name, place)
+            removed.add((directory[0], name[4:]))
             continue
         if not name:
             continue  # the root itself
@@ -129,6 +136,9 @@ def index_layer(
         if kind in (SYMLINK, HARDLINK):
             index.links[row] = link
             held += _DIGEST_BYTES + len(link)
+            if kind == HARDLINK and removed and split(link) in removed:
+                index.whited.add(row)
+                removed.add((directory[0], name))
         elif kind == FILE and size:
             held += _read_content(index, reader, size, directory, limits)
     reader.drain()
@@ -191,10 +201,12 @@ def _read_content(
     if size > SCANNED_BYTES or not reads_file(name, care):
         return _look_into(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
     content = b"".join(reader.content())
-    kinds = kinds_in_file(index.dirs[row], name, content)
+    kinds, held = kinds_in_file(index.dirs[row], name, content), 0
     if kinds:
         index.secrets[row] = kinds
-    held = _DIGEST_BYTES if kinds else 0
+        values = values_in_file(index.dirs[row], name, content)
+        index.secret_values |= values
+        held = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in values)
     return held + (_look_into(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0)
 
 
@@ -216,5 +228,6 @@ def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) 
             index.unread[row] = error.message
     if found:
         index.gpu_code[row] = found
+        index.grains[row] = probe.grain
     index.digests[row] = digest.digest()[:16]
     return _DIGEST_BYTES

@@ -203,8 +203,10 @@ class _Merger(_Walker):
                         self.removed(old)
                     holder[name] = {}
                 continue
-            if kind == HARDLINK:
-                self._link(start + at, index.links[at])
+            if kind == HARDLINK and not self._link(start + at, index.links[at], whited=at in index.whited):
+                if old is not None:
+                    self.removed(holder.pop(name))
+                continue
             if old is not None:
                 self.removed(old)
             holder[name] = start + at
@@ -294,14 +296,20 @@ class _Merger(_Walker):
             holder = child
         return holder
 
-    def _link(self, row: int, target: bytes) -> None:
-        """Find a hard link's content, as engines do: links on the way are followed, but not the last name."""
+    def _link(self, row: int, target: bytes, *, whited: bool) -> bool:
+        """Find a hard link's content, as engines do: links on the way are followed, but not the last name.
+
+        False for another name of a whiteout, which is what overlayfs keeps in the target's place.
+        """
         directory, _, name = target.rstrip(b"/").rpartition(b"/")
         holder = self.holder(directory)
         found = holder.get(name) if holder is not None else None
-        if found is None:  # a lower layer's file may be linked to and removed in one layer
+        if found is None and whited:
+            return False
+        if found is None:  # a lower layer's file may be linked to and then removed in one layer
             found = self._gone.get(split(target))
         if isinstance(found, int):
             self.links[row] = self.links.get(found, found)
         else:
             self.dangling.append(row)
+        return True

@@ -10,7 +10,16 @@ from contextlib import suppress
 
 from buildtool.audit.read.archive import Archive
 from buildtool.audit.read.blob import Blob
-from buildtool.audit.read.choice import Called, Wanted, check_readable, choose, document, indexed, shown_name
+from buildtool.audit.read.choice import (
+    Called,
+    Wanted,
+    check_readable,
+    choose,
+    document,
+    indexed,
+    shown_name,
+    with_unlisted_layers,
+)
 from buildtool.audit.read.contents import Attestations, ImageContents, Layer
 from buildtool.audit.read.documents import (
     ImageConfig,
@@ -43,11 +52,9 @@ def from_saved(archive: Archive, wanted: Wanted, limits: Limits = LIMITS) -> Ima
     row = rows[at]
     blob = _member(archive, row.config)
     config = parse_config(document(blob, row.config), place=row.config, limits=limits)
-    if len(row.layers) != len(config.diff_ids):
-        message = f"manifest.json has {len(row.layers)} layers, the config {len(config.diff_ids)}"
-        raise MalformedDocument(message, place=row.config)
+    config = with_unlisted_layers(config, len(row.layers), "manifest.json", place=row.config)
     layers = tuple(_layer(_member(archive, path), path, config, at) for at, path in enumerate(row.layers))
-    notes = (*_name_notes(row.config, blob), *config.notes)
+    notes = (*row.notes, *_name_notes(row.config, blob), *config.notes)
     return _contents(shown_name(wanted, images[at]), config, blob, layers, notes=notes)
 
 

@@ -9,11 +9,12 @@ from buildtool.audit.count.copies import Duplicate
 from buildtool.audit.count.counts import Facts, Tally
 from buildtool.audit.count.largest import FileRow
 from buildtool.audit.count.packages import PackageRow
+from buildtool.audit.count.spot import shown
 from buildtool.audit.count.treemap import NO_TREE, Tree
-from buildtool.audit.inspect.secrets import redacted
 from buildtool.audit.judge.budget import BudgetResult, judge
 from buildtool.audit.judge.finding import Finding, Prediction
 from buildtool.audit.judge.findings import find_waste, predict
+from buildtool.audit.judge.mismatches import SECTIONS
 from buildtool.audit.read.contents import PLAIN_REASON, ImageContents
 from buildtool.model import Budget
 from probes.shared.quoting import terminal
@@ -135,9 +136,9 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
                 layer.stored_bytes,
                 layer.tar_bytes,
                 layer.index.n_entries if layer.index else 0,
-                None if layer.command is None else terminal(redacted(layer.command), keep="\n\t"),
+                None if command is None else terminal(command, keep="\n\t"),
             )
-            for layer in contents.layers
+            for layer, command in zip(contents.layers, facts.commands, strict=True)
         ),
         owners=dict(facts.owners),
         kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items() if n_bytes},
@@ -215,6 +216,13 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
         notes.append(
             "name the cards that this image is for (--targets gfx1100) to learn which GPU code they can't run"
+        )
+    if facts.unsearched.places:
+        hiding, rest = facts.unsearched.top(1)[0], len(facts.unsearched.places) - 1
+        others = f" and {counted(rest, 'more library')}" if rest else ""
+        notes.append(
+            f"GPU code was looked for in {SECTIONS} of libraries, and not in their other sections, where "
+            f"/{shown(hiding)}{others} may hold some"
         )
     if facts.packages_left_out:
         notes.append(f"{facts.packages_left_out:,} packages are beyond the limit; their files have no owner")

@@ -10,7 +10,7 @@ class Limits:
     """Limits for one image. The defaults are far above any image seen; each can be raised."""
 
     meta_bytes: int = MIB  # one PAX header, GNU long name or sparse map; Go's archive/tar has the same bound
-    meta_depth: int = 8  # extension headers before one entry; honest writers use at most three
+    meta_depth: int = 1000  # extension headers before one entry; honest writers use at most three
     path_bytes: int = 4096  # PATH_MAX of Linux, including the final NUL
     index_bytes: int = 200 * MIB  # of memory for the index of all layers: some 600,000 entries
     document_bytes: int = 4 * MIB  # one JSON document; containers/image has the same bound

@@ -42,10 +42,13 @@ _KINDS: Final = {0: FILE, ord("0"): FILE, ord("7"): FILE, _SPARSE_FLAG: FILE, or
 }  # fmt: skip
 _PAX_GLOBAL, _GNU_NAME, _GNU_LINK = b"gLK"
 _META: Final = frozenset(b"xgLKX")  # X: Solaris' PAX
+_USUAL_DEPTH: Final = 8
+_MAP_DIGITS: Final = 8  # of a sparse map's length: more doesn't fit in an extension header's size
 _SPARSE_VERSIONS: Final = frozenset({(b"0", b"0"), (b"0", b"1"), (b"1", b"0")})
 
 JUNK: Final = "numbers in headers with other bytes after their end"
 LOOSE_SIZE: Final = "PAX sizes with leading zeros or a plus sign"
+CHAINED: Final = "more than 8 extension headers in a row"
 NO_PADDING: Final = "the last member's padding is missing"
 DANGLING: Final = "an extension header at the end belongs to no member"
 NO_END: Final = "the end-of-archive marker is missing"
@@ -236,6 +239,8 @@ class TarReader:
             raise LimitExceeded(f"an extension header of {size:,} bytes", place=self._here(-BLOCK))
         if self._depth > self._limits.meta_depth:
             raise LimitExceeded("extension headers chained without end", place=self._here(-BLOCK))
+        if self._depth > _USUAL_DEPTH:
+            self.notes[CHAINED] = None  # Go reads any number
         self._left = size
         body = b"".join(self.content())
         self._pass_padding(-size & 511)
@@ -291,6 +296,10 @@ class TarReader:
             kind = DIRECTORY  # before POSIX, a directory was a file whose name ends in a slash
         if flag != _SPARSE_FLAG and _is_sparse(pax):
             name = pax.get(b"GNU.sparse.name") or name  # Go takes it last, and for versions it knows
+            if pax.get(b"GNU.sparse.major") == b"1" and kind == FILE:
+                map_bytes = self._map_before_content(size)
+                self._at += map_bytes
+                size -= map_bytes
         return name, kind, size, link
 
     def _pass_sparse_map(self, block: bytes) -> None:
@@ -304,6 +313,29 @@ class TarReader:
                 raise Truncated("the archive ends inside a sparse map", place=self._here())
             more = self._buffer[self._at + 504]
             self._at += BLOCK
+
+    def _map_before_content(self, size: int) -> int:
+        """PAX sparse 1.0: bytes of the map, lines of numbers in whole blocks, that the size includes.
+
+        0 for one that can't be read: then all counts as content.
+        """
+        length = lines = 0
+        wanted = 1  # the first line says how many pairs of lines follow
+        while lines < wanted:
+            end = length + BLOCK
+            if end > min(size, self._limits.meta_bytes):
+                return 0
+            if len(self._buffer) - self._at < end and self._fill(2 * end) < end:
+                return 0
+            block = self._buffer[self._at + length : self._at + end]
+            if not length:
+                first = block.partition(b"\n")[0]
+                if not first.isdigit() or len(first) > _MAP_DIGITS:
+                    return 0
+                wanted += 2 * int(first)
+            lines += block.count(b"\n")
+            length = end
+        return length
 
     def _checked(self, kind: int, name: bytes, link: bytes) -> int:
         """The size of what has no content (Go ignores their size field). Raises for what can't be read."""

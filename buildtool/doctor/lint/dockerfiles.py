@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from buildtool.doctor.lint import containers, pythons, typed
@@ -22,6 +22,8 @@ INSTRUCTIONS = frozenset({
 })  # fmt: skip
 MOST_CONTINUED = 2_000  # lines of one instruction; real ones have a hundred
 ESCAPE = re.compile(r"^\s*#\s*escape\s*=\s*(\S)\s*$", re.I)
+TAKES_HEREDOCS = re.compile(r"\s*(ONBUILD\s+)?(RUN|COPY|ADD)\s", re.I)
+HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)(?P<end>[^\s<\"']+)\1")
 DIRECTIVE = re.compile(r"^\s*#\s*\w+\s*=")
 
 
@@ -30,6 +32,10 @@ class Stage:
     """What is known of a stage while its instructions are read."""
 
     image: str = ""
+    name: str = ""  # or its number
+    below: "Stage | None" = None  # the stage that it begins as
+    is_final: bool = False  # its layers are in the image that a build without --target makes
+    faults: list[Fault] = field(default_factory=list)
     variables: set[str] = field(default_factory=set)
     copied: list[str] = field(default_factory=list)  # destinations of COPY and ADD
 
@@ -60,20 +66,26 @@ def judged(text: str, *, for_cpu: bool) -> Iterator[Fault]:
 
 def _vast_instruction(lines: Sequence[str], escape: str) -> int:
     """The line where an instruction begins that is too long for BuildKit's parser, whose time is quadratic
-    in an instruction's lines; 0 where there is none.
+    in an instruction's lines, also in those of its heredocs; 0 where there is none.
     """
     begun = 1
+    waiting: list[str] = []  # the words that end the heredocs of this instruction
     for number, line in enumerate(lines, 1):
         if number - begun > MOST_CONTINUED:
             return begun
-        if not line.rstrip().endswith(escape):
+        if waiting:
+            if line.strip("\t") == waiting[0]:
+                del waiting[0]
+        elif TAKES_HEREDOCS.match(lines[begun - 1]):
+            waiting = [found["end"] for found in HEREDOC.finditer(line)]
+        if not waiting and not line.rstrip().endswith(escape):
             begun = number + 1
     return 0
 
 
 def unreadable(said: str) -> Fault:
     """The parser's words as a fault, at the line that they name."""
-    line = re.search(r"line (\d+)", said)
+    line = re.search(r"line (\d{1,9})\b", said)
     return Fault(int(line[1]) if line else 1, "unreadable", said[:200])
 
 
@@ -90,20 +102,32 @@ def _escape(text: str) -> str:
 def _stages(
     instructions: "Sequence[dockerfile.Command]", lines: list[str], escape: str, *, for_cpu: bool
 ) -> Iterator[Fault]:
-    stage, images, arguments = Stage(), dict[str, str](), dict[str, str]()
+    """The faults of each stage; those that aren't part of the final image say so."""
+    found, arguments = [Stage()], dict[str, str]()
+    named: dict[str, Stage] = {}
     for one in instructions:
-        name = one.cmd.upper()
+        name, stage = one.cmd.upper(), found[-1]
         if name == "FROM" and one.value:
-            stage = Stage(_filled(one.value[0], arguments))
-            stage.image = images.get(stage.image.lower(), stage.image)
-            if one.value[0].lower() not in images:
-                yield from containers.latest(Word(stage.image, one.start_line))
-            if len(one.value) == 3:
-                images[one.value[2].lower()] = stage.image
+            image = _filled(one.value[0], arguments)
+            below = named.get(image.lower())
+            called = one.value[2] if len(one.value) == 3 else ""
+            stage = Stage(below.image if below else image, called or str(len(found) - 1), below)
+            found.append(stage)
+            if not below:
+                stage.faults += containers.latest(Word(image, one.start_line))
+            if called:
+                named[called.lower()] = stage
         elif name == "ARG" and not stage.image:
             arguments |= dict(part.partition("=")[::2] for part in one.value)
         else:
-            yield from _instruction(one, stage, lines, escape=escape, for_cpu=for_cpu)
+            stage.faults += _instruction(one, stage, lines, escape=escape, for_cpu=for_cpu)
+    last: Stage | None = found[-1]
+    while last:
+        last.is_final, last = True, last.below
+    for stage in found:
+        for fault in stage.faults:
+            apart = "" if stage.is_final else f" (stage {stage.name}: not part of the final image)"
+            yield replace(fault, detail=fault.detail + apart)
 
 
 def _filled(text: str, arguments: dict[str, str]) -> str:

@@ -5,9 +5,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from buildtool.doctor.lint.fault import Fault
-from buildtool.doctor.lint.shellwords import Command
+from buildtool.doctor.lint.shellwords import NO_NAME, Command
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+_USES_LISTS = {"install", "upgrade", "dist-upgrade", "full-upgrade", "build-dep", "satisfy"}
+_INSTALLERS = (
+    "rosdep",
+    "mk-build-deps",
+    "aptitude",
+    "nala",
+    "apt-fast",
+    "ansible-playbook",
+    "make",
+    "tasksel",
+)
+# what is sourced to change the shell alone; any other file may do anything
+_SETTINGS = re.compile(
+    r"(^|/)(activate|\.?(bash|z)?rc|\.?(bash_)?profile|conda\.sh|nvm\.sh|env|setup\.(ba|z)?sh)$"
+)
 
 
 @dataclass(frozen=True)
@@ -64,20 +79,30 @@ def together(commands: Sequence[Command], where: Where) -> Iterator[Fault]:
     lines = {verb: command.words[0].line for verb, command in zip(verbs, apt, strict=True) if command.words}
     if "update" in verbs and "install" in verbs and not cleaned:
         yield Fault(lines["update"], "apt-lists", "apt-get update")
-    if "update" in verbs and not {
-        "install",
-        "upgrade",
-        "dist-upgrade",
-        "full-upgrade",
-        "build-dep",
-        "satisfy",
-    } & set(verbs):
+    alone = not _USES_LISTS & set(verbs) and not any(_may_install(command) for command in commands)
+    if "update" in verbs and alone:
         yield Fault(lines["update"], "apt-update-alone", "apt-get update")
     for command, verb in zip(apt, verbs, strict=True):
         if verb == "install" and not _says_yes(command) and "yes" not in {c.name for c in commands}:
             yield Fault(command.words[0].line, "apt-without-yes", "install")
     yield from _conda_faults(commands, where)
     yield from _lonely_faults(commands)
+
+
+def _may_install(command: Command) -> bool:
+    """Whether another program than apt may install packages of the lists: rosdep, a script, xargs."""
+    program = command.program()
+    first = program[0].text if program else ""
+    runs_a_file = command.name in (*SHELLS, ".", "source") and len(program) > 1
+    is_script = (
+        "$" in first or first.endswith(".sh") or (first.startswith((".", "/")) and "/bin/" not in first)
+    )
+    return (
+        command.name in _INSTALLERS
+        or is_script
+        or runs_a_file
+        or bool({"apt-get", "apt", "--with-deps", "install-deps"} & {word.text for word in program[1:]})
+    )
 
 
 def _removes_lists(command: Command) -> bool:
@@ -110,7 +135,8 @@ def _lonely_faults(commands: Sequence[Command]) -> Iterator[Fault]:
     names = {command.name for command in commands}
     line = commands[0].words[0].line if commands[0].words else 0
     activates = all(
-        command.name in ("source", ".") or [w.text for w in command.words[:2]] == ["conda", "activate"]
+        (command.name in ("source", ".") and _SETTINGS.search((command.arguments() or [NO_NAME])[0].text))
+        or [w.text for w in command.words[:2]] == ["conda", "activate"]
         for command in commands
     )
     if names <= {"cd"} or names <= {"export"} or activates:

@@ -50,7 +50,8 @@ def slurm(text: str) -> Iterator[Fault]:
 
 def _launches(commands: list[Command], given: dict[str, str]) -> Iterator[Fault]:
     asks = any(option in given for option in GPU_OPTIONS) or "gpu" in given.get("--constraint", "").lower()
-    per_node = int(given["--ntasks-per-node"]) if given.get("--ntasks-per-node", "").isdecimal() else 1
+    per_node = given.get("--ntasks-per-node", "")
+    has_several = per_node.isdecimal() and per_node.lstrip("0") not in ("", "1")
     for command in commands:
         words = [word.text for word in command.words]
         line = command.words[0].line if command.words else 1
@@ -70,7 +71,7 @@ def _launches(commands: list[Command], given: dict[str, str]) -> Iterator[Fault]
         if (
             starts
             and "srun" in words[:1]
-            and per_node > 1
+            and has_several
             and not any(w.startswith("--ntasks-per-node=1") for w in words)
         ):
             yield Fault(line, "torchrun-per-task", f"{starts} with --ntasks-per-node={per_node}")

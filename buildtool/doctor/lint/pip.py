@@ -157,14 +157,14 @@ def _index_faults(asked: Asked, torch: list[tuple["Requirement", Word]]) -> Iter
 
 def least_version(specifier: str) -> tuple[int, int] | None:
     """The lowest major and minor that a specifier accepts, where it has a lower bound."""
-    found = re.search(r"(?:==|>=|~=|>)\s*(\d+)\.(\d+)", specifier)
+    found = re.search(r"(?:==|>=|~=|>)\s*(\d{1,9})\.(\d{1,9})(?!\d)", specifier)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _pair_faults(torch: list[tuple["Requirement", Word]]) -> Iterator[Fault]:
     pinned = {}
     for one, word in torch:
-        match = re.match(r"==(\d+\.\d+)", str(one.specifier))
+        match = re.match(r"==(\d{1,9}\.\d{1,9})(?!\d)", str(one.specifier))
         if match:
             pinned[one.name.lower()] = (match[1], word)
     if "torch" not in pinned:

@@ -139,7 +139,7 @@ def _torch_faults(asked: pip.Asked, where: Where) -> Iterator[Fault]:
             yield from _rocm_faults(flavour, line, where)
         if where.for_cpu and flavour != "cpu":
             yield Fault(line, "gpu-wheel-in-cpu-file", flavour)
-    python = re.search(r"(?:^|/)python:3\.(\d+)", where.image)
+    python = re.search(r"(?:^|/)python:3\.(\d{1,3})(?!\d)", where.image)
     if python:
         yield from pip.python_faults(asked, int(python[1]))
 

@@ -16,10 +16,11 @@ from buildtool.gpucode.formats.amdelf import target_of_flags
 from buildtool.gpucode.formats.container import CUDA, HIP
 from buildtool.gpucode.formats.elf import EM_AMDGPU, EM_CUDA, head_of, is_elf64, read_elf
 from buildtool.gpucode.source import Source
-from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.gpucode.target import TargetId, known_targets, serves_any
 
 NV_SECTIONS = (CUDA.section, "__nv_relfatbin")
 OFFLOAD_SECTION = ".llvm.offloading"
+SECTIONS_READ = (HIP.section, *NV_SECTIONS, OFFLOAD_SECTION)  # a library may keep GPU code elsewhere, too
 OFFLOAD_MAGIC = b"\x10\xff\x10\xad"
 UNKNOWN = "unknown"  # a format that is recognised, but not read
 _Code = tuple[str, int]  # target, and bytes in the file
@@ -51,6 +52,15 @@ def targets_in(source: Source) -> set[TargetId]:
         if worth_a_look(source):
             return known_targets(scan_file(source))
     return set()
+
+
+def foreign_in(source: Source, targets: Sequence[TargetId]) -> tuple[str, ...]:
+    """The targets of a file's code that none of these cards can run, and `unknown`; none for damage."""
+    with suppress(GpuCodeError):
+        names = scan_file(source)
+        run = {str(code) for code in known_targets(names) if serves_any(code, targets)}
+        return tuple(sorted(names.keys() - run))
+    return ()
 
 
 def scan_file(source: Source) -> Counter[str]:

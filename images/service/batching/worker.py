@@ -20,6 +20,7 @@ from typing import Any
 from service.batching.batcher import Batch, Batcher, QueueFull, Wait
 from service.batching.pulse import Pulse
 from service.errors import DeviceFault, RequestError
+from service.own_thread import start
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # rows in, a result for each
 
@@ -94,10 +95,13 @@ class Worker:
         self._done: list[Done] = []
 
     def start(self) -> None:
-        """Start the thread, unless it runs. Call it in the event loop; the first `submit` does."""
+        """Start the thread, unless it runs. Call it in the event loop; the first `submit` does.
+
+        Raises ServiceError where there can't be one.
+        """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            threading.Thread(target=self._run, name="device", daemon=True).start()
+            start(self._run, name="device")
 
     def stop(self) -> None:
         """Let the thread end after what it computes now."""

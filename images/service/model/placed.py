@@ -8,12 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
 from probes.errors import PlanImpossible, ProbeError
+from probes.machine.snapshot import available_bytes
 from probes.placement import Plan, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.model import bert
@@ -146,16 +148,29 @@ def _placed(
         made = plan(
             model,
             vram=budget,
+            host=_host_memory(model),
             machine=wanted.machine,
             batch=max(1, max_batch_tokens // MAX_WIDTH),
             tokens=min(MAX_WIDTH, max_batch_tokens),
         )
         handle = place(model, made, device=device.torch_name)
     except PlanImpossible as error:
-        raise DeviceMissing(error.message, "write a larger vram_budget into the profile") from error
+        raise DeviceMissing(
+            error.message, "write a larger vram_budget into the profile, or give the container more memory"
+        ) from error
     except ProbeError as error:
         raise SettingsError(f"placement: {error.message}", error.hint) from error
     return made, handle.report().pinned_taken
+
+
+def _host_memory(model: PlaceableBert) -> int | None:
+    """Bytes that the weights may have of the host's memory: theirs, and what this container has left.
+
+    None where the kernel doesn't say.
+    """
+    left = available_bytes(Path("/"))
+    held = sum(weight.nbytes for weight in model.parameters())
+    return left + held if isinstance(left, int) else None
 
 
 def _free(device: Device) -> int:

@@ -13,7 +13,7 @@ from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Ve
 from service.settings import Limits
 
 OUTPUTS = ("label", "probabilities")
-MAX_TIMEOUT_MS = 3_600_000
+MAX_TIMEOUT_S = 3600
 
 Task = Literal["classify", "embed"]
 
@@ -146,8 +146,9 @@ def _check_ids(row: object, what: str, info: ModelInfo) -> tuple[int, ...]:
     if len(ids) > info.max_tokens:
         raise bad_request(f"{what} has {len(ids)} tokens; at most {info.max_tokens} are taken")
     for number in ids:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < info.vocab_size:
-            raise bad_request(f"{what} holds {str(number)[:40]}; token ids are 0 to {info.vocab_size - 1}")
+        if type(number) is not int or not 0 <= number < info.vocab_size:
+            held = str(number)[:40] if type(number) in (int, float) else kind_of(number)
+            raise bad_request(f"{what} holds {held}; token ids are 0 to {info.vocab_size - 1}")
     return tuple(ids)
 
 
@@ -157,20 +158,21 @@ def timeout_of(parameters: Mapping[str, Any], header: str | None) -> float | Non
     Raises RequestError (400).
     """
     if "timeout_ms" in parameters:
-        return _timeout_ms(parameters["timeout_ms"], "timeout_ms")
+        return _seconds(parameters["timeout_ms"], 1000, "timeout_ms")
     if "timeout" in parameters:
-        value = parameters["timeout"]
-        return _timeout_ms(value / 1000 if type(value) is int else value, "timeout (microseconds)")
+        return _seconds(parameters["timeout"], 1_000_000, "timeout (microseconds)")
     if header is None:
         return None
     digits = header if header.isascii() and header.isdigit() and len(header) < 10 else "0"
-    return _timeout_ms(int(digits), "X-Timeout-Ms")
+    return _seconds(int(digits), 1000, "X-Timeout-Ms")
 
 
-def _timeout_ms(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_MS:
+def _seconds(value: object, per_second: int, what: str) -> float:
+    """Compared before it is divided: JSON's integers may be larger than any float."""
+    limit = MAX_TIMEOUT_S * per_second
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
         raise bad_request(f"{what} must be a number above 0, of at most an hour")
-    return value / 1000
+    return value / per_second
 
 
 def label_of(info: ModelInfo, row: Probabilities) -> str:

@@ -134,8 +134,8 @@ def _binary_bytes(entry: dict[str, Any], name: str) -> int | None:
 def _shape(entry: dict[str, Any], name: str, limits: Limits) -> tuple[int, ...]:
     """The shape, whose rows are within the limit: whatever is done for each row comes after this."""
     shape = list_of(entry.get("shape"), f"shape of {name}")
-    if len(shape) > 2 or not all(type(size) is int and size > 0 for size in shape):
-        raise bad_request(f"shape of {name} must be one or two whole numbers above 0")
+    if len(shape) > 2 or not all(type(size) is int and 0 < size < 1 << 63 for size in shape):
+        raise bad_request(f"shape of {name} must be one or two whole numbers above 0, of 63 bits at most")
     in_texts = name in (TEXT, PAIR)
     count = math.prod(shape if in_texts else shape[:-1])  # [n] is one row of n token ids
     check_count(count, "texts" if in_texts else "rows of token ids", limits)

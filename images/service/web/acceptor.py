@@ -48,37 +48,46 @@ class Acceptor(uvicorn.Server):
             self._loop.add_reader(listener, self._accept, self._loop, listener)
         self.started = True
 
-    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Take one connection; the loop calls again for the next, and others are heard in between.
+    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> bool:
+        """Take one connection, if one waits. The loop calls again for the next, and hears others in between.
 
         asyncio's own way makes a task and a future for each, and three turns of the loop.
         """
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
             log.warning("no connection is taken for %g s: %s", _EXHAUSTED_S, error.strerror)
             loop.remove_reader(listener)  # it stays readable
             loop.call_later(_EXHAUSTED_S, self._accept_again, loop, listener)
-            return
+            return False
         connection.setblocking(False)
         made = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
         protocol = made(self.config, self.server_state, self.lifespan.state, loop)
         loop._make_socket_transport(connection, protocol)  # type: ignore[attr-defined]
+        return True
 
     def _accept_again(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         if not self.should_exit and listener.fileno() >= 0:
             loop.add_reader(listener, self._accept, loop, listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and end those that are open."""
+        """Take the connections that wait, then no more, and end all; each has a moment to be answered."""
         for listener in sockets or []:
             if self._loop and listener.fileno() >= 0:
                 self._loop.remove_reader(listener)
+                for _ in range(self.config.backlog):
+                    if not self._accept(self._loop, listener):
+                        break
+                listener.close()
+        await asyncio.sleep(0)  # until those are connected
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # whose peers neither read nor close
+            connection.transport.abort()
+        await asyncio.sleep(0)  # until those are closed
 
     async def main_loop(self) -> None:
         """Serve until `should_exit` is set."""

@@ -12,6 +12,8 @@ for it, for each request; here a function is called.
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from service.errors import RequestError, bad_request
 from service.web.admission import RETRY_AFTER_S
 from service.web.door import Door
 from service.web.observed import WHEN_GONE
@@ -28,17 +31,23 @@ from service.web.observed import WHEN_GONE
 _FREE_CHUNKS = 1024
 _BYTES_A_CHUNK = 64  # on average, beyond the free ones
 _MOST_FIELDS = 256  # of a head
+_LINGERS_S = 1.0  # after a refusal, so that the caller may send the rest and read why
+_LAST_S = 0.5  # for a request that is under way when the server ends
+_LOOK_S = 0.1  # between two looks whether a caller that sends no more has left
+_ORIGIN = re.compile(
+    rb"https?://[^/?]*", re.IGNORECASE
+)  # before the path of a request's target, as proxies send it
 
 
 class _Parser(h11.Connection):
-    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, else nothing.
+    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, if one is known.
 
     An answer's head leaves together with the first piece of its body.
     """
 
     def __init__(self, head_bytes: int) -> None:
         super().__init__(h11.SERVER, head_bytes)
-        self.refusal = ""
+        self.refusal: RequestError | None = None
         self._chunks = self._body_bytes = 0
         self._head = b""
 
@@ -63,18 +72,27 @@ class _Parser(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """What comes next. Raises h11.RemoteProtocolError, again and again once there are too many chunks."""
-        event = super().next_event()
+        in_head = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if in_head and error.error_status_hint == 431:
+                self.refusal = RequestError(
+                    431, f"the head is larger than {self._max_incomplete_event_size} bytes"
+                )
+            raise
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
             self._check_head(event)
-        elif isinstance(event, h11.Data):
+            return _with_its_path(event)
+        if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
             if self._chunks > _FREE_CHUNKS + self._body_bytes // _BYTES_A_CHUNK:
-                self.refusal = (
+                self.refusal = bad_request(
                     f"the body comes in too many chunks; send {_BYTES_A_CHUNK} bytes in each, or more"
                 )
-                raise h11.RemoteProtocolError(self.refusal)
+                raise h11.RemoteProtocolError(self.refusal.message)
         return event
 
     def _check_head(self, request: h11.Request) -> None:
@@ -84,20 +102,35 @@ class _Parser(h11.Connection):
         """
         names = [name for name, _ in request.headers]
         if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
-            self.refusal = (
+            self.refusal = bad_request(
                 "Transfer-Encoding beside Content-Length, or in HTTP/1.0, leaves the length unclear"
             )
         elif len(names) > _MOST_FIELDS:
-            self.refusal = f"the head has {len(names)} fields; at most {_MOST_FIELDS} are taken"
+            self.refusal = RequestError(
+                431, f"the head has {len(names)} fields; at most {_MOST_FIELDS} are taken"
+            )
         if self.refusal:
-            raise h11.RemoteProtocolError(self.refusal)
+            raise h11.RemoteProtocolError(self.refusal.message)
+
+
+def _with_its_path(request: h11.Request) -> h11.Request:
+    """The request with a path as its target, where it came with a whole URL: RFC 9112, 3.2.2."""
+    path = _ORIGIN.sub(b"", request.target, count=1)
+    if path == request.target:
+        return request
+    return h11.Request(
+        method=request.method,
+        headers=request.headers,
+        target=path if path.startswith(b"/") else b"/" + path,
+        http_version=request.http_version,
+    )
 
 
 class Connection(H11Protocol):
     """Closes itself when its request's head takes longer than `timeout_s`, or when the door says so.
 
     One timer, armed while this side isn't working: from the connection or the last answer until a head has
-    arrived, and while the peer leaves an answer unread.
+    arrived, and while the peer reads nothing of an answer.
     """
 
     def __init__(
@@ -115,7 +148,11 @@ class Connection(H11Protocol):
         self._door = door
         self._timeout_s = timeout_s
         self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes of an answer, when the timer was armed
         self._tell_gone: Callable[[], None] | None = None
+        self._sends_no_more = False  # the peer
+        self._lingers = False  # refused; only waits until the peer has read why
+        self._ends = False  # after the next answer, or soon
 
     @property
     def _at_work(self) -> bool:
@@ -136,6 +173,32 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._end_request()
 
+    def data_received(self, data: bytes) -> None:
+        """What comes after a refusal isn't looked at."""
+        if not self._lingers:
+            super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes
+        """The peer sends no more; whether the connection stays open, for an answer to a whole request."""
+        if self._lingers or not self._at_work or self.cycle.more_body:
+            return False
+        if not self._sends_no_more:
+            self._sends_no_more = True
+            if self.scope["http_version"] == "1.1" and self.conn.our_state is h11.SEND_RESPONSE:
+                # It may have left as well. Then this brings an error back, and every client skips it.
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._look_for_peer()
+        return True
+
+    def _look_for_peer(self) -> None:
+        """End the request where its caller turns out to have left."""
+        if not self._at_work or self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(_LOOK_S, self._look_for_peer)
+
     def handle_events(self) -> None:
         """The data may have completed a head, or a whole request."""
         super().handle_events()
@@ -152,6 +215,8 @@ class Connection(H11Protocol):
         self._door.wait(self)
         self._arm()
         super().on_response_complete()  # may find the next request in what has arrived already
+        if (self._sends_no_more or self._ends) and not self._at_work:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The peer doesn't read its answer; it has `timeout_s` to go on."""
@@ -165,7 +230,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for its log
         """What has arrived isn't HTTP, or has too many chunks; the request that it belongs to ends."""
-        self._turn_away(400, self._parser.refusal or "this is not an HTTP/1.1 request")
+        refusal = self._parser.refusal or bad_request("this is not an HTTP/1.1 request")
+        self._turn_away(refusal.status, refusal.message, lingers=True)
         if self._at_work:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -176,7 +242,8 @@ class Connection(H11Protocol):
 
     def make_room(self) -> None:
         """Leave, because all places are taken."""
-        if self._at_work:  # a body on its way: nothing can be said in the middle of it
+        if self._at_work or self._lingers or self.transport.get_write_buffer_size():
+            # A body or an answer on its way: nothing can be said in the middle of it
             self.transport.abort()
         else:
             self._turn_away(503, "all connections are in use")
@@ -194,9 +261,21 @@ class Connection(H11Protocol):
         if tell:
             tell()
 
+    def shutdown(self) -> None:
+        """The server ends: close after the answer to what has been asked, or is being asked now."""
+        self._ends = True
+        if self._lingers:
+            self.transport.abort()
+        elif self._at_work:
+            super().shutdown()
+        else:
+            self._arm()
+
     def _arm(self) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(self._timeout_s, self._expired)
+        self._unread = self.transport.get_write_buffer_size()
+        within_s = _LINGERS_S if self._lingers else _LAST_S if self._ends else self._timeout_s
+        self._timer = self.loop.call_later(within_s, self._expired)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -208,7 +287,11 @@ class Connection(H11Protocol):
             self._disarm()
 
     def _expired(self) -> None:
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+        unread = self.transport.get_write_buffer_size()
+        if self._lingers or self._ends or self.transport.is_closing() or unread:
+            if unread < self._unread and not self._lingers:
+                self._arm()  # it reads, slowly
+                return
             self.transport.abort()  # the peer reads nothing, so a flush would never end
             return
         if self.conn.trailing_data[0]:
@@ -217,8 +300,11 @@ class Connection(H11Protocol):
             self.transport.close()  # nothing was asked, so nothing is answered
         self._arm()
 
-    def _turn_away(self, status: int, message: str) -> None:
-        """Close, with the reason where no other answer has begun."""
+    def _turn_away(self, status: int, message: str, *, lingers: bool = False) -> None:
+        """Close, with the reason where no other answer has begun.
+
+        `lingers`: the caller may still be sending; closing before it has ended would take the reason from it.
+        """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": message}).encode()
             headers = [
@@ -234,4 +320,11 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             )
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in answer))
-        self.transport.close()
+        if not lingers:
+            self.transport.close()
+            return
+        self._lingers = True
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._arm()

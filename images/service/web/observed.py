@@ -50,6 +50,8 @@ def observed(app: App, service: Service) -> App:
                 if message["type"] == "http.response.start":
                     request.status = message["status"]
                     message["headers"] = [_date(int(time.time())), *message["headers"], *added]
+                    if service.admission.draining:  # else the next request would meet a closed connection
+                        message["headers"].append((b"connection", b"close"))
                 await send(message)
 
             await app(scope, receive, noting)

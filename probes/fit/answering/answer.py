@@ -21,6 +21,7 @@ from probes.fit.question import Axis, FitReport, Largest, Measured, Question
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.profiles import profile
+from probes.shared.units import binary_bytes
 from probes.shared.unknown import Unknown
 
 MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
@@ -71,7 +72,7 @@ def answer(
         smallest_budget_bytes=needs,
         knobs=knobs(asked, predict, most),
         measured=measured,
-        notes=_notes(model, machine, where),
+        notes=_notes(model, machine, where, budget),
     )
 
 
@@ -119,8 +120,10 @@ def _largest(
     return largest(total, budget, axis, most=most_of(model, axis))
 
 
-def _notes(model: ModelDescription, machine: Constants, place: Place) -> tuple[str, ...]:
+def _notes(model: ModelDescription, machine: Constants, place: Place, budget: int | None) -> tuple[str, ...]:
     notes = [*model.notes, *machine.notes]
+    if budget is not None and (most := room(machine, budget, place)) < budget:
+        notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
     if machine.has_gpu and place.attending == "math":
         notes.append(
             "attention is counted as torch computes it without fused kernels: its scores are kept whole"

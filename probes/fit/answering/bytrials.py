@@ -58,7 +58,8 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
         measured=measured,
         notes=(
             "there are no rules for this architecture: weights are exact, from its modules; activations are "
-            "those of two small trials, extrapolated; which change buys most isn't known",
+            "those of two small trials, extrapolated, which can be off by half; the trials at the "
+            "largest size that fits are what counts; which change buys most isn't known",
         ),
     )
 

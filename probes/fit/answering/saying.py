@@ -87,6 +87,8 @@ def size(found: Largest | Unknown) -> str:
     """A largest size, with what is open about it."""
     if isinstance(found, Unknown):
         return "not known"
+    if found.contradictions:
+        return f"{found.fits} to {found.top}"
     if found.exact:
         return str(found.fits)
     return f"at least {found.fits}" + (f", less than {found.fails}" if found.fails else "")
@@ -196,8 +198,18 @@ def _measured(found: Measured) -> str:
     ]
     if found.ended:
         parts.append(f"ended early: {terminal(found.ended)}")
+    if what.contradictions:
+        share = f" ({what.top / what.fits - 1:.1%} more)" if what.fits else ""
+        parts.append(
+            f"trials near the edge disagree: up to {axis} {what.fits} every one fitted, and one fitted at "
+            f"{what.top}{share}"
+        )
     for fails, fits in what.contradictions:
-        parts.append(f"{axis} {fails} failed, and the larger {fits} fits: not every larger one needs more")
+        parts.append(
+            f"{axis} {fails} fitted in one trial and failed in another"
+            if fails == fits
+            else f"{axis} {fails} failed, and the larger {fits} fits: not every larger one needs more"
+        )
     if isinstance(found.at_size, Taken) and isinstance(found.peak_bytes, int):
         error = found.at_size.allocated / max(found.peak_bytes, 1) - 1
         parts.append(

@@ -4,7 +4,8 @@ What each phase of a step takes is close to a straight line over the size, so tr
 limit is: by their peaks, and the rise for each step of the size, predicted until two tries have measured it.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Final
@@ -12,7 +13,11 @@ from typing import Final
 from probes.fit import straight
 from probes.fit.question import Axis, Largest
 
-FAR: Final = 4  # the last try is at least this share (a quarter) beyond the largest size that fits
+FAR: Final = 4  # one more try is at least this share (a quarter) beyond the largest size that fits
+TIMES: Final = 3  # tries at each side of the edge: one that moves in half of them shows in 2 of 3 searches
+BELOW: Final = (256, 64)  # and, where steps are small, tries are these shares below it
+SMALL_STEPS: Final = 100  # from this size on
+MOST_CONTRADICTIONS: Final = 3  # then the edge is known to be none, and the search goes no further
 APART: Final = 10  # two sizes measure a rise if they are at least this share (a tenth) apart
 TRUSTED: Final = 3  # tries between two bounds by the line, before they are halved
 DOWN: Final = (16, 2)  # first guess too large: a sixteenth less, then half, then 1
@@ -40,22 +45,41 @@ class Hint:
 def search(fits: Try, hint: Hint, axis: Axis, *, most: int, budget: int) -> Largest:
     """The largest size from 1 to `most` that fits.
 
-    The search takes it that every size up to the largest fits and none beyond. It then tries one more size
-    further on; a size that fits above one that doesn't is a contradiction, and is reported.
+    The search takes it that every size up to the largest fits and none beyond. It then looks whether that
+    holds: at a size further on, twice more at both sides of the edge, and where steps are small at some sizes
+    below. What fits in one try at or above a size that fails in another is a contradiction: the answer
+    is then the largest size below which nothing failed, and isn't exact.
     """
-    known: dict[int, Tried] = {}
-    while (size := _next(known, hint, most=most, budget=budget)) is not None:
-        found = fits(size)
-        if found is None:
-            return _summary(known, axis, most)
-        known[size] = found
-    low = _low(known)
+    tries: list[tuple[int, Tried]] = []
+    while True:
+        known = _known(tries)
+        size = _next(known, hint, most=most, budget=budget)
+        size = _doubtful(tries, known, most) if size is None else size
+        found = None if size is None else fits(size)
+        if size is None or found is None:
+            return summary([(size, tried.fits) for size, tried in tries], axis, most=most)
+        tries.append((size, found))
+
+
+def _known(tries: Sequence[tuple[int, Tried]]) -> dict[int, Tried]:
+    """Each size as it was first tried; one that failed once doesn't fit."""
+    failed = {size for size, tried in tries if not tried.fits}
+    return {size: Tried(False) if size in failed else tried for size, tried in reversed(tries)}
+
+
+def _doubtful(tries: Sequence[tuple[int, Tried]], known: Mapping[int, Tried], most: int) -> int | None:
+    """The next size that may contradict the edge which was found; None where enough were tried."""
+    low, times = _low(known), Counter(size for size, _ in tries)
+    if low == most or len(_contradictions([(s, t.fits) for s, t in tries])) >= MOST_CONTRADICTIONS:
+        return None
+    below = [low - 1, *(low - low // share for share in BELOW)] if low >= SMALL_STEPS else []
     further = min(low + max(low // FAR, 2), most)
-    if low < most and further not in known:
-        found = fits(further)
-        if found is not None:
-            known[further] = found
-    return _summary(known, axis, most)
+    wanted = [
+        (further, 1),
+        *((side, n) for n in range(2, TIMES + 1) for side in (low, low + 1)),
+        *((size, 1) for size in below),
+    ]
+    return next((size for size, often in wanted if size and times[size] < often), None)
 
 
 def _next(known: Mapping[int, Tried], hint: Hint, *, most: int, budget: int) -> int | None:
@@ -111,14 +135,15 @@ def _low(known: Mapping[int, Tried]) -> int:
     return max((s for s, tried in known.items() if tried.fits and (high is None or s < high)), default=0)
 
 
-def _summary(known: Mapping[int, Tried], axis: Axis, most: int) -> Largest:
-    return summary({size: tried.fits for size, tried in known.items()}, axis, most=most)
+def summary(tries: Sequence[tuple[int, bool]], axis: Axis, *, most: int) -> Largest:
+    """What a set of answers says: each size that was tried, and whether it fitted."""
+    known = _known([(size, Tried(fits)) for size, fits in tries])
+    low, high, found = _low(known), _high(known), _contradictions(tries)
+    edge = (high is not None and high - low == 1) or (high is None and low == most)
+    return Largest(axis, low, high, exact=edge and not found, contradictions=found)
 
 
-def summary(known: Mapping[int, bool], axis: Axis, *, most: int) -> Largest:
-    """What a set of answers says."""
-    tried = {size: Tried(fits) for size, fits in known.items()}
-    low, high = _low(tried), _high(tried)
-    exact = (high is not None and high - low == 1) or (high is None and low == most)
-    found = [(bad, good) for bad in known for good in known if bad < good and known[good] and not known[bad]]
-    return Largest(axis, low, high, exact=exact, contradictions=tuple(sorted(found)))
+def _contradictions(tries: Sequence[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
+    """Sizes that failed, each with one as large or larger that fitted."""
+    bad, good = ({size for size, fits in tries if fits is which} for which in (False, True))
+    return tuple(sorted((b, g) for b in bad for g in good if b <= g))

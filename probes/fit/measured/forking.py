@@ -18,6 +18,7 @@ from probes.shared.codec import decode, encode, load
 from probes.shared.unknown import Unknown
 
 MOST_ANSWER: Final = 1 << 20  # bytes
+MOST_WORDS: Final = 300  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Answer:
     built: Built | None = None
     notes: tuple[str, ...] = ()
     refused: Failed | None = None
+    failed: str = ""  # the class of an error that nothing here expects, and what it says
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,27 @@ def forked(work: Callable[[], Answer], limit_s: float) -> Fork:
 
 
 def _in_fork(work: Callable[[], Answer], writing: int, parent: int) -> None:
+    code = 1
     try:
         die_with(parent)  # else an interrupted search would leave a trial behind, with its memory
-        try:
-            answer = work()
-        except ProbeError as error:
-            answer = Answer(refused=Failed(error.message, error.hint, int(error.exit_code), wedged=False))
-        os.write(writing, json.dumps(encode(answer), allow_nan=False).encode())
+        os.write(writing, _answered(work))
+        code = 0
     finally:  # whatever happened: nothing of the parent's may run here
-        os._exit(0)
+        os._exit(code)
+
+
+def _answered(work: Callable[[], Answer]) -> bytes:
+    """The answer as it is sent, of an error too."""
+    try:
+        return _sent(work())
+    except ProbeError as error:
+        return _sent(Answer(refused=Failed(error.message, error.hint, int(error.exit_code), wedged=False)))
+    except Exception as error:  # of a library, or a fault of ours: the parent says it
+        return _sent(Answer(failed=f"{type(error).__name__}: {str(error)[:MOST_WORDS]}"))
+
+
+def _sent(answer: Answer) -> bytes:
+    return json.dumps(encode(answer), allow_nan=False).encode()
 
 
 def _heard(reading: int, until: float) -> bytes | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from probes.errors import DeviceUnusable, ProbeError
 from probes.fit.measured import caps
@@ -28,6 +28,8 @@ from probes.run.child import die_with
 from probes.run.torchimport import require_torch, why_without
 from probes.shared.codec import Json, decode, encode, load
 from probes.shared.unknown import Unknown
+
+NOT_SAID: Final = Unknown("the process ended before it could say")
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class Searcher:
         if answer is None or answer.built is None:
             if answer and answer.refused:
                 raise Refused(answer.refused)
+            if answer and answer.failed:
+                return Unknown(f"{NOT_BUILT.reason}: {answer.failed}"), ()
             return NOT_BUILT, ()
         return answer.built, answer.notes
 
@@ -179,6 +183,8 @@ class Searcher:
                 raise Refused(ended.answer.refused)
             if ended.answer.trial is not None:
                 return ended.answer.trial
+            if ended.answer.failed:
+                return _failed(ended.answer.failed, size, time.monotonic() - began)
         now = kills()
         by_cgroup = isinstance(now, int) and isinstance(killed, int) and now > killed
         return _without_answer(ended, size, time.monotonic() - began, by_cgroup=by_cgroup)
@@ -193,9 +199,7 @@ class Searcher:
 
         ended = forked(work, max(self._until - time.monotonic(), 1.0))
         taken = ended.answer.taken if ended.answer else None
-        why = Unknown(
-            "the trace didn't end in time" if ended.answer is None else "torch couldn't trace the model"
-        )
+        why = Unknown(_why_untraced(ended))
         self._tell(Found(taken=taken or why, device=ended.answer.name if ended.answer else ""))
 
 
@@ -205,17 +209,33 @@ def _threads() -> tuple[str, ...]:
     return (f"{count} threads were there when trials were forked",) if count > 1 else ()
 
 
+def _failed(said: str, size: int, seconds: float) -> Trial:
+    """The trial of a fork in which something else than the model's own code failed."""
+    kind, _, message = said.partition(": ")
+    return Trial(size, caps.verdict_of(kind, message), seconds, NOT_SAID, NOT_SAID, NOT_SAID, said)
+
+
+def _why_untraced(ended: Fork) -> str:
+    if ended.answer is None:
+        return "the trace didn't end in time" if ended.code is None else _how_ended(ended.code)
+    said = ended.answer.failed or (ended.answer.refused.reason if ended.answer.refused else "")
+    return f"torch couldn't trace the model: {said}" if said else "torch couldn't trace the model"
+
+
+def _how_ended(code: int) -> str:
+    number = -code
+    if number <= 0:
+        return f"ended by exit code {code}"
+    return f"ended by {signal.Signals(number).name if number in list(signal.Signals) else f'signal {number}'}"
+
+
 def _without_answer(ended: Fork, size: int, seconds: float, *, by_cgroup: bool) -> Trial:
     """The trial of a fork that said nothing."""
-    gone = Unknown("the process ended before it could say")
     if ended.code is None:
-        return Trial(size, "out_of_time", seconds, gone, gone, gone)
-    number = -ended.code
-    how = f"exit code {ended.code}"
-    if number > 0:
-        how = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-    verdict: Verdict = "killed_for_memory" if by_cgroup and number == signal.SIGKILL else "crashed"
-    return Trial(size, verdict, seconds, gone, gone, gone, f"ended by {how}")
+        return Trial(size, "out_of_time", seconds, NOT_SAID, NOT_SAID, NOT_SAID)
+    killed = by_cgroup and ended.code == -signal.SIGKILL
+    verdict: Verdict = "killed_for_memory" if killed else "crashed"
+    return Trial(size, verdict, seconds, NOT_SAID, NOT_SAID, NOT_SAID, _how_ended(ended.code))
 
 
 def preload() -> None:

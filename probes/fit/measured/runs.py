@@ -82,10 +82,10 @@ def assembled(
     ask: Ask, trials: list[Trial], traced: Found | None, began: Began, *, seconds: float, why: str
 ) -> Measured:
     """What the trials say together. Pure."""
-    known = {trial.size: trial.verdict == "fits" for trial in trials if trial.verdict != "out_of_time"}
-    largest = summary(known, ask.axis, most=ask.most)
+    tries = [(trial.size, trial.verdict == "fits") for trial in trials if trial.verdict != "out_of_time"]
+    largest = summary(tries, ask.axis, most=ask.most)
     at = next((trial for trial in trials if trial.size == largest.fits), None)
-    if not why and not largest.exact:
+    if not why and not largest.ended:
         why = f"the limit of {ask.limit_s:.0f} s was reached"
     return Measured(
         device=(traced.device if traced else "") or ask.device.upper(),

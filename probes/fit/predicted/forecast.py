@@ -1,6 +1,5 @@
 """What a question takes, by rules: the bytes at its peak, and the largest size within a budget. Pure."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,7 +15,6 @@ from probes.placement.planner.costs.constants import Constants
 SEGMENT: Final = 2 << 20  # torch's allocator takes blocks of more than 1 MiB in multiples of this
 LOOSE_SEGMENTS: Final = 4  # partly used: small blocks, and what of segments of 20 MiB isn't
 MOST: Final = 1 << 40  # of a batch or a sequence
-_POSITIONS: Final = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,7 @@ def with_size(asked: Question, axis: Axis, size: int) -> Question:
 
 def most_of(model: ModelDescription, axis: Axis) -> int:
     """Where an axis ends: at the last learned position, if the model has a table of them."""
-    tables = [t for b in model.blocks for t in b.tensors if _POSITIONS.search(t.name)]
-    return min((t.shape[0] for t in tables), default=MOST) if axis == "tokens" else MOST
+    return (model.learned_positions or MOST) if axis == "tokens" else MOST
 
 
 def largest(total: Callable[[int], int], budget: int, axis: Axis, *, most: int = MOST) -> Largest:

@@ -20,7 +20,7 @@ class Checkpoint:
         self._pool = pool
         for stored in read_checkpoint(path):
             file = files.get(stored.path) or files.setdefault(stored.path, OpenFile(stored.path))
-            if file.begun != stored.state:
+            if not stored.state.is_still(file.begun):
                 raise CheckpointUnreadable(f"{stored.path} changed while it was opened", "load it again")
             for tensor in stored.tensors:
                 self.tensors[tensor.name] = tensor

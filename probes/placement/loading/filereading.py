@@ -14,7 +14,7 @@ from typing import Final
 
 from probes.errors import CheckpointUnreadable
 from probes.placement.models.headers import FileState
-from probes.placement.packing.threads import of_all
+from probes.placement.packing.threads import Threads, of_all
 
 PIECE_BYTES: Final = 8 << 20  # of one read: large enough for a disk, small enough to share among threads
 THREADS: Final = 4
@@ -61,7 +61,7 @@ class OpenFile:
                 of_all(pool, read, starts)
         except OSError as error:
             raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
-        if FileState.of(self._descriptor) != self.begun:
+        if not self.begun.is_still(FileState.of(self._descriptor)):
             raise CheckpointUnreadable(f"{self.path} changed while it was read", _REPEAT)
 
     def _piece(self, target: memoryview, offset: int) -> None:
@@ -85,5 +85,5 @@ class OpenFile:
 @contextmanager
 def readers() -> Iterator[ThreadPoolExecutor]:
     """The threads that read, ended with the block."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="weir-read") as pool:
+    with Threads(THREADS, "weir-read") as pool:
         yield pool

@@ -68,7 +68,8 @@ class CheckpointValues:
             return None
         moved = order if order != tuple(range(len(order))) else ()
         path, start = self._checkpoint.file_of(stored.name), stored.offset
-        return Origin(path, start, start + stored.n_bytes, moved)
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        return Origin(path, start, start + stored.n_bytes, dtype, stored.shape, moved)
 
     def fill_buffers(self) -> None:
         """Read the buffers that the checkpoint has. The others keep the values that the factory gave them."""

@@ -16,6 +16,7 @@ from probes.placement.loading.fromfile import CheckpointValues
 from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
 from probes.placement.loading.skeleton import Factory, build
 from probes.placement.models.modules import Entry
+from probes.placement.models.reading import named_path
 from probes.placement.packing.disk.cache import Cache, Kept, usual_folder
 from probes.placement.packing.disk.content import Content
 from probes.placement.packing.staging import Buffers, host_buffer
@@ -52,10 +53,11 @@ def load(
     (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it there.
     The model is in evaluation mode; `model.placement` is its `Handle`.
 
-    Raises CheckpointUnreadable for a file that is malformed or changes meanwhile, and PlacementError where
-    checkpoint, model and plan don't fit each other, the plan's host memory has no room for what loading takes
-    there, or memory is refused. Nothing is kept then.
+    Raises UsageError for what isn't a path, CheckpointUnreadable for a file that is malformed or changes
+    meanwhile, PlacementError where checkpoint, model and plan don't fit each other, the plan's host memory
+    has no room for what loading takes there, or memory is refused. Nothing is kept then.
     """
+    place, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
     require_plan(plan)
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     for card in cards:
@@ -63,10 +65,10 @@ def load(
     every = lanes_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [lanes_of(device)]
     model = build(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
-        files = stack.enter_context(opened(Path(checkpoint)))
+        files = stack.enter_context(opened(place))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
-        kept = _cache(cache, values.buffers)
+        kept = Cache(folder, buffers=values.buffers) if folder else None
         sources = [
             FromCheckpoint(values, card, lanes, pinned=pinned, cache=kept)
             for card, lanes in zip(cards, every, strict=True)
@@ -98,10 +100,11 @@ def _require_room(plan: Plan) -> None:
         )
 
 
-def _cache(asked: Path | str | bool, buffers: Buffers) -> Cache | None:
-    if asked is False:
-        return None
-    return Cache(usual_folder(os.environ) if asked is True else Path(asked), buffers=buffers)
+def _cache_folder(asked: Path | str | bool) -> Path | None:
+    """None: nothing is kept. Raises UsageError for what isn't a path."""
+    if isinstance(asked, bool):
+        return usual_folder(os.environ) if asked else None
+    return named_path(asked, "cache")
 
 
 class FromCheckpoint:

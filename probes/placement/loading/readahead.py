@@ -7,12 +7,13 @@ has not been called, the oldest of these gives its buffer up.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from probes.placement.packing.threads import Threads, renew_in_forks
 from probes.placement.runtime.blocks.lanes import Lane, Mark
 
 Fill = Callable[[torch.Tensor], None]  # reads a block into memory of its size
@@ -39,8 +40,9 @@ class ReadAhead:
         self._buffers = tuple(buffers)
         self._free = deque(buffers)
         self._begun: OrderedDict[FileWire, tuple[Buffer, Future[None]]] = OrderedDict()
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weir-read-ahead")
+        self._reader = Threads(1, "weir-read-ahead")
         self.late = 0  # blocks that had to be waited for
+        renew_in_forks(self)
 
     def widen(self, n_bytes: int, wider: Callable[[], Sequence[Buffer]]) -> None:
         """Have buffers for blocks of so many bytes, before any is read; `wider` makes new ones if need be."""
@@ -77,6 +79,10 @@ class ReadAhead:
         for _, reading in self._begun.values():
             reading.cancel()
         self._reader.submit(int).result()
+        self.renew()
+
+    def renew(self) -> None:
+        """Nothing is being read: in a forked child, nobody reads."""
         self._begun.clear()
         self._free = deque(self._buffers)
 

@@ -54,6 +54,11 @@ class Fields:
             )
         return default
 
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence, where the config says so in one of the usual words."""
+        names = ("max_position_embeddings", "n_positions", "n_ctx")
+        return self.number(*names) if any(map(self.has, names)) else None
+
     def flag(self, name: str, *, default: bool) -> bool:
         """A yes or no. Raises CheckpointUnreadable."""
         value = self._values.get(name, default)
@@ -212,7 +217,13 @@ def output_head(
 
 
 def described(
-    parts: Parts, size: Sizes, *, name: str, source: str, notes: tuple[str, ...] = ()
+    parts: Parts,
+    size: Sizes,
+    *,
+    name: str,
+    source: str,
+    notes: tuple[str, ...] = (),
+    positions: int | None = None,
 ) -> ModelDescription:
     """The model of these parts."""
     layers = parts.layers
@@ -233,7 +244,7 @@ def described(
         )
     blocks += _grouped(parts.after, ())
     blocks[0] = replace(blocks[0], around=layers.around)
-    return ModelDescription(name, tuple(blocks), source, parts.tied, notes)
+    return ModelDescription(name, tuple(blocks), source, parts.tied, notes, positions=positions)
 
 
 def _grouped(

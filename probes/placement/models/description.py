@@ -5,6 +5,7 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,6 +14,8 @@ from typing import Final, Literal
 from probes.placement.values import LOADING_BYTES, Becomes
 
 Use = Literal["product", "lookup", "elementwise"]
+
+_POSITIONS: Final = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
 
 # The width of a number in bits, by torch's name of its dtype.
 DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
@@ -136,7 +139,7 @@ class BlockDescription:
     kernels: int = 0  # of the device in one call, besides products; 0: unknown, guessed from the operations
     touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
-    anytime: bool = False  # used while other blocks are called: it can only be resident
+    anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
     divisible: bool = (
         False  # each module in it that holds tensors is called by itself, so it can be a block too
     )
@@ -215,6 +218,7 @@ class ModelDescription:
     notes: tuple[str, ...] = ()  # what was assumed where the source doesn't say
     becomes: Becomes = ""  # what its bfloat16 tensors are converted to for computing
     in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
+    positions: int | None = None  # tokens of the longest sequence, by the config
 
     @property
     def loading_bytes(self) -> int:
@@ -225,6 +229,13 @@ class ModelDescription:
     def weight_bytes(self) -> int:
         """Bytes of all weights as the model has them, unpacked."""
         return sum(block.weight_bytes for block in self.blocks)
+
+    @property
+    def learned_positions(self) -> int | None:
+        """Tokens of the longest sequence that a table of positions serves; None: there is no such table."""
+        tables = [t for block in self.blocks for t in block.tensors if _POSITIONS.search(t.name)]
+        rows = max((table.shape[0] for table in tables), default=None)
+        return rows if rows is None or self.positions is None else min(rows, self.positions)
 
     def divided(self) -> "ModelDescription":
         """The same model in smaller blocks, as far as they can be divided."""

@@ -83,17 +83,31 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileState:
-    """Which file it was, and how: another file, or another content, differs in it."""
+    """Which file it was, and how.
+
+    A program can set the time of the last write back, as a copy that keeps times does, but not that of the
+    last change. A new mode, name or link is a change, too.
+    """
 
     n_bytes: int
-    changed_ns: int  # when its content changed last
+    written_ns: int
+    changed_ns: int
     inode: int
+    links: int
 
     @staticmethod
     def of(descriptor: int) -> "FileState":
         """The state of an open file now."""
         found = os.fstat(descriptor)
-        return FileState(found.st_size, found.st_mtime_ns, found.st_ino)
+        return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_nlink)
+
+    def is_still(self, now: "FileState") -> bool:
+        """Whether it is the same file with the same content, as far as that is known.
+
+        A file that lost a name was replaced by another, as by a download: its content is as before.
+        """
+        same = (self.n_bytes, self.written_ns, self.inode) == (now.n_bytes, now.written_ns, now.inode)
+        return same and (now.changed_ns == self.changed_ns or now.links < self.links)
 
 
 def read_header(path: Path) -> StoredFile:

@@ -41,6 +41,12 @@ class Entry:
         """Bytes of the model's own values, unpacked."""
         return prod(self.shape) * int(self.given.itemsize)
 
+    def like(self, values: torch.Tensor) -> nn.Parameter:
+        """A parameter with these values, which wants no gradients, and the attributes of the model's own."""
+        made = nn.Parameter(values, requires_grad=False)
+        made.__dict__ = self.parameter.__dict__
+        return made
+
     @property
     def converts(self) -> bool:
         """Whether calls compute in another dtype than the model's."""
@@ -55,6 +61,12 @@ class Block:
     modules: tuple[nn.Module, ...]
     entries: tuple[Entry, ...]
     called: bool = True  # False: it is used while other blocks are called, so it can't wait for its turn
+
+    @property
+    def written(self) -> str:
+        """Its first parameter that calls write to, which would be lost where it moves; empty: none."""
+        names = (entry.name for entry in self.entries for owner, _ in entry.owners if _writes(owner))
+        return next(names, "")
 
     @property
     def n_bytes(self) -> int:
@@ -97,6 +109,13 @@ def find_blocks(
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
     return (*blocks, *(_loose(entry, called, model) for entry in loose))
+
+
+def _writes(module: nn.Module) -> bool:
+    """Whether torch's module writes to its own parameters in its forward. Others write to buffers."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return module.max_norm is not None  # longer rows are shortened where they are
+    return type(module).__name__ == "_LearnableFakeQuantize"
 
 
 def is_divisible(block: Block) -> bool:
@@ -235,7 +254,7 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
         )
     if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
         kind = type(parameter if type(parameter) is not nn.Parameter else parameter.data).__name__
-        if kind == "Lazy":
+        if kind in ("Lazy", "Serving"):
             raise placed_already()
         raise PlacementError(
             f"{name} is a {kind}: tensor subclasses, such as those of quantised models, can't be placed",
@@ -243,6 +262,23 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.layout is not torch.strided or parameter.is_quantized:
         raise PlacementError(f"{name} is sparse or quantised: only plain tensors can be placed")
+    if not _is_dense(parameter):
+        raise PlacementError(
+            f"{name} has gaps or repetitions in memory (shape {tuple(parameter.shape)}, strides "
+            f"{parameter.stride()}), which a placed one couldn't have",
+            f"let it have memory of its own: model.get_parameter({name!r}).data = "
+            f"model.get_parameter({name!r}).data.contiguous()",
+        )
+
+
+def _is_dense(parameter: nn.Parameter) -> bool:
+    """Whether its numbers fill its memory, each once, in some order of dimensions."""
+    n = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1 and stride != n:
+            return not parameter.numel()
+        n *= size
+    return True
 
 
 def placed_already() -> PlacementError:

@@ -31,7 +31,10 @@ def described(model: Module) -> ModelDescription:
         blocks = _informed(blocks, known)
     notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
     in_memory = not any(parameter.is_meta for parameter in model.parameters())
-    return ModelDescription(name, blocks, "module tree", notes=notes, in_memory=in_memory)
+    positions = known.positions if known else None
+    return ModelDescription(
+        name, blocks, "module tree", notes=notes, in_memory=in_memory, positions=positions
+    )
 
 
 def ranges(model: Module) -> Ranges | None:
@@ -67,7 +70,7 @@ def _block(block: Block) -> BlockDescription:
         operations=int(kind is nn.Linear),
         kernels=ENCODER_KERNELS if kind is nn.TransformerEncoderLayer else 0,
         looked_up=looked_up,
-        anytime=not block.called,
+        anytime=not block.called or bool(block.written),
         divisible=is_divisible(block),
     )
 

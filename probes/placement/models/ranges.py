@@ -66,7 +66,7 @@ def _of_file(file: StoredFile) -> Iterator[Ranges]:
                             f"{file.path} was cut while it was read", "copy or download the file again"
                         )
                     yield ranges_of(piece, tensor.name)
-            if FileState.of(opened.fileno()) != file.state:
+            if not file.state.is_still(FileState.of(opened.fileno())):
                 raise CheckpointUnreadable(f"{file.path} changed while it was read", "plan again")
     except OSError as error:
         raise CheckpointUnreadable(

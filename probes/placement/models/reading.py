@@ -1,8 +1,10 @@
 """A model's description from what a user has: a known name, a config.json, a safetensors file or folder."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +14,7 @@ from probes.placement.models import stored
 from probes.placement.models.configs import INSTEAD, Fields, Maker, described, sizes
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.families import BARE, FAMILIES
-from probes.placement.models.headers import read_checkpoint, require_regular
+from probes.placement.models.headers import PICKLES, read_checkpoint, require_regular
 from probes.shared import files
 from probes.shared.codec import load
 
@@ -20,6 +22,15 @@ KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
 MOST_NAME: Final = 200  # characters
 OF_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+
+
+def named_path(named: object, what: str) -> Path:
+    """The path that a caller gives for `what`. Raises UsageError for what can't be one."""
+    if isinstance(named, str | os.PathLike) and isinstance(text := os.fspath(named), str):
+        with suppress(UnicodeEncodeError):
+            if text and b"\0" not in os.fsencode(text):
+                return Path(text)
+    raise UsageError(f"the {what} is {ascii(named)[:40]}, which isn't a path", "give a str or a pathlib.Path")
 
 
 @cache
@@ -34,8 +45,8 @@ def describe(model: str) -> ModelDescription:
 
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
-    path, name = Path(model), model.lower()
-    if name in known() and not path.exists():
+    path, name = named_path(model, "model"), model.lower()
+    if name in known() and not holds_a_model(path):
         return from_config(known()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
@@ -50,6 +61,14 @@ def describe(model: str) -> ModelDescription:
         (way_out if is_on_hub else "give a config.json, a *.safetensors file or a folder that has one")
         + f"; known names are {', '.join(known())}",
     )
+
+
+def holds_a_model(path: Path) -> bool:
+    """Whether it is a file, or a folder with a config or weights: such a one hides a known model's name."""
+    if not path.is_dir():
+        return path.exists()
+    kinds = {".safetensors", *PICKLES}
+    return any(file.name == "config.json" or file.suffix in kinds for file in path.glob("*"))
 
 
 def _folder(path: Path) -> ModelDescription:
@@ -74,8 +93,8 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
 
 def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
-    path = Path(model)
-    if model.lower() in known() and not path.exists():
+    path = named_path(model, "model")
+    if model.lower() in known() and not holds_a_model(path):
         return known()[model.lower()]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
@@ -129,7 +148,14 @@ def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDes
         () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
     )
     parts = FAMILIES[kind](fields, size, Maker(size.dtype), _is_whole(values, kind))
-    return described(parts, size, name=name or kind, source=f"config.json of {kind}", notes=notes)
+    return described(
+        parts,
+        size,
+        name=name or kind,
+        source=f"config.json of {kind}",
+        notes=notes,
+        positions=fields.positions(),
+    )
 
 
 # where a config doesn't say how wide a head is, and it isn't the width over the heads

@@ -41,7 +41,7 @@ def described(
     if known is not None:
         matched = _matched(blocks, known)
         if matched is not None:
-            return ModelDescription(name, matched, f"{source} and its config.json", known.tied, known.notes)
+            return replace(known, name=name, blocks=matched, source=f"{source} and its config.json")
     notes = ["order of calls and attention are guessed from names; keys and values of a cache aren't counted"]
     blocks, tied = _tied(blocks)
     if tied:

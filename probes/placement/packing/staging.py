@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.threads import of_all
+from probes.placement.packing.threads import Threads, of_all, renew_in_forks
 
 PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
 THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
@@ -28,8 +28,13 @@ class Buffers:
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count
-        self._made = Lock()
         self._threads: ThreadPoolExecutor | None = None
+        self.renew()
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """In a forked child, buffers that its parent's threads had are nobody's."""
+        self._made = Lock()
         self._free = self._none_yet()
 
     def release(self) -> None:
@@ -67,7 +72,7 @@ class Buffers:
             return [one(start) for start in starts]
         with self._made:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="weir-pieces")
+                self._threads = Threads(self._count, "weir-pieces")
             threads = self._threads
         return of_all(threads, one, starts)
 

@@ -1,11 +1,49 @@
 """Work of several threads on one memory, which ends before its caller goes on. No torch."""
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Final, Protocol, TypeVar
+from weakref import WeakSet
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
+
+
+class Renewed(Protocol):
+    """What a forked child needs new, because it has no threads of its parent's."""
+
+    def renew(self) -> None:
+        """Forget what those threads were at."""
+
+
+_RENEWED: Final[WeakSet[Renewed]] = WeakSet()
+
+
+def renew_in_forks(one: Renewed) -> None:
+    """Renew it in each forked child, while it lives."""
+    _RENEWED.add(one)
+
+
+def _renew_all() -> None:
+    for one in list(_RENEWED):
+        one.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that a forked child has, too: new ones, with nothing to do yet."""
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, thread_name_prefix=name)
+        self._again = count, name
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """New threads."""
+        super().__init__(self._again[0], thread_name_prefix=self._again[1])
 
 
 def of_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:

@@ -1,12 +1,14 @@
 """`plan`: the public function that makes a plan from whatever names a model and a machine."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from probes.errors import UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.ranges import Ranges, stored_ranges
-from probes.placement.models.reading import describe
+from probes.placement.models.reading import describe, named_path
 from probes.placement.planner import planning, reported
 from probes.placement.planner.computing import Compute, reads_weights
 from probes.placement.planner.costs.constants import Constants
@@ -17,7 +19,7 @@ from probes.records.schema import read_report
 if TYPE_CHECKING:
     from probes.placement.models.moduletree import Module
 
-Model: TypeAlias = "ModelDescription | Module | str | Path"
+Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
 
 
 def plan(
@@ -40,8 +42,9 @@ def plan(
     name, or a description.
     `machine`: the name of a profile, or a probe report's file.
     `vram` and `host` in bytes: `vram` limits torch's allocator, and the card's size limits that and the
-    driver's context; without `host`, what the machine has. With `context` tokens of room in the KV cache, the
-    time is that of one generated token after `tokens` of prompt, else of a pass of `batch` x `tokens` rows.
+    driver's context; without `host`, what the machine has, or 64 GiB with a profile, which doesn't say it.
+    With `context` tokens of room in the KV cache, the time is that of one generated token after `tokens` of
+    prompt, else of a pass of `batch` x `tokens` rows.
     `captured`: the pass is replayed as a graph.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
     hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
@@ -51,6 +54,7 @@ def plan(
     float16 can't hold where that is asked for.
     """
     found, known = described(model), constants(machine)
+    of = model if weights is None else named_path(weights, "weights' checkpoint")
     return planning.make(
         found,
         known,
@@ -60,7 +64,7 @@ def plan(
         objective=objective,
         captured=captured,
         compute=compute,
-        ranges=ranges(weights or model, found, known, objective=objective, compute=compute),
+        ranges=ranges(of, found, known, objective=objective, compute=compute),
     ).plan
 
 
@@ -77,9 +81,15 @@ def described(model: Model) -> ModelDescription:
     """The description of whatever names a model, or is one."""
     if isinstance(model, ModelDescription):
         return model
-    if isinstance(model, str | Path):
-        return describe(str(model))
-    from probes.placement.models import moduletree  # needs torch
+    if isinstance(model, str | os.PathLike):
+        return describe(str(named_path(model, "model")))
+    torch = sys.modules.get("torch")  # imported by then, if it is a module
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"the model is {ascii(model)[:40]}, which isn't one",
+            "give a module, a path, a known model's name or a ModelDescription",
+        )
+    from probes.placement.models import moduletree
 
     return moduletree.described(model)
 
@@ -92,11 +102,11 @@ def ranges(
         return None
     if isinstance(model, ModelDescription):
         return None
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | os.PathLike):
         from probes.placement.models import moduletree  # needs torch
 
         return moduletree.ranges(model)
-    path = Path(model)
+    path = named_path(model, "model")
     stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
     return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
 
@@ -105,14 +115,14 @@ def constants(machine: Constants | str | Path) -> Constants:
     """The constants of a profile's name or of a probe report's file. Raises UsageError and ReportError."""
     if isinstance(machine, Constants):
         return machine
-    path = Path(machine)
-    name = called(str(machine))
+    path = named_path(machine, "machine")
+    name = called(str(path))
     if name in names():
         return profile(name)
     if path.suffix == ".json":
         _refuse_what_is_no_file(path)
         return reported.constants(read_report(path), name=path.name)
     raise UsageError(
-        f"{machine} is neither a profile nor a probe report",
+        f"{path} is neither a profile nor a probe report",
         f"profiles are {', '.join(names())}; or give a report's file, such as one that `run` has written",
     )

@@ -13,6 +13,7 @@ from probes.placement.planner.searching.placed import ring_bytes, staging_bytes
 from probes.placement.planner.searching.search import Found
 from probes.placement.planner.task import Task
 from probes.placement.values import BlockPlan, Bound, HostUse, PassTime, Plan, VramUse
+from probes.shared.units import binary_bytes
 
 NOTABLE_GAP: Final = 0.005  # share of the time that a better plan might save
 PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, each within two minutes
@@ -43,7 +44,7 @@ def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
         captured=task.work.captured,
         compute_dtype=_compute_dtype(task),
         bfloat16_becomes=model.becomes,
-        notes=_notes(task, found),
+        notes=_notes(task, found, vram),
     )
 
 
@@ -142,13 +143,18 @@ def _compute_dtype(task: Task) -> str:
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def _notes(task: Task, found: Found) -> tuple[str, ...]:
+def _notes(task: Task, found: Found, vram: int) -> tuple[str, ...]:
     machine, notes = task.machine, [*task.model.notes, *task.machine.notes]
+    if machine.has_gpu and (most := machine.vram_bytes - task.around.context) < vram:
+        notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
     packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in found.chosen)
     if packed and not machine.triton:
         notes.append("no kernel unpacks on this card: torch operations do")
     elif packed and task.model.becomes:
         notes.append("torch operations unpack and convert: there is no kernel for that yet")
+    work, known = task.workload, task.model.positions
+    if known is not None and max(work.tokens, work.context_tokens) > known:
+        notes.append(f"the model's config knows {known:,} positions: it wasn't trained for longer sequences")
     if any(o.tier == "disk" for o in found.chosen):
         notes.append("the host memory is too small for all weights: some are read from disk in each pass")
     if found.gap >= 1.0:

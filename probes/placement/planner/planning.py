@@ -7,7 +7,7 @@ from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.ranges import Ranges
 from probes.placement.planner.computing import Compute, ready
-from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.constants import Constants, with_host
 from probes.placement.planner.outcome import plan_of
 from probes.placement.planner.searching.search import Found, search, steadier
 from probes.placement.planner.smallest import smallest_budgets
@@ -42,12 +42,13 @@ def make(
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
     A captured pass costs Python nothing, so its blocks are divided where that saves time: smaller blocks need
-    smaller buffers. `host` None: as much as the machine has, or as the model needs. Raises PlanImpossible
+    smaller buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `computing.ready`.
     """
     check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
+    known, (machine, host) = host, with_host(machine, host)
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
@@ -55,7 +56,8 @@ def make(
     tasks = [Task(one, machine, workload, objective, captured) for one in versions]
     tried = [(task, found) for task in tasks if (found := _quickest(task, vram, host))]
     if not tried:
-        raise PlanImpossible(*smallest_budgets(tasks[-1], vram, host))
+        said, ways = smallest_budgets(tasks[-1], vram, host)
+        raise PlanImpossible(f"{said}, which is assumed" if host != known else said, ways)
     task, found = tried[0]
     if tried[-1][1].timeline.seconds < found.timeline.seconds * WORTH_DIVIDING:
         task, found = tried[-1]
@@ -98,4 +100,10 @@ def _check(model: ModelDescription, workload: Workload) -> None:
         raise UsageError(
             f"a context of {workload.context_tokens} has no room for a prompt of {workload.tokens} tokens",
             "raise --context or lower --tokens",
+        )
+    longest, asked = model.learned_positions, max(workload.tokens, workload.context_tokens)
+    if longest is not None and asked > longest:
+        raise UsageError(
+            f"{model.name[:80]} has {longest:,} learned positions, and {asked:,} tokens are asked for",
+            f"plan shorter sequences: at most {longest} tokens, with those of the context",
         )

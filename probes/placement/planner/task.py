@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from probes.placement.models.description import ModelDescription
-from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.constants import ASSUMED_HOST, Constants
 from probes.placement.planner.costs.option import Pass
 from probes.placement.planner.footprint import Surroundings, surroundings
 from probes.placement.planner.searching.blockkinds import Kind, kinds, together
@@ -44,8 +44,8 @@ class Task:
         return Limits(left, host_bytes - self.model.loading_bytes, pinned, replayed=self.work.captured)
 
     def host_bytes(self, host: int | None) -> int:
-        """Bytes of host memory that may be used; None: as much as the machine has, or as the model needs."""
+        """Bytes of host memory that may be used; None: as much as the machine has, or is assumed to have."""
         if host is not None:
             return host
         has = self.machine.host_bytes
-        return has if has is not None else 4 * self.weight_bytes + 2**34
+        return has if has is not None else ASSUMED_HOST

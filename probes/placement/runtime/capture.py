@@ -21,6 +21,7 @@ from torch import nn
 from probes.errors import PlacementError
 from probes.machine.torchfacts import first_line
 from probes.placement.runtime.blocks.autocast import autocast_dtype
+from probes.placement.runtime.blocks.functions import transform
 from probes.placement.runtime.blocks.lanes import Graph
 from probes.placement.runtime.engine import Engine, State
 
@@ -61,11 +62,13 @@ class Recorder:
 
         A call that can't be recorded is done as always; `refused` says why.
         """
-        if self._engine.recording or not self._engine.lanes.records:  # a model that calls itself; no GPU
+        plain = self._engine.recording or transform() is not None  # a model that calls itself; jvp
+        if plain or not self._engine.lanes.records:  # no GPU
             return work(*args, **kwargs)
         key = (
             key_of(args),
             key_of(kwargs),
+            _repeated(args, kwargs),
             torch.is_inference_mode_enabled(),
             *map(autocast_dtype, ("cuda", "cpu")),
         )
@@ -79,7 +82,7 @@ class Recorder:
             found = self._recorded(key, work, args, kwargs)
             if found is None:
                 return work(*args, **kwargs)
-        return self._replay(found, [*direct(args), *direct(kwargs)])
+        return self._replay(found, _once(args, kwargs))
 
     def _recorded(
         self, key: Hashable, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -100,8 +103,8 @@ class Recorder:
         engine = self._engine
         engine.settle()
         before = engine.state()
-        inputs: list[torch.Tensor] = []
-        fixed_args, fixed_kwargs = _fixed(args, inputs), _fixed(kwargs, inputs)
+        fixed = {id(tensor): tensor.clone() for tensor in _once(args, kwargs)}
+        fixed_args, fixed_kwargs = _fixed(args, fixed), _fixed(kwargs, fixed)
         beside = next((one.graph for one in self._passes.values()), None)
         try:
             engine.recording = True
@@ -112,7 +115,7 @@ class Recorder:
         except BaseException:
             engine.recording, engine.changing = False, True
             raise
-        return _Pass(graph, inputs, before, after)
+        return _Pass(graph, list(fixed.values()), before, after)
 
     def _replay(self, one: _Pass, given: list[torch.Tensor]) -> Any:
         engine = self._engine
@@ -223,17 +226,27 @@ def direct(thing: Any) -> Iterator[torch.Tensor]:
             yield from direct(one)
 
 
-def _fixed(thing: Any, inputs: list[torch.Tensor]) -> Any:
-    """The same with copies of the tensors that are passed directly; they are added to `inputs`."""
+def _once(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Each tensor that is passed directly, once: attention asks whether its query is its key."""
+    return list({id(tensor): tensor for tensor in (*direct(args), *direct(kwargs))}.values())
+
+
+def _repeated(args: Any, kwargs: Any) -> tuple[int, ...]:
+    """Which of the tensors that are passed directly are the same."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(id(one), len(numbers)) for one in (*direct(args), *direct(kwargs)))
+
+
+def _fixed(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
+    """The same with the copies of the tensors that are passed directly."""
     if isinstance(thing, torch.Tensor):
-        inputs.append(thing.clone())
-        return inputs[-1]
+        return copies[id(thing)]
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_fixed(one, inputs) for one in thing))
+        return type(thing)(*(_fixed(one, copies) for one in thing))
     if type(thing) in (list, tuple):
-        return type(thing)(_fixed(one, inputs) for one in thing)
+        return type(thing)(_fixed(one, copies) for one in thing)
     if type(thing) is dict:
-        return {key: _fixed(value, inputs) for key, value in thing.items()}
+        return {key: _fixed(value, copies) for key, value in thing.items()}
     return thing
 
 

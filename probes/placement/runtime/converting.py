@@ -1,11 +1,13 @@
 """Weights that compute in another dtype than the model's: what is lost, what is refused, and the way back."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from probes.errors import PlacementError
-from probes.placement.models.modules import Entry
+from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.blockstore import raw_view
@@ -19,6 +21,12 @@ _FIRST_BEYOND = 143  # the biased exponent of 2^16 in bfloat16; float16 ends bel
 def becomes(plan: Plan) -> torch.dtype | None:
     """What bfloat16 is converted to, if it is."""
     return _BECOMES.get(plan.bfloat16_becomes)
+
+
+def entrances(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
+    """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
+    found = [*(module for block, _ in blocks for module in block.modules), model]
+    return list({id(module): module for module in found}.values())
 
 
 @dataclass(frozen=True, eq=False)

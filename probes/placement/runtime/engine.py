@@ -16,20 +16,31 @@ in the order of calls, which saves the marks between them: each costs the host.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import starmap
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from probes.errors import PlacementError
-from probes.placement.models.modules import Entry
+from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.tiles import MOST_ROWS
 from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
+from probes.placement.runtime.blocks.functions import transform
+from probes.placement.runtime.blocks.hostside import tensors_in
 from probes.placement.runtime.blocks.lanes import Lane, Lanes, Mark
-from probes.placement.runtime.blocks.lazy import Away, Lazy
-from probes.placement.runtime.blocks.moving import Arithmetic, Buffer, Exchange, Moving, Piece, equip
+from probes.placement.runtime.blocks.lazy import Away, Lazy, Serving
+from probes.placement.runtime.blocks.moving import (
+    Arithmetic,
+    AtHome,
+    Buffer,
+    Exchange,
+    Moving,
+    Piece,
+    equip,
+)
 from probes.placement.runtime.blocks.order import Order, Walk, WalkState
 from probes.placement.runtime.blocks.packedtables import Table
 from probes.placement.runtime.blocks.wires import Wire
@@ -46,6 +57,7 @@ class Engine:
     def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, turns: Turns) -> None:
         self.lanes = lanes
         self.moving: list[Moving] = []
+        self.at_home: list[AtHome] = []
         self._pieces = 0  # of all blocks
         self.order = Order(1)
         self.turns = turns
@@ -80,7 +92,7 @@ class Engine:
         one = Moving(len(self.moving), stored, wire, scratch)
         one.trainable = any(item.entry.trains for item in stored.items)
         lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
-        equip(one, slots, self._pieces, self.lanes, self._work, fast=self._fast, lazies=lazies)
+        equip(one, slots, self._pieces, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
         self._pieces += len(one.pieces)
         self._slots.update(map(id, slots))
@@ -89,18 +101,43 @@ class Engine:
             self._unpacks_ahead = len(self._scratches) > 1
         return one
 
+    def keep_at_home(self, block: Block) -> AtHome:
+        """Take over a block that computes on the CPU and has its weights there."""
+        one = AtHome(block, any(entry.trains for entry in block.entries))
+        self.at_home.append(one)
+        lazies = {}
+        for entry in block.entries:
+            owner, name = entry.owners[0]
+            values = partial(_copied, owner._parameters[name])
+            lazies[id(entry)] = Lazy.of(self._away(one, entry, values))
+        one.settle(lazies)
+        return one
+
     def _lazy(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Lazy:
-        entry = item.entry
-        table = self._table(one, item, whole) if one.stored.table else None
-        away = Away(
+        away = self._away(one, item.entry, partial(self._value, one, item))
+        if not one.stored.table:
+            return Lazy.of(away)
+        table = self._table(one, item, whole)
+        return Serving.of(replace(away, product=table.product, lookup=table.lookup))
+
+    def _away(
+        self, one: Moving | AtHome, entry: Entry, values: Callable[[torch.device], torch.Tensor]
+    ) -> Away:
+        """`values`: those of the entry on a device."""
+
+        def wants(gradients: bool) -> None:
+            one.wanted[id(entry)] = gradients
+            one.trainable |= gradients
+
+        return Away(
             entry.name,
-            fetch=lambda: self._value(one, item, self.lanes.device),
-            home=lambda: self._value(one, item, torch.device("cpu")),
-            layout=lambda: raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
-            product=table.product if table else None,
-            lookup=table.lookup if table else None,
+            outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
+            device=self.lanes.device,
+            fetch=partial(values, self.lanes.device),
+            home=partial(values, torch.device("cpu")),
+            wants=wants,
+            attributes=vars(entry.parameter),
         )
-        return Lazy.of(away, shape=entry.shape, dtype=entry.dtype, device=self.lanes.device)
 
     def _table(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Table:
         flat = one.wire.whole()
@@ -137,13 +174,10 @@ class Engine:
                 "a placed model can't be traced: the trace would keep addresses at which weights come and go",
                 "trace it before it is placed, or call remove() of the handle",
             )
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
         if not mine and not self.turns.begin():
-            raise PlacementError(
-                f"{one.name} was called while another thread runs this placed model",
-                "call the model as a whole, for which threads wait, or place a model for each thread",
-            )
+            raise _has_no_turn(one.name)
         if self.changing:
             self._mend()
         self.changing = True
@@ -185,8 +219,38 @@ class Engine:
                     one.put_away()
             self.turns.give_back(mine)
 
+    def enter_at_home(self, one: AtHome, *, mine: bool) -> None:
+        """Before a call of a block that computes on the CPU. Raises PlacementError as `enter` does."""
+        if is_grad_enabled():
+            refuse_training(one.block.name, one.block.modules, (), {}, trainable=one.trainable)
+        if not mine and not self.turns.begin():
+            raise _has_no_turn(one.block.name)
+        if not one.depth:
+            one.exchange.bring()
+        one.depth += 1
+
+    def leave_at_home(self, one: AtHome) -> None:
+        """After such a call."""
+        one.depth -= 1
+        if not one.depth:
+            one.exchange.clear()
+
+    def abandon_at_home(self, one: AtHome, depth: int, *, mine: bool) -> None:
+        """After such a call that failed, as `abandon`."""
+        if not self.turns.mine():
+            return
+        try:
+            one.depth = depth
+            if not depth:
+                one.exchange.clear()
+        finally:
+            self.turns.give_back(mine)
+
     def abandon_all(self) -> None:
         """No call is under way any more, even if one couldn't be abandoned."""
+        for home in self.at_home:
+            home.depth = 0
+            home.exchange.clear()
         for one in self.moving:
             if one.depth:
                 self.changing, one.depth = True, 0
@@ -320,7 +384,7 @@ class Engine:
 
     def advance(self) -> None:
         """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
-        if not self.moving:
+        if not self.moving or transform() is not None:
             return
         mine = self.turns.mine()
         try:
@@ -403,21 +467,18 @@ class Engine:
         """A block's parameters with values in memory of their own, on the device."""
         source = one.wire.whole().to(self.lanes.device)
         made = {
-            id(item.entry): nn.Parameter(self._read(item, item.bytes(source)), requires_grad=False)
-            for item in one.stored.items
+            id(item.entry): item.entry.like(self._read(item, item.bytes(source))) for item in one.stored.items
         }
         places = one.unpacked.places
         return Exchange(places, [made[id(place.entry)] for place in places])
 
     def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
-        """One tensor in memory of its own."""
+        """One tensor in memory of its own.
 
-        def read() -> torch.Tensor:
-            flat = one.wire.whole()[: item.offset + item.n_bytes]
-            part = flat[item.offset :].to(device)
-            return self._read(item, part)
-
-        return self.turns.taken(read)
+        No turn is waited for: nothing writes what is read, and the thread whose turn it is may wait for
+        this one.
+        """
+        return self._read(item, item.bytes(one.wire.whole()).to(device))
 
     def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
         """A tensor from its bytes, in memory of its own."""
@@ -446,6 +507,7 @@ class Engine:
         for one in self.moving:
             one.forget()
         self.moving.clear()
+        self.at_home.clear()
         self.lanes.forget()
 
     # What a recorded pass needs
@@ -518,6 +580,10 @@ class State:
     unpacks: WalkState
 
 
+def _copied(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+    return parameter.detach().to(device)
+
+
 def _is_traced_by_modes() -> bool:
     """Whether operations are noted by make_fx, or done on tensors without values."""
     keys = torch._C._TorchDispatchModeKey
@@ -528,6 +594,8 @@ def rows_of(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
     """The rows of the first input that is a floating-point tensor; 0 where there is none."""
     for one in (*args, *kwargs.values()):
         if isinstance(one, torch.Tensor) and one.is_floating_point():
+            if one.is_nested:  # it has no shape: at most as many rows as numbers
+                return int(one.numel())
             return int(one.numel() // max(one.shape[-1], 1)) if one.dim() else 1
     return 0
 
@@ -538,16 +606,36 @@ def refuse_training(
     """Raise PlacementError where gradients are wanted: of an input, or of weights in training mode."""
     wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
     if wanted or (trainable and any(module.training for module in modules)):
-        raise PlacementError(
-            f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
-            "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
-        )
+        raise _training(name)
+
+
+def refuse_graph(name: str, output: Any) -> None:
+    """Raise PlacementError where gradients of what a block returns would need weights that are gone then.
+
+    They are wanted by parameters that were added to it after it had been placed.
+    """
+    if any(tensor.requires_grad for tensor in tensors_in(output)):
+        raise _training(name)
+
+
+def _has_no_turn(name: str) -> PlacementError:
+    return PlacementError(
+        f"{name} was called while another thread runs this placed model",
+        "call the model as a whole, for which threads wait, or place a model for each thread",
+    )
+
+
+def _training(name: str) -> PlacementError:
+    return PlacementError(
+        f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
+        "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
+    )
 
 
 def _read_by(one: Moving, inside: Exchange) -> list[torch.Tensor]:
     """The memory of buffers that a call is about to read."""
     values = [place.present for place in inside.places]
-    read = [value.data for value in values if type(value) is not Lazy]
+    read = [value.data for value in values if not isinstance(value, Lazy)]
     if one.fused and (target := one.pieces[0].target) is not None:
         read.append(target)
     return read

@@ -47,6 +47,8 @@ class Filler:
                 self._fill_plain(
                     entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
                 )
+            else:
+                self.homes.adopt(entry, entry.parameter.detach())
 
     def leave_on_disk(self, block: Block) -> None:
         """Each pass reads the block. Raises PlacementError for values that can't be converted."""

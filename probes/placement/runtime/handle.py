@@ -6,16 +6,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from probes.errors import PlacementError
 from probes.placement.models.modules import Block
+from probes.placement.runtime.blocks.functions import transform, untransformed
 from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard, Inputs, OnHost, is_compiled, uncompiled
-from probes.placement.runtime.blocks.moving import Moving
+from probes.placement.runtime.blocks.hostside import Guard, Inputs, is_compiled, to_host, uncompiled
+from probes.placement.runtime.blocks.moving import AtHome, Moving
 from probes.placement.runtime.capture import Captured, Recorder
-from probes.placement.runtime.converting import becomes
-from probes.placement.runtime.engine import Engine, refuse_training
+from probes.placement.runtime.converting import becomes, entrances
+from probes.placement.runtime.engine import Engine, refuse_graph, refuse_training
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.settling import Settling
 from probes.placement.runtime.turns import Turns
@@ -35,16 +36,54 @@ class Called(Guard):
         if is_compiled():
             return uncompiled(self, args, kwargs)
         engine, one = self._engine, self._one
+        enter, leave = engine.enter, engine.leave
+        if transform() is not None:
+            enter, leave = untransformed(enter), untransformed(leave)
         mine = engine.turns.mine()
         depth = one.depth if mine else 0
         try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
-            engine.enter(one, args, kwargs, mine=mine)
+            enter(one, args, kwargs, mine=mine)
             output = one.kept(self.forward(*args, **kwargs))
-            engine.leave(one)
+            if is_grad_enabled():
+                refuse_graph(one.name, output)
+            leave(one)
             if not mine:
                 engine.turns.end()
         except BaseException:
             engine.abandon(one, depth, mine=mine)
+            raise
+        return output
+
+
+class OnHost(Guard):
+    """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
+
+    def __init__(self, forward: Callable[..., Any], engine: Engine, one: AtHome) -> None:
+        super().__init__(forward)
+        self._engine, self._one = engine, one
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
+
+        Those are begun before: nothing else would begin them while this thread computes.
+        """
+        if is_compiled():
+            return uncompiled(self, args, kwargs)
+        engine, one = self._engine, self._one
+        mine = engine.turns.mine()
+        depth = one.depth if mine else 0
+        try:
+            engine.enter_at_home(one, mine=mine)
+            engine.advance()
+            trip = to_host(engine.lanes.device)
+            given, named = trip.go(args), trip.go(kwargs)
+            engine.advance()  # what was read from disk meanwhile can be copied now
+            output = trip.come(self.forward(*given, **named))
+            engine.leave_at_home(one)
+            if not mine:
+                engine.turns.end()
+        except BaseException:
+            engine.abandon_at_home(one, depth, mine=mine)
             raise
         return output
 
@@ -105,13 +144,14 @@ class Handle:
         self._settling.take_over(blocks, self._engine)
         moving = {id(one.stored.block): one for one in self._engine.moving}
         for block, tier in blocks:
-            for module in block.modules:
-                if id(block) in moving:
-                    self._homes.guard(module, partial(Called, engine=self._engine, one=moving[id(block)]))
-                elif tier == "cpu":
-                    self._homes.guard(
-                        module, partial(OnHost, device=self.device, advance=self._engine.advance)
-                    )
+            make: Callable[..., Guard] | None = None
+            if id(block) in moving:
+                make = partial(Called, engine=self._engine, one=moving[id(block)])
+            elif tier == "cpu":
+                make = partial(OnHost, engine=self._engine, one=self._engine.keep_at_home(block))
+            if make is not None:
+                for module in block.modules:
+                    self._homes.guard(module, make)
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
@@ -119,11 +159,12 @@ class Handle:
         if dtype is not None:
             self._homes.convert_buffers(self.model, dtype)
 
-    def convert_inputs(self) -> None:
-        """From now on inputs of whole passes are converted likewise."""
+    def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
+        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
         dtype = becomes(self.plan)
         if dtype is not None:
-            self._homes.guard(self.model, partial(Inputs, dtype=dtype))
+            for module in entrances(self.model, blocks):
+                self._homes.guard(module, partial(Inputs, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device."""
@@ -146,6 +187,8 @@ class Handle:
         )
         self._homes.guard(self.model, make)
         self._homes.refuse_changes(self.model)
+        self._homes.save_values(self.model)
+        self._homes.leave_weights_apart(self.model)
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -228,11 +271,17 @@ class Handle:
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
+                for place in moving.places:
+                    if (written := place.written()) is not None:
+                        self._homes.keep_written(place.entry, written)
                 for entry, values in self._engine.taken_back(moving):
                     self._homes.bring_back(entry, values)
-            for moving in self._engine.moving:
-                for place in (*moving.unpacked.places, *moving.staying):
+            taken: list[Moving | AtHome] = [*self._engine.moving, *self._engine.at_home]
+            for one in taken:
+                for place in one.places:
                     place.give_back(self._homes.parameter(place.entry))
+                    if id(place.entry) in one.wanted:
+                        self._homes.wanted(place.entry, gradients=one.wanted[id(place.entry)])
             self._homes.restore()
             self._engine.clear()
             self._settling.clear()

@@ -17,7 +17,7 @@ from probes.placement.runtime.blocks.homes import Homes
 from probes.placement.runtime.blocks.hostside import Inputs
 from probes.placement.runtime.blocks.lanes import HostLanes, Lanes
 from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.converting import becomes
+from probes.placement.runtime.converting import becomes, entrances
 from probes.placement.runtime.handle import Handle, WholePass
 from probes.placement.runtime.measuring import PlacementReport, wall_times
 from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
@@ -62,6 +62,7 @@ class CardsHandle:
             ),
         )
         self._outer.refuse_changes(self.model)
+        self._outer.save_values(self.model)
 
     def _abandon(self) -> None:
         for handle in self.cards:
@@ -73,11 +74,12 @@ class CardsHandle:
         if dtype is not None:
             self._outer.convert_buffers(self.model, dtype)
 
-    def convert_inputs(self) -> None:
-        """From now on inputs of whole passes are converted likewise."""
+    def convert_inputs(self, blocks: Placed) -> None:
+        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
         dtype = becomes(_joined(self.plan))
         if dtype is not None:
-            self._outer.guard(self.model, partial(Inputs, dtype=dtype))
+            for module in entrances(self.model, blocks):
+                self._outer.guard(module, partial(Inputs, dtype=dtype))
 
     def join(self) -> None:
         """Let each card's current stream wait until all that has been begun for the next blocks is done."""
@@ -167,7 +169,7 @@ def settle_cards(
                 made.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)
-        handle.convert_inputs()
+        handle.convert_inputs([one for part in parts for one in part])
         for made in handle.cards:
             with on_card(made.device):
                 made.begin()

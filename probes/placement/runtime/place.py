@@ -98,7 +98,7 @@ def settle(
         if capture:
             handle.record_passes()
         handle.guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))
-        handle.convert_inputs()
+        handle.convert_inputs(blocks)
         handle.begin()
     except BaseException:
         handle.remove()

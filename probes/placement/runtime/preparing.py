@@ -108,6 +108,11 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"{name} is used while other blocks are called: it can only be resident",
                 "plan again",
             )
+        if block.written and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
+                "plan again; or let the module have no max_norm, if it is an embedding",
+            )
         if tiers[name].table and not can_be_table(block):
             raise _another(f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed")
     return [(found[name], block.tier) for name, block in tiers.items()]

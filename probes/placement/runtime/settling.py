@@ -12,7 +12,7 @@ from probes.machine.torchfacts import first_line
 from probes.placement.models.modules import Block
 from probes.placement.packing.forms import ALIGNMENT, aligned
 from probes.placement.runtime.blocks.blockstore import raw_bytes, raw_view
-from probes.placement.runtime.blocks.homes import Homes
+from probes.placement.runtime.blocks.homes import Homes, joins_its_weights
 from probes.placement.runtime.blocks.lanes import Lanes
 from probes.placement.runtime.blocks.moving import Buffer, ring
 from probes.placement.runtime.blocks.wires import Held
@@ -297,6 +297,8 @@ class Settling:
             return ""
         if tiers & {"cpu", "disk"}:
             return "some of its blocks compute on the host or are read from disk in each pass"
+        if any(joins_its_weights(module) for one in self.settled for module in one.block.modules):
+            return "cuDNN joins weights of a recurrent module without biases where a graph would lose them"
         if self.host and self.host.used and self.host.why_pageable:
             return f"its host memory isn't pinned ({self.host.why_pageable})"
         return ""
@@ -324,7 +326,9 @@ class Settling:
 
 def _can_move(one: Settled) -> bool:
     """Whether a block that is to stay in VRAM can stream instead."""
-    return one.tier in IN_VRAM and not one.stored.table and one.block.called and bool(one.block.entries)
+    block = one.block
+    moves = block.called and not block.written and bool(block.entries)
+    return one.tier in IN_VRAM and not one.stored.table and moves
 
 
 def _slot_of(one: Settled) -> int:

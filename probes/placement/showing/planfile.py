@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.errors import ReportError
+from probes.placement.models.reading import named_path
 from probes.placement.soundness import flaw
 from probes.placement.values import CARDS_SCHEMA, PLAN_SCHEMA, CardsPlan, Plan
 from probes.records.json_schema import document
@@ -36,8 +37,9 @@ def cards_schema() -> str:
     )
 
 
-def read_plan(path: Path) -> Plan | CardsPlan:
-    """The plan in a file. Raises ReportError, naming the file and the place that doesn't fit."""
+def read_plan(path: Path | str) -> Plan | CardsPlan:
+    """The plan in a file. Raises UsageError, and ReportError, naming the file and what doesn't fit."""
+    path = named_path(path, "plan")
     again = "make it again: plan MODEL --vram SIZE --json FILE"
     with reading(path, again):
         value = load(files.read_text(path, most_bytes=MOST_BYTES))

@@ -108,12 +108,13 @@ class LayerStack:
         workload = Workload(rows, self.plan.shape.tokens)
         model = self._description
         assert model  # `spill` has been called
+        host = 4 * model.weight_bytes + 2**34  # the host has all weights already
         use = make(
-            model, machine, vram=machine.vram_bytes, host=None, workload=workload, objective="exact"
+            model, machine, vram=machine.vram_bytes, host=host, workload=workload, objective="exact"
         ).plan.vram
         beside = use.activations + use.workspace + use.rounding
         budget = budget_bytes(self.plan) + beside
-        return make(model, machine, vram=budget, host=None, workload=workload, objective="exact").plan
+        return make(model, machine, vram=budget, host=host, workload=workload, objective="exact").plan
 
     def _profile(self) -> str:
         if not self._zero_copy:

@@ -54,7 +54,7 @@ def parse(line: Json) -> Heard | Done | Failed:
     return decode(ScanLine, line, "message").message
 
 
-def messages(job: ScanJob) -> Iterator[Heard | Done | Failed]:
+def messages(job: ScanJob, _tell: child.Tell) -> Iterator[Heard | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         require_torch("run it where torch is")
@@ -138,4 +138,4 @@ def _preload() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(child.work(sys.argv[1:], ScanJob, messages, preload=_preload))
+    child.end(child.work(sys.argv[1:], ScanJob, messages, preload=_preload))

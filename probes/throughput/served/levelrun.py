@@ -25,11 +25,13 @@ class _Ledger:
         self.dues: list[float] = []
         self.good = asyncio.Event()
         self.n_good = 0
+        self.last_good_s = 0.0  # when the last of them came
 
     def add(self, note: Note) -> None:
         self.notes.append(note)
         if note.outcome == GOOD:
             self.n_good += 1
+            self.last_good_s = note.ended_s
             self.good.set()
 
     @property
@@ -168,6 +170,6 @@ async def _boundary(load: Load, settings: ServedSettings, ledger: _Ledger) -> fl
             await ledger.good.wait()
     except TimeoutError:
         return loop.time()
-    end = ledger.notes[-1].ended_s
+    end = ledger.last_good_s  # a refusal may have been noted after it
     await asyncio.sleep(_TURNS_S)
     return end

@@ -12,6 +12,7 @@ from probes.errors import ServerUnusable
 from probes.throughput.served.client import described
 from probes.throughput.served.client.address import Target
 from probes.throughput.served.client.driving import GOOD, MakeCaller, early
+from probes.throughput.served.client.goodanswer import Wanted
 from probes.throughput.served.client.httpanswer import AnswerReader
 from probes.throughput.served.client.lines import (
     MOST_CONNECTIONS,
@@ -86,12 +87,18 @@ class _Scan:
     def run(self, target: Target, asking: Asking) -> ServedScan:
         endpoint = _resolved(target)
         secure = ssl.create_default_context() if target.tls else None
-        by, requests = self._do(self._prepared(target, endpoint, asking, secure))
+        by, requests, wanted = self._do(self._prepared(target, endpoint, asking, secure))
 
         def make() -> HttpCaller:
             s = self._settings
             return HttpCaller(
-                endpoint, requests, self._watch, limit_s=s.limit_s, keep=s.keep_alive, secure=secure
+                endpoint,
+                requests,
+                self._watch,
+                limit_s=s.limit_s,
+                keep=s.keep_alive,
+                secure=secure,
+                wanted=wanted,
             )
 
         found = ServedScan(by, self._settings, (), UNFINISHED, complete=False)
@@ -130,24 +137,24 @@ class _Scan:
 
     async def _prepared(
         self, target: Target, endpoint: Endpoint, asking: Asking, secure: ssl.SSLContext | None
-    ) -> tuple[ServedBy, tuple[bytes, ...]]:
-        """Who answers, and the requests to send, of which one has been answered well."""
+    ) -> tuple[ServedBy, tuple[bytes, ...], Wanted]:
+        """Who answers, the requests to send, of which one has been answered well, and what answers hold."""
         looking = HttpCaller(endpoint, (), self._watch, limit_s=self._settings.limit_s, secure=secure)
         keep, authority = self._settings.keep_alive, endpoint.authority
         try:
             if asking.payload is None:
-                by, path, made = await self._described(looking, target, authority, asking)
+                by, path, made, wanted = await self._described(looking, target, authority, asking)
             else:
-                by, path, made = _given(target, asking.payload)
+                by, path, made, wanted = _given(target, asking.payload)
             requests = tuple(request(body, path=path, authority=authority, keep=keep) for body in made)
-            await _tried(looking, requests[0], by.url)
-            return by, requests
+            first = await _tried(looking, requests[0], by.url, wanted)
+            return by, requests, replace(wanted, first_bytes=first.body_bytes)
         finally:
             looking.close()
 
     async def _described(
         self, caller: HttpCaller, target: Target, authority: str, asking: Asking
-    ) -> tuple[ServedBy, str, tuple[Body, ...]]:
+    ) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
         server = described.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
         target = target if target.model else await _with_model(caller, target, authority)
         place = target.path.removesuffix("/infer")
@@ -158,8 +165,10 @@ class _Scan:
                 "name it: --served-model NAME, or give --payload",
             )
         model = described.model_says(body)
+        chosen = described.chosen(model, server, asking.inputs)
+        rows = self._settings.rows if any(one.shape[:1] == (-1,) for one in chosen) else None
         inputs = sized(
-            described.chosen(model, server, asking.inputs),
+            chosen,
             rows=self._settings.rows,
             dim=asking.dim,
             shapes=dict(asking.shapes),
@@ -174,7 +183,7 @@ class _Scan:
             request_bytes=len(made[0].data),
             facts=model.parameters,
         )
-        return by, target.path, made
+        return by, target.path, made, Wanted(protocol=True, rows=rows)
 
 
 def _resolved(target: Target) -> Endpoint:
@@ -208,16 +217,18 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
 
-async def _tried(caller: HttpCaller, one: bytes, url: str) -> None:
-    """One request before any is timed. Raises ServerUnusable with what the server says."""
+async def _tried(caller: HttpCaller, one: bytes, url: str, wanted: Wanted) -> AnswerReader:
+    """The answer to one request before any is timed. Raises ServerUnusable with what the server says."""
     reply, answer = await caller.fetch(one)
     _refuse_redirect(answer, url)
-    if reply.outcome != GOOD:
+    why = wanted.outcome(answer) if reply.outcome == GOOD else reply.outcome
+    if why:
         said = bytes(answer.body[:300]).decode(errors="replace").strip()
         raise ServerUnusable(
-            f"{url} doesn't answer a request: {reply.outcome}{f': {said}' if said else ''}",
+            f"{url} doesn't answer a request: {why}{f': {said}' if said else ''}",
             "see the server's log; other inputs: --send, --tensor, --payload FILE",
         )
+    return answer
 
 
 def _refuse_redirect(answer: AnswerReader, where: str) -> None:
@@ -237,9 +248,11 @@ def _unreachable(authority: str, why: str) -> ServerUnusable:
     return ServerUnusable(f"can't ask {authority}: {why}", hint)
 
 
-def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...]]:
-    by = ServedBy(target.url, target.model, "", "", "a given body", len(payload))
-    return by, target.path or "/", (Body(payload),)
+def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
+    protocol = bool(target.model)
+    checked = "" if protocol else ", whose answers are judged by status and length alone"
+    by = ServedBy(target.url, target.model, "", "", f"a given body{checked}", len(payload))
+    return by, target.path or "/", (Body(payload),), Wanted(protocol)
 
 
 def _words(inputs: tuple[Tensor, ...], body: Body) -> str:

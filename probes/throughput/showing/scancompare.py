@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from probes.errors import ReportError
 from probes.records.schema import TorchFacts
 from probes.report.compare import Difference, differences, heading, only_in_one, refuse_unlike
-from probes.report.quantities import span, with_error
+from probes.report.quantities import span, text, with_error
 from probes.report.ratio import NOTABLE
 from probes.report.render import plain_table
 from probes.shared.quoting import markdown
@@ -44,6 +44,11 @@ class Compared:
     b: Figure
 
     @property
+    def ratio(self) -> float | Unknown:
+        """B over A; unknown where A is 0, as the throughput of a level without a good answer."""
+        return self.b.value / self.a.value if self.a.value else Unknown("A is 0")
+
+    @property
     def verdict(self) -> str:
         """Whether B differs, by the intervals alone."""
         ends = (self.a.low, self.a.high, self.b.low, self.b.high)
@@ -51,7 +56,7 @@ class Compared:
             return "can't be judged: too few samples"
         low_a, high_a, low_b, high_b = (float(end) for end in ends if not isinstance(end, Unknown))
         apart = low_b > high_a or high_b < low_a
-        if not apart or abs(self.b.value / self.a.value - 1) < NOTABLE:
+        if not apart or abs(self.b.value - self.a.value) < NOTABLE * self.a.value:
             return "same within errors"
         return "better" if (self.b.value > self.a.value) == self.a.more_is_better else "worse"
 
@@ -175,7 +180,8 @@ def _rate(shown: str, value: float, half: float | Unknown) -> Figure:
 
 
 def _cells(row: Compared) -> tuple[str, ...]:
-    return (*row.key, row.a.shown, row.b.shown, f"{row.b.value / row.a.value:.3f}", row.verdict)
+    ratio = text(row.ratio) if isinstance(row.ratio, Unknown) else f"{row.ratio:.3f}"
+    return (*row.key, row.a.shown, row.b.shown, ratio, row.verdict)
 
 
 def render_scan_markdown(found: ScanComparison) -> str:

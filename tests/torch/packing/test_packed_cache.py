@@ -9,17 +9,17 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from test_round_trip import gaussian, same
 
-from probes.placement.packing import staging
+from probes.placement.packing import staging, tensors
 from probes.placement.packing.disk import cache, content, entryfile
 from probes.placement.packing.disk.cache import Cache, Kept, usual_folder
-from probes.placement.packing.disk.content import Content, Origin, content_key
+from probes.placement.packing.disk.content import Content, Origin, content_key, origin_key
 from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import Values, unpack
 
@@ -62,9 +62,9 @@ def written(found: Kept) -> Packed:
 @pytest.fixture
 def origin(tmp_path) -> Origin:
     path = tmp_path / "weights"
-    path.write_bytes(b"x")
+    path.write_bytes(b"xy")
     time.sleep(0.12)  # until its times can distinguish a later change
-    return Origin(path, 0, 1)
+    return Origin(path, 0, 1, "bfloat16", (64, 1024))
 
 
 def test_a_second_load_neither_packs_nor_reads_the_unpacked_tensor(tmp_path, origin):
@@ -105,6 +105,35 @@ def test_a_changed_file_is_read_again(tmp_path, origin, monkeypatch):
     time.sleep(0.12)
     assert same(unpack(packed(kept, new, origin)), new.tensor)
     assert new.reads == 2  # too young to be noted the first time
+
+
+def rewritten_with_its_old_times(path: Path) -> None:
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # a file system's clock ticks in milliseconds
+        path.write_bytes(bytes(reversed(path.read_bytes())))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_file_rewritten_with_its_old_time_is_read_again(tmp_path, origin, monkeypatch):
+    monkeypatch.setattr(content, "_SETTLED_NS", 0)
+    kept = Cache(tmp_path / "packed")
+    old, new = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
+    packed(kept, old, origin)
+    rewritten_with_its_old_times(origin.path)
+    assert same(unpack(packed(kept, new, origin)), new.tensor)
+    assert new.reads == 1
+
+
+def test_a_file_just_rewritten_with_an_old_time_is_not_noted(tmp_path, origin, monkeypatch):
+    """It may be written to again within the same tick of its times."""
+    monkeypatch.setattr(content, "_SETTLED_NS", 1800 * 10**9)
+    an_hour_ago = time.time_ns() - 3600 * 10**9
+    os.utime(origin.path, ns=(an_hour_ago, an_hour_ago))
+    reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path / "packed")
+    for _ in range(2):
+        packed(kept, reader, origin)
+    assert reader.reads == 2
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_noted(tmp_path, origin):
@@ -173,6 +202,57 @@ def test_a_damaged_entry_is_made_again(tmp_path, spoil):
     assert path.read_bytes() != spoilt
     packed(kept, reader)
     assert reader.packs == 2
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (1024, 64), (300, 515)])
+def test_an_entry_under_the_name_of_another_is_made_again(tmp_path, origin, shape):
+    """Two entries of one shape that were swapped were read as each other's weights."""
+    one, other = Reader(gaussian(64, 1024)), Reader(gaussian(*shape, seed=1))
+    beside, kept = replace(origin, start=1, end=2, shape=shape), Cache(tmp_path / "packed")
+    packed(kept, one, origin)
+    packed(kept, other, beside)
+    first, second = (kept.folder / (key(reader.tensor) + ".packed") for reader in (one, other))
+    swapped = first.read_bytes(), second.read_bytes()
+    second.write_bytes(swapped[0])
+    first.write_bytes(swapped[1])
+    for _ in range(2):
+        assert same(unpack(packed(kept, one, origin)), one.tensor)
+        assert same(unpack(packed(kept, other, beside)), other.tensor)
+    assert (one.packs, other.packs) == (2, 2)
+    assert (first.read_bytes(), second.read_bytes()) == swapped
+
+
+def test_an_entry_put_in_the_place_of_another_after_its_outline_was_read_is_made_again(tmp_path):
+    one, other = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024))
+    other.tensor[:, 7] += 2**-9  # of the same form: only the digest tells them apart
+    kept = Cache(tmp_path)
+    packed(kept, other)
+    found = kept.packed(Counted(one.read, reader=one))
+    (tmp_path / (key(one.tensor) + ".packed")).write_bytes(
+        (tmp_path / (key(other.tensor) + ".packed")).read_bytes()
+    )
+    assert same(unpack(written(found)), one.tensor)
+    assert one.packs == 2
+
+
+def test_a_note_under_the_name_of_another_origin_only_costs_reading_again(tmp_path, origin):
+    one, other = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
+    beside, kept = replace(origin, start=1, end=2), Cache(tmp_path / "packed")
+    packed(kept, one, origin)
+    (note,) = kept.folder.glob("*.origin")
+    packed(kept, other, beside)
+    (later,) = set(kept.folder.glob("*.origin")) - {note}
+    later.write_bytes(note.read_bytes())
+    for _ in range(2):
+        assert same(unpack(packed(kept, other, beside)), other.tensor)
+    assert (other.reads, other.packs) == (2, 1)
+
+
+def test_one_range_of_a_file_read_as_two_dtypes_or_shapes_has_two_notes(origin):
+    """Where a file's header is rewritten within one tick of its times, or two models see it differently."""
+    changed = [replace(origin, dtype="float16"), replace(origin, shape=(1024, 64)), replace(origin, end=2)]
+    changed += [replace(origin, order=(1, 0)), replace(origin, start=1)]
+    assert len({origin_key(one, dense=False) for one in (origin, *changed)} - {None}) == 6
 
 
 @pytest.mark.parametrize("noted", [b"\0" * 64, b"../../" + b"a" * 58, b"", b"\xff" * 64, b"a" * 70])
@@ -354,6 +434,19 @@ def test_an_entry_damaged_after_its_outline_was_read_is_packed_into_the_same_pla
     assert reader.packs == 2
     assert same(unpack(packed(kept, reader)), reader.tensor)
     assert reader.packs == 2  # the entry was made again as well
+
+
+def test_an_entry_made_again_in_another_form_is_not_read_by_the_outline_of_before(tmp_path, monkeypatch):
+    """Of two bases, both give the weights, but bytes of the one decode to other weights with the other."""
+    reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path)
+    found = kept.packed(Counted(reader.read, reader=reader))
+    entry(tmp_path).unlink()
+    with monkeypatch.context() as patch:
+        own = tensors._code
+        patch.setattr(tensors, "_code", lambda *of: (own(*of)[0] - 1, ()))
+        other = Cache(tmp_path).packed(Counted(reader.read, reader=reader))
+    assert form(other.outline).base == form(found.outline).base - 1
+    assert same(unpack(written(found)), reader.tensor)
 
 
 def test_an_outline_whose_content_is_another_by_now_is_not_written(tmp_path):

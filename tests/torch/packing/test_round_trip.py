@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from probes.placement.packing import tensors, window
 from probes.placement.packing.estimate import estimate
 from probes.placement.packing.forms import PackedForm
-from probes.placement.packing.layouts import B11, B12, BF16, F28, H14, LAYOUTS
+from probes.placement.packing.layouts import B11, B12, BF16, F28, H14, H14F32, LAYOUTS
 from probes.placement.packing.packed import Packed, form, packed_in, write_into
 from probes.placement.packing.tensors import pack, unpack, unpack_by_operations
 from probes.shared.codec import decode, encode
@@ -232,6 +232,16 @@ def test_nan_of_a_float16_once_is_kept_to_the_bit():
     tensor = gaussian(512, 512, dtype=torch.float16).float()
     tensor.view(torch.int32)[3, 3] = 0x7FC02000
     assert same(unpack(pack(tensor)), tensor)
+
+
+@pytest.mark.parametrize("nan", [0x7FC00000, 0x7FC02000, -0x400000])
+def test_nan_is_never_kept_as_half(nan):
+    """Its bits depend on who converts it: a GPU may give others than the CPU on which it was packed."""
+    tensor = gaussian(512, 512, dtype=torch.float16).float()
+    assert pack(tensor).layout is H14F32
+    tensor.view(torch.int32)[511, 511] = nan
+    assert same(tensor.half().float(), tensor)  # by this CPU it comes back
+    assert pack(tensor).layout is F28
 
 
 def test_gaussian_weights_take_the_bits_they_should():

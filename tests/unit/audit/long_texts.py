@@ -226,6 +226,7 @@ _SECRET = (
     b"curl -u ", b" -u a", b" -u a:", b" --password ", b"Authorization: Basic ", b'"auth": "', b"AccountKey=",
     b"hooks.slack.com/services/T", b"ghp_", b"github_pat_", b"glpat-", b"hf_", b"xoxb-", b"AKIA", b"AIza",
     b"GOCSPX-", b"1//0", b"ya29.", b"pypi-", b"npm_", b"dckr_pat_", b"sk_live_", b"sk-", b"SG.", b"hvs.",
+    b"machine a ", b"machine a login ", b"machine a login b password ", b"default login ",
 )  # fmt: skip
 _LOGINS = (
     b"password ",

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from standin_engine import StandinEngine
 
 from buildtool.builder.plan import BuildPlan
 from buildtool.cli import main
@@ -15,7 +16,7 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
 ) -> None:
     """Both stage into <state>/context/<variant>: the first would hold the second one's files."""
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
-    monkeypatch.setattr("buildtool.engine.provision.ensure_engine", lambda *_, **__: None)
+    monkeypatch.setattr("buildtool.engine.provision.ensure_engine", lambda *_, **__: StandinEngine())
     baking, waiting = threading.Event(), threading.Event()
     order: list[str] = []
 

@@ -1,6 +1,7 @@
 """variants.yaml is read strictly, and every complaint says file, line and key."""
 
 import argparse
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,40 @@ def test_the_repository_catalog_holds_the_five_variants() -> None:
 def test_every_cpu_source_of_torch_is_pinned_to_the_cpu_build() -> None:
     cpu = catalog.load().select(("cpu",))[0]
     assert all(text.endswith("+cpu") for source in cpu.torch for text in source.require)
+
+
+KEPT_OF_ROCM = (
+    "usr/lib/x86_64-linux-gnu/libXNNPACK.so.0",
+    "usr/lib/x86_64-linux-gnu/libmpi.so.40",
+    "usr/lib/x86_64-linux-gnu/libsleef.so.3",
+    "usr/lib/x86_64-linux-gnu/libz3.so.4",
+    "usr/lib/x86_64-linux-gnu/libpmix.so.2",
+    "usr/lib/x86_64-linux-gnu/libxml2.so.2",
+    "usr/lib/x86_64-linux-gnu/libze.so",
+    "usr/bin/rocminfo",
+    "usr/lib/python3/dist-packages/numpy/_core/_multiarray_umath.so",
+    "usr/lib/python3/dist-packages/numpy/_core/__pycache__/numeric.pyc",
+    "usr/lib/python3/dist-packages/torch/__pycache__/functional.pyc",
+    "usr/lib/python3/dist-packages/torch/nn/modules/__pycache__/linear.pyc",
+    "usr/lib/python3/dist-packages/torch/testing/_internal/logging_tensor.py",
+    "usr/lib/python3/dist-packages/torch/utils/__pycache__/checkpoint.pyc",
+    "usr/lib/python3/dist-packages/torchgen/__pycache__/model.pyc",
+)
+
+
+def test_what_is_cut_out_of_rocm_is_nothing_that_torch_links_to_or_loads() -> None:
+    """A pattern for X11's libraries, `libX[1eN]*`, would have taken XNNPACK out of torch."""
+    [source] = [one for one in catalog.load().select(("rocm",))[0].torch if one.name == "debian-rocm"]
+    [base] = [one for one in source.base if isinstance(one, Bootstrap)]
+    assert len(base.cut) > 20
+    cut = [
+        (path, pattern)
+        for path in KEPT_OF_ROCM
+        for pattern in base.cut
+        for end in range(len(path) + 1)
+        if path[end : end + 1] in ("/", "") and fnmatchcase(path[:end], pattern)
+    ]
+    assert cut == []
 
 
 def test_duplicate_key_names_both_lines(tmp_path: Path) -> None:
@@ -207,6 +242,8 @@ def test_a_key_that_is_a_list_is_refused_and_not_unfolded(tmp_path: Path) -> Non
     ("old", "new", "said"),
     [
         ("source_date_epoch: 1", "source_date_epoch: 99999999999999999999", "greater than the maximum"),
+        ("source_date_epoch: 1", f"source_date_epoch: 0x{'f' * 6000}", "not a number that this tool reads"),
+        ("dockerfile: slim", f"dockerfile: 0b{'1' * 90_000}", "not a number that this tool reads"),
         ("dockerfile: slim", f"dockerfile: {'a' * 300}", "too long"),
         ("dockerfile: slim", f"dockerfile: slim\n    budget: {{unpacked: {'9' * 400} GB}}", "does not match"),
         ("one:", f"{'a' * 300}:", "too long"),

@@ -1,5 +1,6 @@
 """A staged context depends on content alone: not on the clone's times, modes or leftovers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from buildtool.model import PinnedBase, Resolved, TorchBuild, Wheel
 
 WHEEL = Wheel("torch-2-py3-none-any.whl", "ab" * 32, 3)
 RESOLVED = Resolved("cpu", "", "s", TorchBuild.CPU, "3.11", PinnedBase("bootstrap", "b", ""), (WHEEL,))
+RESOLVED_WITHOUT_WHEELS = replace(RESOLVED, wheels=())
 
 
 @pytest.fixture
@@ -96,3 +98,18 @@ def test_an_interrupted_staging_never_leaves_half_of_the_old_context(
     context.stage(old, RESOLVED, cache, (), rootfs=None, epoch=1)
     assert old.is_dir()
     assert not (old / "file").exists()
+
+
+def test_what_editors_leave_in_a_clone_changes_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "service"
+    clone.mkdir()
+    for name in ("main.py", "main.py~", ".main.py.swp", ".DS_Store"):
+        (clone / name).touch()
+    monkeypatch.setattr(context, "PAYLOAD", {clone: "service"})
+    context.stage(
+        tmp_path / "context", RESOLVED_WITHOUT_WHEELS, WheelCache(tmp_path, print), (), rootfs=None, epoch=1
+    )
+    service = tmp_path / "context/payload/opt/weir/app/service"
+    assert [path.name for path in service.iterdir()] == ["main.py"]

@@ -59,6 +59,14 @@ def test_a_foreign_file_is_refused_with_the_way_out(tmp_path: Path, text: str) -
     assert f"rm -- {path}" in caught.value.hint
 
 
+def test_a_lock_with_two_wheels_of_one_name_is_refused(tmp_path: Path) -> None:
+    """Of one file name, the second was written over the first in the cache, through their hard link."""
+    lock = Lock.load(tmp_path / "lock.json")
+    lock.put(replace(ENTRY, wheels=(WHEEL, replace(WHEEL, sha256="ef" * 32))))
+    with pytest.raises(ConfigError, match="cpu has two wheels of torch"):
+        Lock.load(tmp_path / "lock.json")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

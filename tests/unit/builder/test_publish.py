@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from standin_engine import StandinEngine, build_on
 
-from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import catalog, choices, pipeline, plan
+from buildtool.builder import catalog, choices
 from buildtool.cli import main
-from buildtool.commands import build
 from buildtool.engine import registry
-from buildtool.errors import ConfigError, EnvironmentMissing, Exit, ProofFailed
-from buildtool.model import BuiltImage, Variant
+from buildtool.errors import ConfigError, EnvironmentMissing, Exit
+from buildtool.model import Variant
 
 CPU, ROCM = catalog.load().select(("cpu", "rocm"))
 NAME = "ghcr.example/team/cpu:1"
@@ -75,26 +72,10 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
     """Builds `cpu` without an engine; the exit code and what was done, in order."""
 
     def run(
-        *words: str,
-        proof: Exception | None = None,
-        verdict: str = "pass",
-        refused: tuple[str, BaseException] | None = None,
+        *words: str, verdict: str = "pass", refused: tuple[str, BaseException] | None = None
     ) -> tuple[int, list[str]]:
-        done = list[str]()
-        cells: dict[str, Any] = dict.fromkeys(SummaryRow.__dataclass_fields__, "-")
-        row = SummaryRow(**cells | {"verdict": verdict, "ref": CPU.ref})
-        image = BuiltImage("cpu", CPU.ref, "sha256:built")
-        target = plan.ImagePlan(CPU, plan.unresolved(CPU), tmp_path)
-        engine: Any = SimpleNamespace(tag=lambda image, name: done.append(f"tag {image} {name}"))
-
-        def prove(*_: object) -> None:
-            done.append("prove")
-            if proof:
-                raise proof
-
-        def audited(*_: object) -> SummaryRow:
-            done.append("audit")
-            return row
+        engine = StandinEngine()
+        done = engine.done
 
         def push(image: str, name: object, **_more: object) -> str:
             done.append(f"push {image} {name}")
@@ -103,43 +84,37 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
             return "sha256:pushed"
 
         with monkeypatch.context() as patch:
-            patch.setenv("WEIR_STATE", str(tmp_path / "state"))
-            patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)
-            patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan((target,), 0))
-            patch.setattr(pipeline, "stage", lambda *_: None)
-            patch.setattr(pipeline, "bake", lambda *_, **__: [image])
-            patch.setattr(pipeline, "prove", prove)
-            patch.setattr(pipeline, "record", lambda *_: None)
-            patch.setattr(pipeline, "audited", audited)
-            patch.setattr(build.summary, "built", lambda *_: "")
             patch.setattr(registry, "push", push)
-            return main(["build", "cpu", "--reports", str(tmp_path), *words]), done
+            code = build_on(engine, patch, tmp_path, (CPU,), *words, verdict=verdict)
+        return code, [line for line in done if line.split()[0] in ("run", "save", "tag", "push")]
 
     return run
 
 
-def test_a_push_comes_after_proof_and_audit(built: Callable[..., tuple[int, list[str]]]) -> None:
+OWN = "tag sha256:cpu-1 weir/cpu:latest"
+
+
+def test_names_and_a_push_come_after_proof_and_audit(built: Callable[..., tuple[int, list[str]]]) -> None:
     code, done = built("--tag", NAME, "--push")
     assert code == Exit.OK
-    assert done == ["prove", f"tag sha256:built {NAME}", "audit", f"push sha256:built {NAME}"]
+    proved = ["run sha256:cpu-1", "save sha256:cpu-1"]
+    assert done == [*proved, OWN, f"tag sha256:cpu-1 {NAME}", f"push sha256:cpu-1 {NAME}"]
 
 
-def test_an_unproved_image_is_neither_named_nor_pushed(built: Callable[..., tuple[int, list[str]]]) -> None:
-    assert built("--tag", NAME, "--push", proof=ProofFailed("no torch")) == (Exit.BUILD, ["prove"])
-
-
-def test_an_image_over_its_budget_is_not_pushed(
+def test_an_image_over_its_budget_gets_no_name_of_the_users_and_is_not_pushed(
     built: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, done = built("--tag", NAME, "--push", verdict="fail")
     assert code == Exit.FINDINGS
-    assert done[-1] == "audit"
-    assert "nothing was pushed: weir/cpu:latest over budget" in capsys.readouterr().out
+    assert done[-1] == OWN
+    said = capsys.readouterr().out
+    assert "nothing was pushed: weir/cpu:latest over budget" in said
+    assert "no name of --tag was given to what is over its budget: weir/cpu:latest" in said
 
 
 def test_a_push_without_an_audit_needs_the_proof_alone(built: Callable[..., tuple[int, list[str]]]) -> None:
     _, done = built("--tag", NAME, "--push", "--no-audit")
-    assert done == ["prove", f"tag sha256:built {NAME}", f"push sha256:built {NAME}"]
+    assert done == ["run sha256:cpu-1", OWN, f"tag sha256:cpu-1 {NAME}", f"push sha256:cpu-1 {NAME}"]
 
 
 def test_a_pushed_name_is_told_with_its_digest(
@@ -162,6 +137,6 @@ def test_what_a_push_that_ends_halfway_left_out_is_listed(
     tags = [word for name in ("a/x:1", "a/x:2", "a/x:3") for word in ("--tag", name)]
     ended, done = built(*tags, "--push", refused=("a/x:2", fault))
     assert ended == code
-    assert done[-1] == "push sha256:built a/x:2"
+    assert done[-1] == "push sha256:cpu-1 a/x:2"
     told = capsys.readouterr().out
     assert "pushed a/x:1@sha256:pushed\nnot pushed: a/x:2, a/x:3\n" in told

@@ -1,5 +1,6 @@
 """What was seen on an image is reused for that digest, those settings and this tool alone."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,3 +120,53 @@ def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: Workplace
         (folder / left).write_text("half")
     place.sweep()
     assert not list(place.lock.parent.rglob(left))
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_no_umask_lets_other_users_write_what_goes_into_images(place: Workplace, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with place.alone():
+            (place.state / "rootfs").mkdir()
+            (place.state / "rootfs/x.tar").touch()
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    for path in (place.state, *place.state.rglob("*")):
+        assert not path.stat().st_mode & 0o022, path
+
+
+@pytest.mark.parametrize("open_one", ["", "state", "state/rootfs"])
+def test_a_state_directory_that_others_can_write_is_not_used_without_a_warning(
+    tmp_path: Path, open_one: str
+) -> None:
+    said: list[str] = []
+    place = Workplace(tmp_path / "state", tmp_path / "lock.json", said.append)
+    (place.state / "rootfs").mkdir(parents=True, mode=0o755)
+    (tmp_path / open_one).chmod(0o777)
+    with place.alone():
+        warned = [line for line in said if f" {tmp_path / open_one} can be written by other users" in line]
+    assert len(warned) == 1
+    assert "chmod go-w" in warned[0]
+
+
+def test_a_folder_of_another_build_that_ends_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = tmp_path / ".weir-0123456789abcdef.partial"
+    leaving.mkdir()
+    stat = Path.stat
+
+    def gone(path: Path, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        if path == leaving:
+            leaving.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert not [line for line in workplace.doubts(tmp_path) if leaving.name in line]
+
+
+def test_a_state_directory_of_this_user_alone_raises_no_doubt(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert not [line for line in workplace.doubts(tmp_path) if str(tmp_path) in line]

@@ -1,5 +1,6 @@
 """Lists of sources are walked in order; what worked is kept, what didn't is reported."""
 
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from buildtool.builder.lockfile import Lock
-from buildtool.builder.sources import Sources, bootstrap_of
-from buildtool.errors import SourceUnreachable
+from buildtool.builder.sources import Sources, bootstrap_of, packages_in
+from buildtool.errors import BuildFailed, DataError, SourceUnreachable
 from buildtool.model import Bootstrap, Registry, TorchBuild, TorchSource, Variant, Wheel
 
+PACKAGES_IN = packages_in  # which the tests of sources replace
 TORCH = Wheel("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "ab" * 32, 5)
 VARIANT = Variant(
     name="cpu",
@@ -52,11 +54,21 @@ class World:
             raise SourceUnreachable(f"registry base {ref}: no such host")
         return "sha256:1"
 
-    def bring(self, base: Bootstrap, _epoch: int) -> tuple[Path, str]:
-        self.asked.append(f"bootstrap {base.suite} with {','.join(base.packages)}")
+    def bring(
+        self, base: Bootstrap, _epoch: int, *, locked_as: str | None = None, update: bool = False
+    ) -> tuple[Path, str]:
+        self.asked.append(f"bootstrap {base.suite} with {','.join(base.packages)}{' update' * update}")
         if not self.mirror:
             raise SourceUnreachable("mmdebstrap can't")
         return Path("rootfs.tar"), "tar-digest"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The packages in every root file system."""
+    names = {"python3", "tini"}
+    monkeypatch.setattr("buildtool.builder.sources.packages_in", lambda _tar: names)
+    return names
 
 
 def sources(world: World, tmp_path: Path) -> Sources:
@@ -94,6 +106,33 @@ def test_a_dead_registry_leads_to_the_bootstrapped_base(tmp_path: Path) -> None:
     assert found.notes == ("registry base python:3.11-slim: no such host",)
 
 
+def test_a_package_that_the_root_file_system_lacks_is_an_error(installed: set[str], tmp_path: Path) -> None:
+    """apt takes `libc.bin`, which no package is called, for a pattern, and installs libc-bin."""
+    installed.remove("tini")
+    with pytest.raises(SourceUnreachable, match="Debian bookworm has no package tini"):
+        sources(World(registry=False), tmp_path).resolve(VARIANT)
+
+
+def test_the_packages_of_a_root_file_system_are_read_from_its_own_list(tmp_path: Path) -> None:
+    status = "Package: libc-bin\nStatus: install ok installed\n\nPackage: mawk\nProvides: awk, nawk (= 1)\n"
+    (tmp_path / "status").write_text(status)
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        tar.add(tmp_path / "status", "./var/lib/dpkg/status")
+    assert PACKAGES_IN(tmp_path / "t.tar") == {"libc-bin", "mawk", "awk", "nawk"}
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged" * 999, bytes(10240)])
+def test_a_root_file_system_without_a_list_of_packages_is_no_traceback(
+    content: bytes, tmp_path: Path
+) -> None:
+    """`cut: [var/lib/dpkg]`, or a cached file that is damaged."""
+    (tmp_path / "rootfs.tar").write_bytes(content)
+    with pytest.raises(DataError, match="var/lib/dpkg/status") as refused:
+        PACKAGES_IN(tmp_path / "rootfs.tar")
+    assert "`cut`" in refused.value.hint
+    assert "rm --" in refused.value.hint
+
+
 def test_when_nothing_answers_every_reason_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceUnreachable) as caught:
         sources(World(torch_sources=set()), tmp_path).resolve(VARIANT)
@@ -120,9 +159,54 @@ def test_a_moved_mirror_is_noticed_and_locked(tmp_path: Path) -> None:
     first = sources(World(registry=False), tmp_path).resolve(VARIANT)
 
     class Moved(World):
-        def bring(self, base: Bootstrap, epoch: int) -> tuple[Path, str]:
+        def bring(self, base: Bootstrap, epoch: int, *, locked_as: str | None = None) -> tuple[Path, str]:
+            assert locked_as == "tar-digest"
             return super().bring(base, epoch)[0], "newer"
 
     again = sources(Moved(), tmp_path).resolve(VARIANT)
     assert (first.base.pin, again.base.pin) == ("tar-digest", "newer")
     assert Lock.load(tmp_path / "lock.json").entries["cpu"].base.pin == "newer"
+
+
+def test_a_base_that_no_mirror_serves_is_not_blamed_on_a_source_of_torch(tmp_path: Path) -> None:
+    world = World(registry=False, mirror=False)
+    same_base = replace(VARIANT, torch=(VARIANT.torch[0], replace(VARIANT.torch[1], base=())))
+    with pytest.raises(SourceUnreachable) as caught:
+        sources(world, tmp_path).resolve(same_base)
+    assert caught.value.message == (
+        "cpu: torch was found, but no base for it:\n  - registry base python:3.11-slim: no such host\n"
+        "  - mmdebstrap can't"
+    )
+    assert "apt-get update" in caught.value.hint
+    assert "pip" not in caught.value.hint
+    assert len([line for line in world.asked if line.startswith("torch")]) == 1, "the same bases fail again"
+
+
+def test_an_update_of_the_lock_takes_no_root_file_system_from_the_cache(tmp_path: Path) -> None:
+    """`--update-lock` pinned the cached one again: no newer packages, and whatever lay there."""
+    world = World(registry=False)
+    sources(world, tmp_path).resolve(VARIANT)
+    sources(world, tmp_path).resolve(VARIANT, update_lock=True)
+    made = [line for line in world.asked if line.startswith("bootstrap")]
+    assert made == ["bootstrap bookworm with python3,tini", "bootstrap bookworm with python3,tini update"]
+
+
+def test_another_base_of_a_later_source_of_torch_is_still_tried(tmp_path: Path) -> None:
+    class OnlyTrixie(World):
+        def bring(self, base: Bootstrap, epoch: int, **_more: object) -> tuple[Path, str]:
+            self.mirror = base.suite == "trixie"
+            return super().bring(base, epoch)
+
+    found = sources(OnlyTrixie(registry=False), tmp_path).resolve(VARIANT)
+    assert (found.torch_source, found.base.name) == ("second", "trixie")
+
+
+def test_a_mmdebstrap_that_dies_ends_the_search_with_its_own_words(tmp_path: Path) -> None:
+    class Dying(World):
+        def bring(self, _base: Bootstrap, _epoch: int, **_more: object) -> tuple[Path, str]:
+            raise BuildFailed("mmdebstrap was killed by signal 9")
+
+    world = Dying(registry=False)
+    with pytest.raises(BuildFailed, match="killed by signal 9"):
+        sources(world, tmp_path).resolve(VARIANT)
+    assert len([line for line in world.asked if line.startswith("torch")]) == 1

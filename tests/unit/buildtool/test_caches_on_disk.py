@@ -62,8 +62,13 @@ def test_a_scratch_directory_is_ours_alone_and_goes_with_its_block(tmp_path: Pat
     with files.scratch() as folder:
         assert folder.is_dir()
     assert not folder.exists()
-    with pytest.raises(DataError, match="a temporary directory"), files.scratch():
-        raise OSError(errno.EIO, "planted")
+
+
+def test_a_failure_inside_a_scratch_directory_is_not_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="elsewhere"), files.scratch():
+        (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(EnvironmentMissing, match="no space left"), files.scratch():
+        raise OSError(errno.ENOSPC, "planted")
 
 
 def test_a_second_holder_of_a_directory_waits_and_is_reported(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_a_torch_is_known_by_its_version_file(text: str, found: TorchBuild) -> N
     assert parse_torch_version(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "def", "\x00", "cuda = '12'", "import os; os.abort()"])
+@pytest.mark.parametrize(
+    "text", ["", "def", "\x00", "cuda = '12'", "import os; os.abort()", f"__version__ = 0x{'f' * 6000}"]
+)
 def test_a_version_file_is_read_and_never_run(text: str) -> None:
     assert isinstance(parse_torch_version(text), Unknown)
 
@@ -193,3 +195,8 @@ def test_a_group_number_of_an_image_needs_no_name(tmp_path: Path) -> None:
         Case("x", (Card("1002:67e3"),), files={"etc/group": "garbage\n:::\nnobody:x:notanumber:\n"}), tmp_path
     )
     assert all(isinstance(node.group_name, Unknown) for node in host.nodes)
+
+
+def test_a_host_that_does_not_say_what_it_is_is_unknown_with_the_reason(tmp_path: Path) -> None:
+    host = host_of(Case("x", (), files={"etc/os-release": "NAME=Ubuntu\n"}), tmp_path)
+    assert host.distribution == Unknown("no PRETTY_NAME in /etc/os-release")

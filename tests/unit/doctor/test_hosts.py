@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from host_trees import ANN, ENGINE, STRANGER, Card, Case, host_of, python
+from host_trees import ANN, ENGINE, STRANGER, Card, Case, facts_of, host_of, python
 
 from buildtool.builder.catalog import load
 from buildtool.commands.doctor import display_named
 from buildtool.doctor.advise import advise, asked_host
-from buildtool.doctor.hostfacts import Host, Node
+from buildtool.doctor.gather import gather
+from buildtool.doctor.hostfacts import EngineFacts, Host, Node, OwnImage
 from buildtool.doctor.routes import OWN_VARIANT, SHIPPED_BUILD
 from buildtool.doctor.shipped_data import compatibility
 from buildtool.doctor.shown import answer_text
 from buildtool.doctor.variantfile import variant_text
 from buildtool.errors import ConfigError
+from buildtool.model import Bootstrap
 from probes.shared.codec import decode, encode
 from probes.shared.unknown import Unknown
 
@@ -522,6 +524,9 @@ def test_a_variant_for_this_host_is_a_catalog_that_build_accepts(name: str, tmp_
     assert best.torch.partition(" ")[0].removeprefix("torch") in variant.torch[0].require[0]
     assert variant.gpu_targets == best.targets
     assert variant.prune is bool(best.targets)
+    (shipped,) = load().select(("rocm",))
+    assert variant.base == shipped.base
+    assert any(isinstance(base, Bootstrap) for base in variant.base), "no way where no registry answers"
 
 
 def recorded() -> Host:
@@ -539,6 +544,64 @@ def test_the_recorded_h200_gets_the_right_verdict() -> None:
     assert advise(host, compatibility(), TODAY).next_step == "weir engine"
     ready = replace(host, engine=ENGINE)
     assert advise(ready, compatibility(), TODAY).next_step == OWN_VARIANT
+
+
+CPU_IMAGE, ROCM_IMAGE = (
+    OwnImage("weir/cpu:latest", "cpu", ()),
+    OwnImage("weir/rocm:latest", "rocm", ("gfx1100",)),
+)
+CUDA_IMAGE = OwnImage("weir/here:latest", "cuda", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "started", "elsewhere"),
+    [
+        (
+            "no-card-at-all",
+            CPU_IMAGE,
+            "docker compose up",
+            "docker run --rm -p 127.0.0.1:8000:8000 weir/cpu:latest",
+        ),
+        ("rx7900", ROCM_IMAGE, "docker compose up api-rocm", "weir doctor --prove weir/rocm:latest"),
+        (
+            "h100",
+            CUDA_IMAGE,
+            "WEIR_CUDA_IMAGE=weir/here:latest docker compose up api-cuda",
+            "weir doctor --prove weir/here:latest",
+        ),
+    ],
+)
+def test_an_image_that_is_there_is_not_to_be_built_again(
+    name: str, image: OwnImage, started: str, elsewhere: str, tmp_path: Path
+) -> None:
+    host = host_of(next(case for case in CASES if case.name == name), tmp_path)
+    assert isinstance(host.engine, EngineFacts)
+    ready = replace(host, engine=replace(host.engine, images=(image,)), override="")
+    assert advise(replace(ready, composed=True), compatibility(), TODAY).next_step == started
+    assert advise(ready, compatibility(), TODAY).next_step == elsewhere
+    for other in (replace(image, name="weir/other:latest"), replace(ROCM_IMAGE, targets=("gfx906",))):
+        without = replace(host, engine=replace(host.engine, images=(other,)))
+        assert "build" in advise(without, compatibility(), TODAY).next_step
+
+
+def test_an_image_of_this_host_does_not_answer_for_a_card_that_is_not_here(tmp_path: Path) -> None:
+    host = host_of(next(case for case in CASES if case.name == "rx7900"), tmp_path)
+    assert isinstance(host.engine, EngineFacts)
+    here = replace(host, engine=replace(host.engine, images=(ROCM_IMAGE,)))
+    asked = asked_host(here, host.displays[0], "linux")
+    assert advise(asked, compatibility(), TODAY).next_step == "weir build rocm --targets gfx1100"
+
+
+def test_the_engine_s_own_images_are_read_with_their_cards(tmp_path: Path) -> None:
+    case = CASES[0]
+    labels = {"io.weir.torch.build": "rocm", "io.weir.gpu-targets": "gfx906,gfx1100"}
+    facts = replace(facts_of(case), images={"weir/rocm:latest": labels, "weir/odd:1": {}})
+    (tmp_path / "compose.yaml").touch()
+    found = gather(tmp_path, {}, facts, cwd=tmp_path)
+    assert found.composed
+    assert isinstance(found.engine, EngineFacts)
+    odd = OwnImage("weir/odd:1", "", ())
+    assert found.engine.images == (odd, OwnImage("weir/rocm:latest", "rocm", ("gfx906", "gfx1100")))
 
 
 def test_a_host_without_a_route_has_no_variant(tmp_path: Path) -> None:
@@ -563,6 +626,26 @@ def test_a_name_of_several_cards_is_refused() -> None:
         display_named("radeon", compatibility())
     with pytest.raises(ConfigError, match="no card of our list"):
         display_named("voodoo", compatibility())
+
+
+@pytest.mark.parametrize("words", ["wx4100", "WX-4100", "wx 4100", "radeon pro wx4100"])
+def test_a_card_is_found_however_its_name_is_spaced(words: str) -> None:
+    assert display_named(words, compatibility()).target == "gfx803"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [("wx 4101", "Radeon Pro WX 4100 (gfx803)"), ("MI300Y", "Instinct MI300X (gfx942)")]
+)
+def test_no_other_cards_target_is_suggested_for_a_card_that_is_not_known(words: str, meant: str) -> None:
+    """`--card wx4100` got the advice `--card gfx1100`, which answers for another card."""
+    with pytest.raises(ConfigError) as refused:
+        display_named(words, compatibility())
+    assert "gfx1100" not in refused.value.hint
+    assert meant in refused.value.hint
+    with pytest.raises(ConfigError) as refused:
+        display_named("voodoo", compatibility())
+    assert "gfx" not in refused.value.hint
+    assert "lspci -nn" in refused.value.hint
 
 
 def test_facts_and_advice_survive_json(tmp_path: Path) -> None:

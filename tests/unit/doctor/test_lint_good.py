@@ -11,6 +11,7 @@ from lint_files import broken
 from lint_good import good
 
 from buildtool.cli import main
+from buildtool.doctor import lint_report
 from buildtool.doctor.lint import shellwords
 from buildtool.doctor.lint.linter import MOST_BYTES, judged, kind_of
 from buildtool.doctor.lint.shellwords import commands_in
@@ -53,6 +54,25 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
     "a definition without bootstrap": ("x.def", b"%post\nls\n"),
     "YAML with a NUL": ("compose.yaml", b"a: \x00"),
 }
+
+
+_DIGITS = "9" * 6000
+_LONG_NUMBERS = {
+    "compose.yaml": f"services:\n  a:\n    ports: 0x{'f' * 6000}\n",
+    "devcontainer.json": '{"image": "a:1", "runArgs": [0x' + "f" * 6000 + "]}",
+    "job.sbatch": "#!/bin/bash\n#SBATCH --gpus=1\n"
+    f"#SBATCH --ntasks-per-node={_DIGITS}\nsrun torchrun train.py\n",
+    "Dockerfile": f"FROM python:3.{_DIGITS}\nRUN pip install torch==2.1\n",
+    "requirements.txt": f"torch==2.{_DIGITS}\ntorchvision==0.1\n"
+    "--index-url https://download.pytorch.org/whl/cu118\n",
+}
+
+
+@pytest.mark.parametrize("name", _LONG_NUMBERS)
+def test_a_number_of_6000_digits_is_read_without_a_traceback(name: str) -> None:
+    found = [(name, judged(name, _LONG_NUMBERS[name].encode()))]
+    assert lint_report.lint_text(found, rules())
+    assert lint_report.lint_json(found, rules()) is not None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -265,3 +285,62 @@ def test_every_rule_says_why_and_what_to_write() -> None:
     for name, rule in rules().items():
         assert name == name.lower()
         assert min(map(len, (rule.title, rule.reason, rule.fix))) > 3, name
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        ". /clone.sh",
+        "source ./install-everything",
+        "apt-get update && rosdep install --from-paths src -y",
+        "apt-get update && cat packages | xargs apt-get install -y && rm -rf /var/lib/apt/lists/*",
+        "apt-get update && ./install.sh",
+        "apt-get update && bash /tmp/install.sh",
+        "apt-get update && npx playwright install --with-deps chromium",
+    ],
+)
+def test_what_may_do_more_than_its_words_say_is_no_fault(run: str) -> None:
+    assert judged("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode()) == []
+
+
+@pytest.mark.parametrize("run", ["apt-get update && pip list", "apt-get update", "/usr/bin/apt-get update"])
+def test_an_update_beside_what_installs_nothing_is_alone(run: str) -> None:
+    [fault] = judged("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode())
+    assert fault.rule == "apt-update-alone"
+
+
+def test_a_fault_in_a_stage_that_is_not_in_the_final_image_says_so() -> None:
+    text = """ARG BASE=ubuntu:24.04
+FROM ${BASE} AS base
+RUN apt-get update
+FROM base AS build
+RUN cd /opt
+FROM base AS other
+RUN cd /opt
+FROM debian:trixie-slim
+RUN cd /opt
+FROM other
+COPY --from=build /a /a
+RUN cd /opt
+"""
+    details = {fault.line: fault.detail for fault in judged("Dockerfile", text.encode())}
+    assert details == {
+        3: "apt-get update",
+        5: "cd /opt (stage build: not part of the final image)",
+        7: "cd /opt",
+        9: "cd /opt (stage 3: not part of the final image)",
+        12: "cd /opt",
+    }
+
+
+def test_a_heredoc_of_more_lines_than_its_parser_reads_in_linear_time_is_too_large() -> None:
+    body = "echo x\n" * 1990
+    short = f"RUN <<E\n{body}E\n"
+    assert judged("Dockerfile", f"FROM a:1\n{short}{short}".encode()) == []
+    for begin in ("RUN <<E", "RUN cat <<-'E' > x", 'COPY <<"E" /x', "ONBUILD run <<E"):
+        found = judged("Dockerfile", f"FROM a:1\n{short}{begin}\n{body}{body}E\n".encode())
+        assert [(fault.line, fault.rule) for fault in found] == [(1994, "too-large")], begin
+    two = f"FROM a:1\nRUN cat <<A <<B\n{body}A\n{body}B\n"
+    assert [fault.rule for fault in judged("Dockerfile", two.encode())] == ["too-large"]
+    never = 'FROM a:1\nLABEL x="a <<b"\n' + "RUN true\n" * 3000
+    assert judged("Dockerfile", never.encode()) == []

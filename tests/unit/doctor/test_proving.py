@@ -14,6 +14,7 @@ from buildtool.doctor.proving import Check, checks_of, lines, passed_on
 from buildtool.engine import client
 from buildtool.engine.client import Devices, RunResult, _passed_on
 from buildtool.errors import EnvironmentMissing, ProofFailed
+from probes.shared.unknown import Unknown
 
 NODES = (Node("/dev/kfd", 0, 992, "render", "0660"), Node("/dev/dri/renderD128", 0, 993, "render", "0660"))
 ANSWER = {"machine": {}, "checks": [{"name": "a copy", "holds": True, "said": "1 MiB"}]}
@@ -38,6 +39,19 @@ def test_nvidia_is_passed_on_by_its_runtime_or_by_cdi(
     )
     (request,) = _passed_on(passed_on(host_of(case, tmp_path)))["device_requests"]
     assert request.driver == driver
+    assert (request.count, request.capabilities) == ((0, []) if driver else (-1, [["gpu"]]))  # all of them
+    assert bool(request.device_ids) == bool(driver)
+
+
+def test_without_an_engines_answer_a_card_is_passed_on_by_cdi_where_that_names_it(tmp_path: Path) -> None:
+    case = Case(
+        "x",
+        (Card("10de:2330", driver="nvidia"),),
+        nvidia_driver="580.95.05",
+        engine=Unknown("no answer"),
+        files={"etc/cdi/n.json": '{"kind": "nvidia.com/gpu"}'},
+    )
+    assert passed_on(host_of(case, tmp_path)) == Devices(cdi=("nvidia.com/gpu=all",))
 
 
 def test_no_card_is_an_error_that_says_so(tmp_path: Path) -> None:

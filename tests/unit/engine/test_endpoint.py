@@ -36,6 +36,7 @@ def test_without_any_setting_it_is_the_default_socket(tmp_path: Path) -> None:
 def test_the_context_in_use_is_followed_with_its_certificates(config: Path) -> None:
     found = current_endpoint({}, config)
     assert (found.host, found.named_by) == ("tcp://far:2376", "the docker context 'far'")
+    assert found.builder == "far"  # buildx has one of the context's name
     assert found.tls is not None
     assert found.tls.verify
     assert found.tls.client is not None

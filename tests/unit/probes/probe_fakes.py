@@ -78,6 +78,7 @@ class FakeOperation:
 @dataclass
 class FakeBench:
     has_gpu: bool = True
+    in_turns: bool = False
     vram_bytes: int = 16 * GIB
     spills: bool = False  # grants beyond VRAM, as WDDM does
     host_has_bytes: int = 64 * GIB

@@ -20,6 +20,7 @@ from probes.records.schema import (
     Expectation,
     Failed,
     Gap,
+    Measurement,
     ProbeReport,
     ProbeRun,
     Small,
@@ -32,7 +33,7 @@ from probes.records.schema import (
 )
 from probes.report import render
 from probes.report.tables import tables
-from probes.run import catalog, session, supervisor
+from probes.run import catalog, session, supervisor, thismachine
 from probes.run.child import DESCRIBE, Job
 from probes.run.lock import gpu_lock
 from probes.shared.units import parse_bytes
@@ -195,7 +196,9 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[str]]:
     def install(play: Play) -> list[str]:
         seen: list[str] = []
 
-        def run(job: Job, *, limit_s: float, heard: object, spare: object = None) -> supervisor.Ended:
+        def run(
+            job: Job, *, limit_s: float, heard: object, spare: object = None, command: object = None
+        ) -> supervisor.Ended:
             seen.append(job.probe)
             assert limit_s > 0
             return play(job)
@@ -249,14 +252,65 @@ def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Pla
     assert [run.processes for run in merged(only_report(tmp_path)).runs] == [3, 1, 1, 1]
 
 
-def test_a_missing_torch_waives_all_with_its_reason(
-    tmp_path: Path, workers: Callable[[Play], list[str]]
+def test_without_torch_a_run_is_an_error_and_writes_no_empty_report(
+    tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = Failed("torch can't be imported: No module named 'torch'", "", int(Exit.DEVICE), wedged=False)
     seen = workers(lambda job: ended(outcome=missing))
     assert cli.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
     assert seen == [DESCRIBE]
-    assert {run.outcome for run in only_report(tmp_path).runs} == {Waived(missing.reason)}
+    said = capsys.readouterr()
+    assert said.err == (
+        "error: nothing can be measured: torch can't be imported: No module named 'torch'\n"
+        "  run the probes in an image that holds torch, or install it: pip install torch\n"
+    )
+    assert "The answer" not in said.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("container", [True, False])
+def test_the_page_of_a_report_in_a_container_is_not_named_by_a_path_that_the_host_lacks(
+    container: bool,
+    tmp_path: Path,
+    workers: Callable[[Play], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    look = thismachine.look
+    monkeypatch.setattr(thismachine, "look", lambda *_: replace(look(), container=container))
+    workers(with_torch(CPU_TORCH, ended()))
+    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.OK
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "weir probe html" in line]
+    (path,) = tmp_path.glob("*.json")
+    given = path.name if container else str(path)
+    assert line.endswith(f": weir probe html {given}")
+    assert (f"in the folder that is {tmp_path} here" in line) == container
+
+
+@pytest.mark.parametrize(("longest", "processes"), [("0", 2), ("1000", 6)])
+def test_rows_that_scatter_are_measured_by_further_processes_while_there_is_time(
+    longest: str, processes: int, tmp_path: Path, workers: Callable[[Play], list[str]]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def play(job: Job) -> supervisor.Ended:
+        if job.probe == DESCRIBE:
+            return ended(CPU_TORCH)
+        asked.append(job.done)
+        at = {"steady": 1.0, "wild": 1.0 + 0.2 * (len(asked) % 2)}
+        rows = [
+            Measurement(name, 4096, 4096, 1, "wall", Unknown("none"), (seconds,) * 20)
+            for name, seconds in at.items()
+            if f"{name} 4096" not in job.done
+        ]
+        return ended(*rows)
+
+    workers(play)
+    words = ["run", "transfer", "--quick", "--longest", longest, "--out", str(tmp_path)]
+    assert cli.main(words) == Exit.OK
+    assert asked == [()] * 2 + [("steady 4096",)] * (processes - 2)
+    (run,) = merged(only_report(tmp_path)).runs
+    assert [len(row.times_s) for row in run.records] == [2, processes]
 
 
 def test_a_broken_probe_does_not_stop_the_others(

@@ -73,3 +73,41 @@ def test_a_page_in_a_loop_of_links_is_no_traceback(kept: Path, capsys: pytest.Ca
     out.symlink_to(out)
     assert main(["html", str(kept), "--out", str(out)]) == Exit.DATA
     assert f"can't write {out}: Too many levels of symbolic links" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["html"], ["show"], ["prometheus"], ["compare", "--force"]])
+def test_the_report_of_an_audit_is_named_with_what_shows_it(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(
+        json.dumps({"schema_version": 1, "image": {}, "findings": [], "budget": {}, "layers": []})
+    )
+    assert main([*words, str(path), *([str(path)] if words[0] == "compare" else [])]) == Exit.DATA
+    assert capsys.readouterr().err == (
+        f"error: {path} is not a probe report: it is the report of an audit\n"
+        f"  weir audit {path} --html PAGE.html\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "makers"),
+    [
+        (["html"], "run, throughput, watch, fit"),
+        (["show"], "run, throughput, watch, fit"),
+        (["compare", "other.json"], "run, throughput"),
+        (["prometheus"], "run, throughput"),
+    ],
+)
+@pytest.mark.parametrize("content", [None, b"{}", b"[", b"\xff"])
+def test_a_file_that_is_no_report_is_answered_with_every_verb_whose_report_it_could_be(
+    words: list[str], makers: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "missing.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([words[0], str(path), *words[1:]]) == Exit.DATA
+    said = capsys.readouterr().err
+    assert str(path) in said
+    hint = said.splitlines()[-1]
+    assert hint.endswith(makers) or content == b"{}"

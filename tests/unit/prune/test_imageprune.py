@@ -30,6 +30,9 @@ class FakeEngine:
     def tags(self, _repository: str) -> tuple[str, ...]:
         return ()
 
+    def sweep_containers(self) -> None:
+        pass
+
     def unpacked_bytes(self, _ref: str) -> int:
         return 2200
 

@@ -1,10 +1,12 @@
 """`prune` as somebody types it: what is said, and the exit code."""
 
+import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from gpucode.cutting import cuda
 from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin
 
 from buildtool.cli import main
@@ -76,7 +78,25 @@ def test_a_file_shows_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureF
     assert command(place, "libmath.so.1", "--targets", "gfx906", "--out", place / "same.so") == Exit.OK
     assert "same.so: a copy of it" in capsys.readouterr().out
     assert command(place, "notes.txt", "--targets", "gfx906") == Exit.OK
-    assert "nothing to cut; there is no GPU code" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing to cut; no code for other cards is in .hip_fatbin, .nv_fatbin, " in said
+    assert "the sections that are read" in said
+
+
+def test_code_for_other_cards_that_stays_in_a_tree_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """bitsandbytes' libraries for CUDA, beside those for ROCm, were left whole without a word."""
+    (tmp_path / "libhip.so").write_bytes(LIBRARY)
+    (tmp_path / "libcuda_too.so").write_bytes(cuda([nv_fatbin([(2, 80, 30_000), (2, 90, 30_000)])]))
+    assert main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.OK
+    said = capsys.readouterr()
+    assert "untouched: libcuda_too.so: it holds code for sm_80, sm_90 as before" in said.err
+    assert "0 left whole, 1 untouched with code for other cards" in said.out
+    [run] = json.loads((tmp_path / FILE_NAME).read_text())["runs"]
+    assert [row["path"] for row in run["untouched"]] == ["libcuda_too.so"]
+    assert main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.OK
+    assert "1 untouched with code for other cards" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from buildtool.builder.catalog import load
 from buildtool.builder.choices import chosen_targets
 from buildtool.builder.lockfile import Lock, spec_sha256
 from buildtool.builder.plan import ImagePlan, labels, unresolved
-from buildtool.builder.rootfs import environment, recipe_sha256
+from buildtool.builder.rootfs import recipe_sha256
 from buildtool.builder.wheels import WheelCache
 from buildtool.builder.workplace import Workplace
 from buildtool.cli import main
@@ -386,12 +386,10 @@ def test_other_targets_need_no_other_inputs_unless_wheels_are_made_by_card(tmp_p
     assert lock.get(other) is None
 
 
-def test_what_a_recipe_cuts_is_part_of_its_name_and_of_what_its_hook_reads() -> None:
+def test_what_a_recipe_cuts_is_part_of_its_name() -> None:
     plain = Bootstrap("trixie", ("python3",))
     cutting = replace(plain, cut=("usr/lib/*/gconv",))
     assert recipe_sha256(plain, 7) != recipe_sha256(cutting, 7)
-    assert environment(cutting, {}, 7)["WEIR_CUT"] == "usr/lib/*/gconv"
-    assert environment(plain, {}, 7)["WEIR_CUT"] == ""
 
 
 def test_an_unpruned_input_is_used_as_it_is(tmp_path: Path) -> None:

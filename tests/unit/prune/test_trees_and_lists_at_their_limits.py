@@ -51,6 +51,7 @@ def test_a_list_is_written_in_one_order_with_every_figure(tmp_path: Path) -> Non
         "refused": [],
         "saved_bytes": 7,
         "targets": ["gfx906"],
+        "untouched": [],
     }
     document = {"runs": [run], "schema_version": 1}
     assert (tmp_path / "list.json").read_text() == json.dumps(document, indent=1) + "\n"

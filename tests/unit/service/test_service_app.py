@@ -282,6 +282,39 @@ def test_an_answer_that_is_not_there_by_the_deadline_is_a_504(
     assert answer.status_code == 504
 
 
+HUGE = int("9" * 4300)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"token_ids": [["\ud800"]]},
+        {"token_ids": [[HUGE]]},
+        {"texts": ["a"], "timeout": 10**400},
+        {"texts": ["a"], "timeout_ms": HUGE},
+        {"inputs": [TEXT | {"shape": [HUGE, HUGE]}]},
+        {"inputs": [TEXT | {"shape": [HUGE]}]},
+        {"inputs": [TEXT], "parameters": {"timeout": HUGE}},
+        {"inputs": [TEXT | {"parameters": {"binary_data_size": HUGE}}]},
+        {"input": [["\ud800"]]},
+        {"input": "a", "dimensions": HUGE},
+        {"texts": ["a"], "\ud800" * 999: 1},
+        {"texts": ["a"], "model": "\ud800" * 999},
+    ],
+)
+@pytest.mark.parametrize("path", ["/predict", "/v1/embeddings", "/v2/models/finbert/infer"])
+def test_a_callers_mistake_is_a_short_4xx_and_no_traceback(
+    fake: Fake, logged: Logged, path: str, body: dict[str, object]
+) -> None:
+    service = Service(Limits())
+    service.put(fake)
+    with TestClient(create_app(service), raise_server_exceptions=False) as client:
+        answer = client.post(path, content=json.dumps(body))
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 1000
+    assert not [line for line in logged.lines if "Traceback" in line]
+
+
 @pytest.mark.parametrize("value", [0, -1, "1", True, 10**9, None])
 def test_a_deadline_that_is_none_is_a_400(client: TestClient, value: object) -> None:
     assert client.post("/predict", json={"texts": ["a"], "timeout_ms": value}).status_code == 400

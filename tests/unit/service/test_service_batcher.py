@@ -228,6 +228,12 @@ def test_no_larger_window_would_have_fitted(lengths: list[int], data: st.DataObj
             assert other.padded > POLICY.max_batch_tokens or too_much
 
 
+def test_among_windows_of_as_many_rows_the_one_with_the_fewest_tokens_is_computed() -> None:
+    rows = [Row(number, 0, tokens) for number, tokens in enumerate((30, 31, 32, 33))]
+    for anchor, first in ((0, 0), (1, 0), (2, 0), (3, 1)):
+        assert window(rows, anchor, POLICY) == rows[first : first + 3]
+
+
 @dataclass
 class Model:
     """A simulated device: callers come, leave and lose patience, and every row's fate is written down."""

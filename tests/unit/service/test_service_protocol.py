@@ -72,7 +72,7 @@ def test_token_ids_are_taken_in_place_of_texts(info: ModelInfo) -> None:
         ({"token_ids": [1]}, "row 0 must be a list"),
         ({"token_ids": [[1], [2000]]}, "row 1 holds 2000; token ids are 0 to 1999"),
         ({"token_ids": [[-1]]}, "holds -1"),
-        ({"token_ids": [[True]]}, "holds True"),
+        ({"token_ids": [[True]]}, "holds a boolean"),
         ({"token_ids": [[1.0]]}, "holds 1.0"),
         ({"token_ids": [[1] * 9]}, "9 tokens; at most 8"),
         ({"token_ids": [[1]] * 4}, "4 rows of token ids; at most 3"),
@@ -168,6 +168,7 @@ LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 3000),
+    st.sampled_from((2**63, 10**400, int("9" * 4300))),
     st.floats(allow_nan=False),
     st.sampled_from(("text", "input_ids", "attention_mask", "BYTES", "INT64", "label", "\ud800", "")),
 )

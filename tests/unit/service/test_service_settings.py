@@ -224,6 +224,17 @@ def test_a_missing_profile_lists_those_there_are() -> None:
     assert "experiment1, experiment2" in caught.value.hint
 
 
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--port=1", 2), ("serve", 2)])
+def test_help_or_a_wrong_argument_starts_no_service(
+    capsys: pytest.CaptureFixture[str], argument: str, code: int
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main({}, [argument])
+    assert caught.value.code == code
+    said = capsys.readouterr()
+    assert "usage: python3 -m service" in said.out + said.err
+
+
 def test_a_wrong_setting_ends_the_program_with_2_and_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main({"APP_PROFILE": "experiment9"}) == 2
     assert capsys.readouterr().err.startswith("error: no profile application-experiment9.yaml")

@@ -14,6 +14,7 @@ from service import server
 from service.errors import ServiceError, SettingsError
 from service.model.classifier import ModelInfo
 from service.settings import Limits, build_settings
+from service.sparing import Sparing
 from service.web.app import create_app
 from service.web.service import Service
 from service.web.spans import Spans
@@ -128,11 +129,9 @@ def test_a_variable_that_opentelemetry_refuses_is_a_message(monkeypatch: pytest.
 def test_callers_can_not_flood_the_log_with_their_tracestate(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, logged = logging.getLogger(server._TRACESTATE_LOGGER), Logged()
-    monkeypatch.setattr(log, "filters", [])
-    monkeypatch.setattr(log, "handlers", [logged])
-    monkeypatch.setattr("service.web.spans.Spans", lambda: None)
-    server._add_spans(Service(Limits()))
+    logged = Logged()
+    logged.addFilter(Sparing())
+    monkeypatch.setattr(logging.getLogger("opentelemetry.trace.span"), "handlers", [logged])
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "no state"}
     for _ in range(3):
         assert client.post("/predict", json={"texts": ["a"]}, headers=headers).status_code == 200

@@ -5,7 +5,7 @@ import logging
 import pytest
 from logged import Logged
 from service.cli import main
-from service.sparing import PERIOD_S, Sparing
+from service.sparing import MOST, PERIOD_S, Sparing
 
 
 @pytest.fixture
@@ -23,25 +23,92 @@ def test_one_warning_for_each_request_does_not_flood_the_log(
 ) -> None:
     log, clock = told
     for clock[0] in (0.0, 1.0, PERIOD_S - 0.1, PERIOD_S, PERIOD_S + 1):
-        log.warning("bad request of %s", clock[0])
+        log.warning("bad request of %s", "a caller")
     log.warning("another thing")
     assert logged.lines == [
-        "bad request of 0.0",
-        "bad request of 60.0 (2 more like this in the 60 s before)",
+        "bad request of a caller",
+        "bad request of a caller (2 more like this in the 60 s before)",
         "another thing",
     ]
 
 
-def test_no_error_is_left_out(told: tuple[logging.Logger, list[float]], logged: Logged) -> None:
+def test_warnings_that_differ_for_each_request_do_not_flood_the_log_either(
+    told: tuple[logging.Logger, list[float]], logged: Logged
+) -> None:
+    log, clock = told
+    for clock[0] in (0.0, PERIOD_S):
+        for caller in range(3 * MOST):
+            log.warning(f"bad request of {caller}")  # as other libraries log: the text has no arguments
+    assert len(logged.lines) == 2 * MOST
+    assert logged.lines[MOST] == f"bad request of 0 ({2 * MOST} more like this in the 60 s before)"
+
+
+def test_a_fault_does_not_hide_another_one_or_its_own_end(
+    told: tuple[logging.Logger, list[float]], logged: Logged
+) -> None:
+    log, _ = told
+    for result in ("no memory", "illegal access", "passed", "passed"):
+        log.warning("canary: %s", result)
+    for name in ("finbert", "other", "other"):
+        try:
+            raise OSError(f"{name} can't be read")
+        except OSError:
+            log.exception("loading failed")
+    assert [line.split("\n")[0] for line in logged.lines] == [
+        "canary: no memory",
+        "canary: illegal access",
+        "canary: passed",
+        "loading failed",
+        "loading failed",
+    ]
+
+
+def test_a_line_that_can_not_be_formatted_raises_nothing(told: tuple[logging.Logger, list[float]]) -> None:
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "%d requests", ("many",), None)
+    assert told[0].filter(record)
+
+
+def test_no_plain_error_and_no_usual_line_is_left_out(
+    told: tuple[logging.Logger, list[float]], logged: Logged
+) -> None:
     for _ in range(3):
         told[0].error("broken")
-    assert logged.lines == ["broken"] * 3
+        told[0].info("predicted")
+    assert logged.lines == ["broken", "predicted"] * 3
 
 
-def test_the_service_spares_its_log_of_what_uvicorn_says_of_callers() -> None:
-    log = logging.getLogger("uvicorn.error")
-    before = list(log.filters)
-    main({"APP_PROFILE": "none-of-that-name"})
-    (added,) = [one for one in log.filters if one not in before]
-    log.removeFilter(added)
-    assert isinstance(added, Sparing)
+def test_a_fault_that_callers_repeat_does_not_fill_the_log_with_tracebacks(
+    told: tuple[logging.Logger, list[float]], logged: Logged
+) -> None:
+    log, clock = told
+
+    def fail(how: str) -> None:
+        try:
+            int(how) if how == "x" else [].pop()
+        except (ValueError, IndexError):
+            log.exception("a request failed")
+
+    for clock[0] in (0.0, 1.0, 2.0):
+        fail("x")
+        fail("another fault")
+    clock[0] = PERIOD_S
+    fail("x")
+    assert [line.split("\n")[0] for line in logged.lines] == [
+        "a request failed",
+        "a request failed",
+        "a request failed (2 more like this in the 60 s before)",
+    ]
+
+
+def test_whatever_is_logged_is_spared() -> None:
+    """Of uvicorn, asyncio and OpenTelemetry as well: the filter is on what writes."""
+    log = logging.getLogger()
+    before = list(log.handlers)
+    for each in before:
+        log.removeHandler(each)
+    try:
+        main({"APP_PROFILE": "none-of-that-name"})
+        (made,) = log.handlers
+        assert [type(one) for one in made.filters] == [Sparing]
+    finally:
+        log.handlers[:] = before

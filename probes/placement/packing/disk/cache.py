@@ -2,12 +2,13 @@
 
 An entry is named after the SHA-256 of the tensor's bytes, dtype and shape. A small file next to it notes
 which range of which file (by inode, size and times, as git's index does) had which content: so a second load
-finds the entry without reading the unpacked bytes. A damaged entry is removed and made again. Entries are
-written whole or not at all, and several processes may use one folder.
+finds the entry without reading the unpacked bytes. Both hold a digest that covers their own name, so one that
+was damaged or copied over another is noticed and made again. Entries are written whole or not at all, and
+several processes may use one folder.
 """
 
+import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from probes.placement.packing.tensors import Values
 from probes.shared.files import replacing, sweep_partials, write_text
 
 _MOST_BYTES: Final = 64 << 30
-_KEY: Final = re.compile("[0-9a-f]{64}")
 _ENTRY, _ORIGIN = ".packed", ".origin"
+_NOTE_BYTES: Final = 64 + 1 + 64  # a key and a digest
 
 
 def usual_folder(env: Mapping[str, str]) -> Path:
@@ -123,14 +124,15 @@ class Cache:
     def _noted(self, origin: str) -> str | None:
         try:
             with opened(self.folder / (origin + _ORIGIN)) as file:
-                key = file.read(65).decode("ascii", "replace")
+                said = file.read(_NOTE_BYTES + 1).decode("ascii", "replace")
         except OSError:
             return None
-        return key if _KEY.fullmatch(key) else None
+        key = said.partition(" ")[0]
+        return key if said == _note_of(origin, key) else None
 
     def _note(self, origin: str, key: str) -> None:
         with suppress(OSError):
-            write_text(self.folder / (origin + _ORIGIN), key, durable=False)
+            write_text(self.folder / (origin + _ORIGIN), _note_of(origin, key), durable=False)
 
     def _outline(self, key: str) -> tuple[Packed | None] | None:
         """What is stored for a content, by its header; None if nothing is."""
@@ -145,7 +147,7 @@ class Cache:
         path = self._path(key)
         try:
             with opened(path) as file:
-                if found := look(Entry.of(file)):
+                if found := look(Entry.of(file, key)):
                     return found
         except FileNotFoundError:
             return None
@@ -166,7 +168,7 @@ class Cache:
                 descriptor = os.open(partial_path, os.O_RDWR)
                 try:
                     made = written(
-                        descriptor, content, values, most_bytes=self.most_bytes, buffers=self._buffers
+                        descriptor, key, content, values, most_bytes=self.most_bytes, buffers=self._buffers
                     )
                 finally:
                     os.close(descriptor)
@@ -201,3 +203,8 @@ class Cache:
             if room < 0:
                 Path(path).unlink(missing_ok=True)
         self._left = max(room, 0) // 8
+
+
+def _note_of(origin: str, key: str) -> str:
+    """What is noted under the name of an origin: the key of its content, and a digest of both."""
+    return f"{key} {hashlib.sha256(f'{origin} {key}'.encode()).hexdigest()}"

@@ -16,17 +16,19 @@ from probes.placement.packing.packed import Packed, Put
 from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.packing.tensors import Values, pack_into
 
-_VERSION: Final = 3  # of the layouts and of these files: another one has other names
+_VERSION: Final = 4  # of the layouts and of these files: another one has other names
 _SETTLED_NS: Final = 100_000_000  # a file changed more recently may change again within one tick of its times
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The bytes `start` to `end` of a file, where a tensor is stored."""
+    """The bytes `start` to `end` of a file, where a tensor of this dtype and shape is stored."""
 
     path: Path
     start: int
     end: int
+    dtype: str  # torch's name
+    shape: tuple[int, ...]
     order: tuple[int, ...] = ()  # of its dimensions in memory, where that isn't the file's
 
 
@@ -79,8 +81,9 @@ def origin_key(origin: Origin, dense: bool) -> str | None:
     if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _SETTLED_NS:
         return None
     times = [status.st_mtime_ns, status.st_ctime_ns]
-    where = [origin.start, origin.end, *origin.order]
-    about = [_VERSION, status.st_dev, status.st_ino, status.st_size, *times, dense, *where]
+    file = [status.st_dev, status.st_ino, status.st_size, *times]
+    tensor = [origin.start, origin.end, origin.dtype, origin.shape, origin.order, dense]
+    about = [_VERSION, file, tensor]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """One packed tensor as a file: a header, then its bytes as they are in a flat buffer.
 
-The header has a digest of the file's own, so damage is noticed. Bytes are written while they are packed, and
-read in pieces to where they belong.
+The header has digests of the entry's name and the file's own bytes, so damage is noticed, and an entry under
+the name of another. Bytes are written while they are packed, and read in pieces to where they belong.
 """
 
 import errno
@@ -31,8 +31,8 @@ _MOST_HEADER: Final = 8 * ALIGNMENT
 class Header:
     """What is known of an entry before its bytes are read."""
 
-    digest: str  # of the form's JSON and the bytes that follow
-    early: str  # of the form's JSON and the part `starts`, which are used before the rest is read
+    digest: str  # of the entry's key, the form's JSON and the bytes that follow
+    early: str  # of the key, the form's JSON and the part `starts`, which are used before the rest is read
     form: PackedForm | None  # None: packing this tensor saves nothing
 
 
@@ -51,11 +51,12 @@ class Entry:
     """An entry that is open."""
 
     descriptor: int
+    key: str  # that it is kept under
     start: int  # of the bytes behind the header
     header: Header
 
     @staticmethod
-    def of(file: BufferedReader) -> "Entry":
+    def of(file: BufferedReader, key: str) -> "Entry":
         """Raises ValueError or KeyError for a file that isn't what was written."""
         line = file.readline(_MOST_HEADER)
         if not line.endswith(b"\n") or len(line) != _MOST_HEADER:
@@ -64,7 +65,7 @@ class Entry:
         n_bytes = header.form.n_bytes if header.form else 0
         if os.fstat(file.fileno()).st_size != len(line) + n_bytes:
             raise ValueError("the file's size isn't its header's")
-        return Entry(file.fileno(), len(line), header)
+        return Entry(file.fileno(), key, len(line), header)
 
     def outline(self) -> Packed | None:
         """Raises ValueError or KeyError likewise."""
@@ -75,12 +76,12 @@ class Entry:
             at = names.index("starts")
             starts = torch.empty(of.parts[at].length, dtype=torch.int32, device="cpu")
             self._fill(of.offsets()[at], starts)
-        if _early(of, starts) != self.header.early:
+        if _early(self.key, of, starts) != self.header.early:
             raise ValueError("the outline isn't the one that was written")
         return outline(of, starts) if of else None
 
     def digest(self, buffers: Buffers, put: Put) -> str:
-        """That of the form and the bytes, which `put` gets."""
+        """That of the key, the form and the bytes, which `put` gets."""
         of = self.header.form
 
         def piece(start: int, memory: torch.Tensor) -> bytes:
@@ -88,7 +89,7 @@ class Entry:
             put(start, memory)
             return hashlib.sha256(bytes_of(memory)).digest()
 
-        return digest_of(json.dumps(encode(of)), buffers.each(of.n_bytes if of else 0, piece))
+        return digest_of(_about(self.key, of), buffers.each(of.n_bytes if of else 0, piece))
 
     def _fill(self, start: int, target: torch.Tensor) -> None:
         view, at = bytes_of(target), self.start + start
@@ -100,9 +101,9 @@ class Entry:
 
 
 def written(
-    descriptor: int, content: Content, values: Values, *, most_bytes: int, buffers: Buffers
+    descriptor: int, key: str, content: Content, values: Values, *, most_bytes: int, buffers: Buffers
 ) -> Packed | None:
-    """Pack a content into a new file; None where that saves nothing, which only the header says.
+    """Pack a content into a new file, for the entry `key`; None where that saves nothing, as its header says.
 
     Raises OSError for a disk that is full and for an entry of more than `most_bytes`.
     """
@@ -110,7 +111,7 @@ def written(
         writer = _Writer(descriptor, thread)
         made = content.pack(writer.put, values)
         writer.wait()
-    _complete(descriptor, made, most_bytes, buffers)
+    _complete(descriptor, key, made, most_bytes, buffers)
     return made
 
 
@@ -140,23 +141,28 @@ class _Writer:
             view, at = view[count:], at + count
 
 
-def _complete(descriptor: int, packed: Packed | None, most_bytes: int, buffers: Buffers) -> None:
+def _complete(descriptor: int, key: str, packed: Packed | None, most_bytes: int, buffers: Buffers) -> None:
     """Write the header. Raises OSError for an entry that would be too large."""
     of = form(packed) if packed else None
     n_bytes = of.n_bytes if of else 0
     if n_bytes > most_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     os.ftruncate(descriptor, _MOST_HEADER + n_bytes)
-    early = _early(of, packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32, device="cpu"))
-    digest = Entry(descriptor, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
+    starts = packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32, device="cpu")
+    early = _early(key, of, starts)
+    digest = Entry(descriptor, key, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
     line = json.dumps(encode(Header(digest, early, of))).encode().ljust(_MOST_HEADER - 1) + b"\n"
     if len(line) > _MOST_HEADER:
         raise OSError(errno.EFBIG, "the header is too long")
     os.pwrite(descriptor, line, 0)
 
 
-def _early(of: PackedForm | None, starts: torch.Tensor) -> str:
-    return hashlib.sha256(json.dumps(encode(of)).encode() + bytes_of(starts)).hexdigest()
+def _early(key: str, of: PackedForm | None, starts: torch.Tensor) -> str:
+    return hashlib.sha256(_about(key, of).encode() + bytes_of(starts)).hexdigest()
+
+
+def _about(key: str, of: PackedForm | None) -> str:
+    return json.dumps([key, encode(of)])
 
 
 def _forget(_start: int, _piece: torch.Tensor) -> None:

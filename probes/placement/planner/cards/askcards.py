@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from probes.placement.models.reading import named_path
 from probes.placement.planner.asking import Model, constants, described, ranges
 from probes.placement.planner.cards.severalcards import make_cards
 from probes.placement.planner.computing import Compute
@@ -28,6 +29,7 @@ def plan_cards(
     The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
     """
     found, known = described(model), constants(machine)
+    of = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_cards(
         found,
         known,
@@ -37,5 +39,5 @@ def plan_cards(
         workload=Workload(batch, tokens, context),
         objective=objective,
         compute=compute,
-        ranges=ranges(weights or model, found, known, objective=objective, compute=compute),
+        ranges=ranges(of, found, known, objective=objective, compute=compute),
     ).plan

@@ -14,7 +14,7 @@ from probes.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
 from probes.placement.planner.computing import Compute, ready
-from probes.placement.planner.costs.constants import Constants
+from probes.placement.planner.costs.constants import Constants, with_host
 from probes.placement.planner.costs.option import Option
 from probes.placement.planner.costs.tiers import SYNC_S
 from probes.placement.planner.planning import Made, check_numbers, make
@@ -67,6 +67,7 @@ def make_cards(
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
     model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
+    machine, host = with_host(machine, host)
     memory = machine.host_bytes if host is None else host
     stages = [
         _stage(

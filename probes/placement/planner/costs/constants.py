@@ -5,9 +5,13 @@ profile (`profiles.py`), and `origin` says which.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+from probes.shared.units import binary_bytes
 
 PROFILE_SPREAD = 0.40  # half the width of the interval around a time predicted from data sheets, relative
+ASSUMED_HOST: Final = 64 << 30  # bytes of host memory of a machine of which nobody knows
 REPORT_SPREAD = 0.15  # around one predicted from this machine's own measurements
 
 
@@ -62,3 +66,11 @@ class Constants:
     def rate_of_products(self, dtype: str) -> float:
         """Operations a second in a dtype; in one that isn't listed, those of float32."""
         return self.flops.get(dtype, self.flops["float32"])
+
+
+def with_host(machine: Constants, host: int | None) -> tuple[Constants, int | None]:
+    """The machine and its host's budget; where neither is known, one is assumed, and a note says so."""
+    if host is not None or machine.host_bytes is not None:
+        return machine, host
+    note = f"{binary_bytes(ASSUMED_HOST)} of host memory are assumed: --host says how much there is"
+    return replace(machine, notes=(*machine.notes, note)), ASSUMED_HOST

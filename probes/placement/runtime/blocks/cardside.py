@@ -8,6 +8,7 @@ of such a call shows, it stays where it is: then it crosses once, when the next 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,15 @@ from torch.overrides import (
     _push_mode,
 )
 
-from probes.placement.runtime.blocks.hostside import Guard, is_compiled, moved, tensors_in, uncompiled
+from probes.placement.runtime.blocks.hostside import (
+    Crossing,
+    Guard,
+    exchanged,
+    is_compiled,
+    on_device,
+    tensors_in,
+    uncompiled,
+)
 
 Move = Callable[[Any, int], Any]
 MOST_KINDS: Final = 64  # of calls that are remembered
@@ -54,10 +63,7 @@ class Cards:
         self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
 
     def _moved(self, thing: Any, card: int) -> Any:
-        device = self.devices[card]
-        if all(tensor.device == device for tensor in tensors_in(thing)):
-            return thing  # the very same, so what a block writes into a dictionary is seen by others
-        return moved(thing, device)
+        return exchanged(thing, partial(on_device, device=self.devices[card]))
 
     def current(self, card: int) -> AbstractContextManager[object]:
         """The card is torch's current one meanwhile: streams and kernels are its own."""
@@ -139,7 +145,8 @@ class OnCard(Guard):
         caller = before.now
         try:
             cards.now = self._card
-            given, named = cards.move(args, self._card), cards.move(kwargs, self._card)
+            trip = Crossing(lambda one: cards.move(one, self._card), lambda one: cards.move(one, caller or 0))
+            given, named = trip.go(args), trip.go(kwargs)
             with cards.current(self._card), cards.unwatched():
                 output = self.forward(*given, **named)
             cards.now = caller
@@ -147,8 +154,9 @@ class OnCard(Guard):
             cards.back(before)
             raise
         if caller is None and id(self) in cards.staying:
+            trip.write()
             return output
-        output = cards.move(output, caller or 0)
+        output = trip.come(output)
         if caller is None and cards.made is not None:
             cards.made.update((id(tensor), (tensor, self)) for tensor in tensors_in(output))
         return output

@@ -13,9 +13,15 @@ from probes.errors import PlacementError
 from probes.placement.models.modules import Entry
 from probes.placement.runtime.blocks.blockstore import raw_view
 from probes.placement.runtime.blocks.hostside import Guard
+from probes.placement.runtime.blocks.lazy import Detached
 
 Fetch = Callable[[], torch.Tensor]
-_CHANGES: Final = ("_apply", "load_state_dict")  # the first is what to(), half() and cuda() call
+_CHANGES: Final = {
+    "_apply": "converted or moved",  # this is what to(), half() and cuda() call
+    "load_state_dict": "loaded from a state dict",
+    "merge": "changed by adapters that are merged into it",
+    "unmerge": "changed by adapters that are taken out of it",
+}
 
 
 @dataclass(eq=False)
@@ -26,18 +32,25 @@ class _Home:
     parameter: nn.Parameter
     requires_grad: bool
     fetch: Fetch | None = None  # None: its values are on the host
+    address: int = 0  # of the values that it has meanwhile
     instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
 
     def back(self) -> None:
+        """Give values and the wish for gradients back: what was asked since, where that is known."""
         if self.instead is not None:
             for owner, key in self.entry.owners:
                 if owner._parameters.get(key) is self.instead:
                     owner._parameters[key] = self.parameter
             return
         if self.fetch is not None:
-            self.parameter.data = on_host(self.entry, self.fetch())
+            if self.parameter.data_ptr() == self.address:
+                self.parameter.data = on_host(self.entry, self.fetch())
+            else:  # it was given others, by `.data =`
+                self.parameter.data = self.parameter.data.cpu()
             self.fetch = None
-        self.parameter.requires_grad_(self.requires_grad)
+        if self.parameter.is_inference():  # a forward gave it values under inference mode, by `.data =`
+            self.parameter.data = self.parameter.detach().clone()
+        self.parameter.requires_grad_(self.requires_grad or self.parameter.requires_grad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +78,39 @@ class _MovedBuffer:
 
 
 def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
-    what = "converted or moved" if name == "_apply" else "loaded from a state dict"
     raise PlacementError(
-        f"a placed model can't be {what}: the weights of a placed model are only read",
+        f"a placed model can't be {_CHANGES[name]}: the weights of a placed model are only read",
         "call remove() of the handle first",
     )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether it is a layer with adapters, as peft makes them, which can be merged into its weight."""
+    return all(hasattr(module, name) for name in ("merge", "unmerge", "merged_adapters"))
+
+
+def joins_its_weights(block: nn.Module) -> bool:
+    """Whether a recurrent module in it joins its weights for cuDNN while placed (`Homes` says which)."""
+    return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
+
+
+def _leave_apart() -> None:
+    """Instead of joining weights."""
+
+
+def _saved(
+    module: nn.Module,
+    save: Callable[..., None],
+    destination: dict[str, Any],
+    prefix: str,
+    keep_vars: bool,
+) -> None:
+    """A module's part of a state dict, with values of weights that move, in host memory."""
+    save(destination, prefix, keep_vars)
+    for key in (prefix + name for name in module._parameters):
+        value = destination.get(key)
+        if isinstance(value, Detached):
+            destination[key] = value.away.home()
 
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
@@ -79,7 +120,7 @@ def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
-    made = nn.Parameter(values, requires_grad=False)
+    made = entry.like(values)
     for owner, key in entry.owners:
         owner._parameters[key] = made
     return made
@@ -92,7 +133,8 @@ class Homes:
         self._homes: dict[int, _Home] = {}
         self._buffers: list[_MovedBuffer] = []
         self._forwards: list[tuple[nn.Module, Guard, Any]] = []
-        self._refusing: list[tuple[nn.Module, str]] = []
+        self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
+        self._recurrent: list[nn.RNNBase] = []
 
     def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
         """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
@@ -110,7 +152,7 @@ class Homes:
         else:
             home.parameter.requires_grad_(False)
             home.parameter.data = values
-        home.fetch = fetch
+        home.fetch, home.address = fetch, home.parameter.data_ptr()
         return home.parameter
 
     def later(self, entry: Entry, fetch: Fetch) -> None:
@@ -152,15 +194,37 @@ class Homes:
     def refuse_changes(self, model: nn.Module) -> None:
         """Refuse what would change weights one after another, and stop at the first that moves."""
         for module, name in itertools.product(model.modules(), _CHANGES):
-            if name not in module.__dict__:
-                module.__dict__[name] = partial(_refuse_change, name)
-                self._refusing.append((module, name))
+            if "merge" not in name or _is_adapted(module):
+                self._exchange(module, name, partial(_refuse_change, name))
+
+    def leave_weights_apart(self, model: nn.Module) -> None:
+        """Let recurrent modules not join their weights for cuDNN.
+
+        That gives weights memory of their own instead of where they come and go: VRAM that no plan counts,
+        and addresses that a recorded pass would read when others have them. Without biases they have to: on
+        an H200, an LSTM without biases whose weights were apart gave other outputs (torch 2.11).
+        """
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase) and module.bias:
+                self._exchange(module, "flatten_parameters", _leave_apart)
+                self._recurrent.append(module)
+
+    def save_values(self, model: nn.Module) -> None:
+        """Let state dicts have the values of weights that move."""
+        for module in model.modules():
+            save = module._save_to_state_dict
+            self._exchange(module, "_save_to_state_dict", partial(_saved, module, save))
+
+    def _exchange(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+        if name not in module.__dict__:
+            module.__dict__[name] = method
+            self._methods.append((module, name))
 
     def unguard(self) -> None:
         """Give modules their own forwards back, and let weights be changed again."""
-        for model, name in self._refusing:
+        for model, name in self._methods:
             model.__dict__.pop(name, None)
-        self._refusing.clear()
+        self._methods.clear()
         for module, guard, before in reversed(self._forwards):
             if module.__dict__.get("forward") is not guard:
                 continue  # it has been exchanged since: it's the user's
@@ -175,12 +239,21 @@ class Homes:
         home = self._homes.get(id(entry))
         return home.parameter if home else entry.parameter
 
+    def wanted(self, entry: Entry, *, gradients: bool) -> None:
+        """Gradients of the parameter were asked for, or not, since the model was placed."""
+        self._homes[id(entry)].requires_grad = gradients
+
     def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
         """Copy the values to the host now, if they have left it."""
         home = self._homes.get(id(entry))
         if home is not None and home.fetch is not None and home.instead is None:
-            home.parameter.data = on_host(entry, values)
-            home.fetch = None
+            home.parameter.data, home.fetch = on_host(entry, values), None
+
+    def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
+        """A forward gave the parameter these values, by `.data =`: it keeps them."""
+        home = self._homes[id(entry)]
+        if home.instead is None:
+            home.parameter.data, home.fetch = values.cpu(), None
 
     def restore(self) -> None:
         """Bring all values back to the host.
@@ -198,5 +271,8 @@ class Homes:
             raise failed
         for buffer in reversed(self._buffers):
             buffer.back()
+        for module in self._recurrent:  # it noted those that calls had
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+        self._recurrent.clear()
         self._homes.clear()
         self._buffers.clear()

@@ -1,19 +1,26 @@
 """Blocks that compute on the host: what goes in comes to the host, what comes out goes back."""
 
+from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from types import CodeType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from probes.errors import PlacementError
+from probes.placement.runtime.blocks.functions import transform
 from probes.placement.runtime.blocks.lazy import refuse_copy
 
 _FRAMES: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _ASKED: Final[Callable[[], object]] = getattr(_FRAMES, "get_eval_frame_callback", bool)  # None: not compiled
+_COMPILES: Final[Callable[[], bool]] = torch.compiler.is_compiling
 
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what it has become
 
 _UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
 
@@ -47,7 +54,7 @@ class Guard:
 
 def is_compiled() -> bool:
     """Whether the calling frame is run or traced by `torch.compile` or `torch.export`."""
-    return torch.compiler.is_compiling() or bool(_ASKED())
+    return _COMPILES() or bool(_ASKED())
 
 
 def uncompiled(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,32 +79,6 @@ def _hide(function: Any) -> None:
 _hide(uncompiled)
 
 
-class OnHost(Guard):
-    """A forward that computes on the CPU, of a model whose other blocks compute elsewhere.
-
-    `advance` begins copies for the blocks that come next.
-    """
-
-    def __init__(
-        self, forward: Callable[..., Any], device: torch.device, advance: Callable[[], None]
-    ) -> None:
-        super().__init__(forward)
-        self._device, self._advance = device, advance
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
-
-        Those are begun before: nothing else would begin them while this thread computes.
-        """
-        if is_compiled():
-            return uncompiled(self, args, kwargs)
-        host = torch.device("cpu")
-        self._advance()
-        given, named = moved(args, host), moved(kwargs, host)
-        self._advance()  # what was read from disk meanwhile can be copied now
-        return moved(self.forward(*given, **named), self._device)
-
-
 class Inputs(Guard):
     """The forward of a whole model that computes in another dtype than its own: what goes in follows it."""
 
@@ -117,40 +98,152 @@ class Inputs(Guard):
         return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
 
 
-def moved(thing: Any, device: torch.device) -> Any:
-    """Every tensor in tuples, lists, mappings and dataclasses on the device; other things as they are."""
-    return exchanged(thing, lambda tensor: tensor.to(device))
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor itself, or a copy on the device whose changes torch counts: under inference mode, too."""
+    if tensor.device == device:
+        return tensor
+    if not torch.is_inference_mode_enabled() or transform() is not None:  # torch counts none in transforms
+        return tensor.to(device)
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.to(device)
 
 
-def exchanged(thing: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with every tensor in tuples, lists, mappings and dataclasses changed."""
+def to_host(device: torch.device) -> "Crossing":
+    """The way to host memory and back to the device."""
+    return Crossing(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
+
+
+class Crossing:
+    """What goes elsewhere for one call and comes back: `there` and `back` bring a tensor.
+
+    Each thing goes once, so one that is passed twice is one thing there, too. What the call writes into a
+    container or a tensor is written to the caller's.
+    """
+
+    def __init__(self, there: Change, back: Change) -> None:
+        self._there, self._back = there, back
+        self._gone: Seen = {}
+        self._before: list[tuple[Any, Any, Any]] = []  # those that may be changed, and how they were
+
+    def go(self, thing: Any) -> Any:
+        """The same elsewhere."""
+        known = len(self._gone)
+        found = exchanged(thing, self._there, self._gone)
+        gone = list(self._gone.values())[known:]
+        self._before += [(mine, there, _state(there)) for mine, there in gone if mine is not there]
+        return found
+
+    def come(self, output: Any) -> Any:
+        """The call's output here. What it wrote is written before; what was given to it is the caller's."""
+        known = self.write()
+        here = {
+            key: (there, self._back(mine) if isinstance(mine, torch.Tensor) else mine)
+            for key, (there, mine) in known.items()
+        }
+        return exchanged(output, self._back, here)
+
+    def write(self) -> Seen:
+        """Write what the call wrote. Returns what is there, with what it is here."""
+        known: Seen = {id(there): (there, mine) for mine, there, _ in self._before}
+        for mine, there, before in self._before:
+            if isinstance(there, torch.Tensor):
+                if _state(there) != before:
+                    with torch.no_grad(), torch.inference_mode(mine.is_inference()):
+                        mine.copy_(there)
+            elif _is_changeable(there):
+                now = _state(there)
+                if now != before:
+                    _put(mine, {key: exchanged(one, self._back, known) for key, one in _parts(there)})
+        return known
+
+
+def exchanged(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
+    """The same with every tensor in tuples, lists, mappings and dataclasses changed; itself where none is.
+
+    `seen`: what has been changed before, by identity, to which this adds. `within`: what can be changed is
+    changed as it is, not as a copy.
+    """
+    seen = {} if seen is None else seen
+    if id(thing) in seen:
+        return seen[id(thing)][1]
     if isinstance(thing, torch.Tensor):
-        return change(thing)
-    kind = type(thing)
-    if isinstance(thing, tuple | list):
-        parts = [exchanged(one, change) for one in thing]
-        return kind(*parts) if hasattr(thing, "_fields") else kind(parts)
-    if isinstance(thing, dict):
-        named = {key: exchanged(value, change) for key, value in thing.items()}
-        return kind(**named) if is_dataclass(thing) else kind(named)  # a dataclass: transformers' outputs
-    if is_dataclass(thing) and not isinstance(thing, type):
-        made = copy(thing)
-        for part in fields(thing):
-            object.__setattr__(made, part.name, exchanged(getattr(thing, part.name), change))
-        return made
-    return thing
+        made = change(thing)
+    else:
+        parts = _parts(thing)
+        new = {key: exchanged(part, change, seen, within=within) for key, part in parts}
+        if all(new[key] is part for key, part in parts):
+            return thing
+        made = _remade(thing, new, within=within)
+    seen[id(thing)] = (thing, made)
+    return made
 
 
 def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
     """Every tensor in tuples, lists, mappings and dataclasses."""
     if isinstance(thing, torch.Tensor):
         yield thing
-    elif isinstance(thing, tuple | list):
-        for one in thing:
-            yield from tensors_in(one)
-    elif isinstance(thing, Mapping):
-        for one in thing.values():
-            yield from tensors_in(one)
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        for part in fields(thing):
-            yield from tensors_in(getattr(thing, part.name))
+        return
+    for _, part in _parts(thing):
+        yield from tensors_in(part)
+
+
+def _parts(thing: Any) -> list[tuple[Any, Any]]:
+    """What a container holds, by key, index or field; nothing of other things."""
+    if isinstance(thing, Mapping):
+        return list(thing.items())
+    if isinstance(thing, PackedSequence):  # its batch sizes stay on the host, wherever it is used
+        return [(index, part) for index, part in enumerate(thing) if part is not thing.batch_sizes]
+    if isinstance(thing, tuple | list | deque | UserList):
+        return list(enumerate(thing))
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return [(one.name, getattr(thing, one.name)) for one in fields(thing) if hasattr(thing, one.name)]
+    return []
+
+
+def _is_changeable(thing: Any) -> bool:
+    return not isinstance(thing, tuple) and (not isinstance(thing, Mapping) or hasattr(thing, "__setitem__"))
+
+
+def _remade(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
+    """A container of the same kind, with these parts."""
+    kind = type(thing)
+    if isinstance(thing, tuple):
+        if isinstance(thing, PackedSequence):
+            return thing._replace(**{thing._fields[index]: part for index, part in parts.items()})
+        return kind(*parts.values()) if hasattr(thing, "_fields") else kind(parts.values())
+    if not _is_changeable(thing):
+        return kind(parts)
+    made = thing if within else copy(thing)
+    for key, part in parts.items():
+        _set(made, key, part)
+    return made
+
+
+def _put(container: Any, parts: dict[Any, Any]) -> None:
+    """Let it hold these parts and no others."""
+    if isinstance(container, Mapping):
+        for key in [key for key in container if key not in parts]:
+            del container[key]  # type: ignore[attr-defined]  # a changeable one
+    elif isinstance(container, list | deque | UserList):
+        container.clear()
+        container.extend(parts.values())
+        return
+    for key, part in parts.items():
+        _set(container, key, part)
+
+
+def _set(container: Any, key: Any, part: Any) -> None:
+    if isinstance(container, Mapping | list | deque | UserList):
+        container[key] = part  # type: ignore[index]  # a changeable one
+    else:
+        object.__setattr__(container, key, part)  # a frozen dataclass, too
+
+
+def _state(thing: Any) -> Any:
+    """What differs after a change: a tensor's version, a container's parts."""
+    if isinstance(thing, torch.Tensor):
+        try:
+            return thing._version
+        except RuntimeError:  # torch counts no changes of an inference tensor
+            return None
+    return [(key, id(part)) for key, part in _parts(thing)]

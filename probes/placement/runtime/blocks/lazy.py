@@ -1,17 +1,19 @@
 """A parameter without values: it knows its shape, dtype and device, and fetches values when they are read.
 
 A placed module's own forward finds its weights in place, because they are brought before its call. Whatever
-else reads a weight (another module's forward, `state_dict`, a debugger) meets this, and gets the right
-values, slowly.
+else reads a weight (another module's forward, a scripted function, a debugger) meets this, and gets the right
+values, slowly. It has no memory, so what asks for an address gets an error and never other numbers.
+
+To who only asks, it looks like any parameter that wants no gradients. torch's encoders, for example, choose
+another way where a weight has a `__torch_function__`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from probes.errors import PlacementError
 
@@ -19,93 +21,141 @@ Fetch = Callable[[], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
 Lookup = Callable[[torch.Tensor], torch.Tensor]
 
-_ATTRIBUTES = (
-    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "is_cuda"),
-    *(
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "itemsize",
-        "nbytes",
-        "is_cpu",
-        "is_mps",
-        "is_nested",
-        "is_xpu",
-    ),
-    *("is_mkldnn", "is_sparse_csr", "is_xla", "is_mtia", "is_vulkan", "names", "output_nr", "_version"),
+_HOST: Final = torch.device("cpu")
+_REMOVE: Final = "call remove() of the handle first"
+# torch before 2.3 gives address 0 instead of an error
+_HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
+    torch._C, "_set_throw_on_mutable_data_ptr", id
 )
-# what may be asked of a weight without its values
-_METADATA = {
-    torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.numel, torch.Tensor.nelement,
-    torch.Tensor.element_size, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
-    torch.Tensor.get_device, torch.Tensor.__len__, torch.Tensor.__hash__, torch.Tensor.is_signed,
-    torch.Tensor.is_inference, torch.Tensor.is_pinned,
-    torch.is_floating_point, torch.is_complex, torch.numel,
-    *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(torch.Tensor, name)),
-}  # fmt: skip
-# likewise, but a parameter without values would answer for its one element
-_LAYOUT = {torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset}
-# what would give an address of values that are gone by then
-_ADDRESSES = {"data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_"}
-_WRITES = {"__setitem__", "__set__", "backward"}
-_FIRST = (
-    "input",
-    "self",
-    "tensor",
-)  # what the tensor is called that a function changes (torch.nn.init: tensor)
-_REMOVE = "call remove() of the handle first"
 
 
 @dataclass(frozen=True)
 class Away:
     """Where the values of a lazy parameter are found.
 
-    `fetch` gives them on the parameter's device, `home` in host memory, `layout` on meta, with its strides.
-    `product(input, bias)` may compute a linear layer without them, or return None. `lookup(ids)` gives some
-    rows.
+    `outline` has its shape, strides and dtype, on meta. `fetch` gives its values on `device`, `home` in host
+    memory. `product(input, bias)` may compute a linear layer without them, or return None. `lookup(ids)`
+    gives some rows. `wants` notes whether gradients are wanted. `attributes`: those of the model's own
+    parameter, such as libraries give it.
     """
 
     label: str
+    outline: torch.Tensor
+    device: torch.device
     fetch: Fetch
     home: Fetch
-    layout: Fetch
+    wants: Callable[[bool], None]
+    attributes: dict[str, Any]
     product: Product | None = None
     lookup: Lookup | None = None
 
+    def values(self) -> torch.Tensor:
+        """Fetched as an ordinary tensor, like the lazy one: an inference tensor's views would not fit it."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self.fetch()
 
-class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types are checked
-    """A parameter without values. Takes one element of memory."""
+
+class Lazy(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types are checked
+    """A parameter without values and without memory."""
+
+    __slots__ = ("away",)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    _is_param = True  # so it is an instance of nn.Parameter
 
     away: Away
 
-    @staticmethod
-    def of(away: Away, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "Lazy":
-        """A parameter whose values are elsewhere."""
-        poison = torch.empty((), dtype=dtype, device=device).expand(shape)
-        made: Lazy = torch.Tensor._make_subclass(Lazy, poison, False)
+    @classmethod
+    def of(cls, away: Away) -> "Lazy":
+        """A tensor of this class whose values are elsewhere."""
+        with torch.inference_mode(False):
+            made: Lazy = torch.Tensor._make_wrapper_subclass(
+                cls,
+                away.outline.shape,
+                strides=away.outline.stride(),
+                dtype=away.outline.dtype,
+                device=away.device,
+                requires_grad=False,
+            )
+        _HAVE_NO_ADDRESS(made)
         made.away = away
+        made.__dict__ = away.attributes  # type: ignore[misc]  # a tensor has both this and slots
         return made
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    def __torch_dispatch__(
+        cls, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Metadata from here, everything else on fetched values."""
+        """Every operation, also those of scripts and transforms: on fetched values."""
         kwargs = kwargs or {}
-        if func in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if func in _LAYOUT:
-            return func(args[0].away.layout(), *args[1:], **kwargs)
-        if func in (F.linear, F.embedding) and type(args[0]) is not Lazy:
-            found = (_linear if func is F.linear else _embedding)(*args, **kwargs)
-            if found is not None:
-                return found
-        _refuse(func, args, kwargs)
-        if func is torch.Tensor.detach:  # state_dict's way to a tensor; a whole model wouldn't fit in VRAM
-            return args[0].away.home()
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*_values(args), **_values(kwargs))
+        if func is torch.ops.aten.detach.default:  # `.data`, too
+            return Detached.of(args[0].away)
+        for one in _changed(func, args, kwargs):
+            one.refuse_change(func.overloadpacket.__name__)
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _HOST:
+            return func(args[0].away.home(), **kwargs)  # several of them may not fit in VRAM
+        return func(*_values(args), **_values(kwargs))
+
+    def refuse_change(self, by: str) -> NoReturn:
+        """Refuse what would be lost."""
+        raise PlacementError(
+            f"{self.away.label} can't be changed (by {by}): the weights of a placed model are only read",
+            _REMOVE,
+        )
+
+    def _refuse_address(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise PlacementError(f"{self.away.label} has no address: its values are elsewhere", _REMOVE)
+
+    data_ptr = share_memory_ = _refuse_address
+    __dlpack__ = _refuse_address
+
+    @property
+    def data(self) -> torch.Tensor:
+        """As of any tensor; it can't be set."""
+        return self.detach()
+
+    @data.setter
+    def data(self, _values: torch.Tensor) -> None:
+        self.refuse_change("data")
+
+    @property
+    def grad(self) -> None:
+        """There are no gradients."""
+        return
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self.refuse_change("grad")
+
+    @property
+    def requires_grad(self) -> bool:
+        """Placed weights want none, whatever is asked: what is asked counts after `remove()`."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Lazy":
+        """Note it for `remove()`: no weight changes by it."""
+        self.away.wants(bool(requires_grad))
+        return self
+
+    def __setitem__(self, _where: Any, _values: Any) -> NoReturn:
+        """Refused: else a copy would be changed."""
+        self.refuse_change("[...] =")
+
+    def backward(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Refused."""
+        self.refuse_change("backward")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The values, which torch refuses to give of its subclasses."""
+        return self.away.values().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """Likewise."""
+        return self.away.values().tolist()
 
     def __repr__(self, **_: Any) -> str:
         return f"Lazy({self.away.label}, shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -117,60 +167,83 @@ class Lazy(nn.Parameter):  # type: ignore[misc]  # torch isn't there when types 
         refuse_copy()
 
 
+class Detached(Lazy):
+    """What `detach()` and `.data` give of one."""
+
+    __slots__ = ()
+    _is_param = False
+
+    def requires_grad_(self, requires_grad: bool = True) -> Lazy:
+        """Refused: gradients of it would be those of a tensor of its own."""
+        if requires_grad:
+            self.refuse_change("requires_grad_")
+        return self
+
+
+class Serving(Lazy):
+    """One that has products or rows without its values."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Linear layers and lookups from here, everything else as of any other."""
+        kwargs = kwargs or {}
+        found = None
+        if func is F.linear:
+            found = _linear(*args, **kwargs)
+        elif func is F.embedding:
+            found = _embedding(*args, **kwargs)
+        if found is not None:
+            return found
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
 def refuse_copy() -> NoReturn:
     """Refuse what would share buffers with the placed model."""
     raise PlacementError("a placed model can't be copied or pickled", _REMOVE)
 
 
-def _refuse(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse writes, which would be lost, and addresses, which would be of memory that is freed at once."""
-    name = getattr(func, "__name__", "")
-    for one in _lazies(kwargs.get("out")):
-        _refuse_change(one, name)
-    target = next(iter((*args[:1], *(kwargs[key] for key in _FIRST if key in kwargs))), None)
-    if name == "requires_grad_" and not _wants_gradients(args, kwargs):
-        return
-    for one in _lazies(target):
-        if name in _ADDRESSES:
-            raise PlacementError(f"{one.away.label} has no address: its values are elsewhere", _REMOVE)
-        if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
-            _refuse_change(one, name)
+def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Lazy]:
+    """The lazy parameters that an operation would write to."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from (one for one in _several(given) if isinstance(one, Lazy))
 
 
-def _refuse_change(target: Lazy, name: str) -> NoReturn:
-    raise PlacementError(
-        f"{target.away.label} can't be changed (by {name}): the weights of a placed model are only read",
-        _REMOVE,
-    )
-
-
-def _lazies(thing: Any) -> list[Lazy]:
-    """A parameter without values, or those in a list of tensors."""
-    return [one for one in (thing if isinstance(thing, list | tuple) else (thing,)) if type(one) is Lazy]
-
-
-def _wants_gradients(args: Any, kwargs: dict[str, Any]) -> bool:
-    return bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+def _several(given: Any) -> Any:
+    return given if isinstance(given, list | tuple) else (given,)
 
 
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor | None:
-    if type(weight) is not Lazy or weight.away.product is None:
+    if isinstance(input, Lazy) or not isinstance(weight, Serving) or weight.away.product is None:
         return None
     return weight.away.product(input, _values(bias))
 
 
-def _embedding(input: torch.Tensor, weight: Any, *_: Any, **options: Any) -> torch.Tensor | None:
-    """Rows alone; a largest norm would be applied to the table itself."""
-    if type(weight) is not Lazy or weight.away.lookup is None or options.get("max_norm") is not None:
+def _embedding(
+    input: torch.Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *more: Any,
+    **options: Any,
+) -> torch.Tensor | None:
+    """Rows alone; of the whole table where a largest norm is applied to it first."""
+    if not isinstance(weight, Serving) or weight.away.lookup is None:
         return None
-    return weight.away.lookup(input)
+    if max_norm is None:
+        return weight.away.lookup(input)
+    return F.embedding(_values(input), weight.away.values(), padding_idx, max_norm, *more, **options)
 
 
 def _values(thing: Any) -> Any:
-    if type(thing) is Lazy:
-        return thing.away.fetch()
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*map(_values, thing))
+    if isinstance(thing, Lazy):
+        return thing.away.values()
     if isinstance(thing, tuple | list):
         return type(thing)(map(_values, thing))
     if isinstance(thing, dict):

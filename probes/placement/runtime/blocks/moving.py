@@ -1,7 +1,7 @@
 """The parts of the runtime: buffers, moving blocks, and the exchange of a module's parameters."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from probes.errors import PlacementError
-from probes.placement.models.modules import Entry
+from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.forms import aligned
 from probes.placement.packing.grid import is_matrix
 from probes.placement.packing.packed import Packed
@@ -18,7 +18,7 @@ from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.blocks.blockstore import Item, Span, Stored, lay_out, memory_order
 from probes.placement.runtime.blocks.hostside import exchanged, tensors_in
 from probes.placement.runtime.blocks.lanes import Lanes, Mark
-from probes.placement.runtime.blocks.lazy import Away, Lazy
+from probes.placement.runtime.blocks.lazy import Lazy, Serving
 from probes.placement.runtime.blocks.wires import Held, Wire
 
 
@@ -72,6 +72,7 @@ class Place:
     entry: Entry
     present: nn.Parameter
     absent: nn.Parameter
+    address: int = 0  # of the values that are present
 
     def require_absent(self) -> None:
         """Raise PlacementError where something else has been put there."""
@@ -85,6 +86,12 @@ class Place:
         """Put the model's own parameter there, unless something else has been put there meanwhile."""
         if self._has(self.absent) or self._has(self.present):
             self.holder[self.key] = parameter
+
+    def written(self) -> torch.Tensor | None:
+        """What a forward has given the parameter instead of its values, by `.data =`."""
+        if isinstance(self.present, Lazy) or self.present.data_ptr() == self.address:
+            return None
+        return self.present.data
 
     def _has(self, parameter: nn.Parameter) -> bool:
         try:
@@ -166,6 +173,7 @@ class Moving:
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
+    wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
     staying: tuple[Place, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
     through: tuple[tuple[Piece, Buffer], ...] = ()  # its pieces that have slots, with them
@@ -183,16 +191,18 @@ class Moving:
         if type(output) is torch.Tensor:
             return output.clone() if self._holds(output) else output
         if any(map(self._holds, tensors_in(output))):
-            return exchanged(output, lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
+            own = partial(exchanged, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
+            return own(output, within=True)  # a list or mapping may be the caller's
         return output
 
     def _holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a part of its slots or scratch buffer."""
-        if type(tensor) is Lazy:
-            return False
         try:
             address = tensor.data_ptr()
-        except RuntimeError:  # sparse, or wrapped by a transformation: it was computed
+        except (
+            RuntimeError,
+            PlacementError,
+        ):  # sparse, or wrapped by a transformation; a weight that is away
             return False
         for begin, end in self.spans:  # noqa: SIM110  # a generator costs each call of a block as much again
             if begin <= address < end:
@@ -212,6 +222,11 @@ class Moving:
         self.unpacked, self.pieces, self.staying, self.through = Exchange(()), (), (), ()
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its weights are."""
+        return *self.unpacked.places, *self.staying
+
+    @property
     def slots(self) -> list[Buffer]:
         """What its pieces are copied to."""
         return [slot for _, slot in self.through]
@@ -221,11 +236,37 @@ class Moving:
         return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
 
 
+@dataclass(eq=False)
+class AtHome:
+    """A block that computes on the CPU. Outside its calls its weights are lazy ones of the device."""
+
+    block: Block
+    trainable: bool
+    exchange: Exchange = field(default_factory=lambda: Exchange(()))
+    depth: int = 0  # calls of it under way
+    wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its weights are."""
+        return self.exchange.places
+
+    def settle(self, lazies: dict[int, Lazy]) -> None:
+        """Put lazy parameters, by the identity of the entry, where the weights are."""
+        places = []
+        for entry in self.block.entries:
+            owner, name = entry.owners[0]
+            present, absent = owner._parameters[name], lazies[id(entry)]
+            places += [Place(holder, key, entry, present, absent) for holder, key in _holders(entry)]
+        self.exchange = Exchange(places)
+        for place in places:
+            place.holder[place.key] = place.absent
+
+
 def equip(
     one: Moving,
     slots: Sequence[Buffer],
     first: int,
-    lanes: Lanes,
     work: Arithmetic,
     *,
     fast: bool,
@@ -255,18 +296,19 @@ def equip(
             view = item.raw(source)  # it's there already
         else:
             view = unpacked[id(item.entry)].raw(one.scratch.memory)
-        present.append(nn.Parameter(view, requires_grad=False))
+        present.append(item.entry.like(view))
     places: list[Place] = []
     staying: list[Place] = []
     for item, parameter in zip(one.stored.items, present, strict=True):
         stays = item.form is None and not slots
         for holder, key in _holders(item.entry):
-            place = Place(holder, key, item.entry, parameter, lazies[id(item.entry)])
+            address = 0 if isinstance(parameter, Lazy) else parameter.data_ptr()
+            place = Place(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
             (staying if stays else places).append(place)
             holder[key] = parameter if stays else place.absent
     one.unpacked, one.staying = Exchange(places), tuple(staying)
     if fast and len(cut) == 1 and _multiplies(one, work):
-        one.products = Exchange(_products(one, source, lanes, work))
+        one.products = Exchange(_products(one, source, work))
 
 
 def _piece(
@@ -305,7 +347,7 @@ def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
     """Every container in which a module looks the parameter up."""
     for owner, key in entry.owners:
         yield owner._parameters, key
-        if isinstance(owner, nn.RNNBase):  # it computes with a list of its own
+        if isinstance(owner, nn.RNNBase) and key in owner._flat_weights_names:  # it computes with this list
             yield owner._flat_weights, owner._flat_weights_names.index(key)
 
 
@@ -328,21 +370,15 @@ def _multiplies(one: Moving, work: Arithmetic) -> bool:
     )
 
 
-def _products(one: Moving, source: torch.Tensor, lanes: Lanes, work: Arithmetic) -> list[Place]:
+def _products(one: Moving, source: torch.Tensor, work: Arithmetic) -> list[Place]:
     found: dict[int, nn.Parameter] = {}
     absent = {id(place.entry): place.absent for place in one.unpacked.places}
     for item in one.stored.items:
         if item.form is None:
-            found[id(item.entry)] = nn.Parameter(item.raw(source), requires_grad=False)
+            found[id(item.entry)] = item.entry.like(item.raw(source))
             continue
-        away = absent[id(item.entry)].away
         product = partial(_product, work, item.packed(source))
-        found[id(item.entry)] = Lazy.of(
-            Away(away.label, away.fetch, away.home, away.layout, product),
-            shape=item.entry.shape,
-            dtype=item.entry.dtype,
-            device=lanes.device,
-        )
+        found[id(item.entry)] = Serving.of(replace(absent[id(item.entry)].away, product=product))
     return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places]
 
 

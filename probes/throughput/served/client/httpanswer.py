@@ -14,16 +14,16 @@ class Garbled(ValueError):
 
 
 class AnswerReader:
-    """One answer. `feed` takes bytes until `done`; the body is counted, and kept where `keep_body` is set."""
+    """One answer. `feed` takes bytes until `done`; the body is counted, its first `keep_bytes` are kept."""
 
-    def __init__(self, *, keep_body: bool = False) -> None:
+    def __init__(self, *, keep_bytes: int = 0) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()
         self.body_bytes = 0
         self.done = False
         self.keep_alive = True
-        self._keep_body = keep_body
+        self._keep_bytes = keep_bytes
         self._rest = bytearray()
         self._left: int | None = None  # bytes of the body, or of a chunk; None: until the connection ends
         self._chunked = False
@@ -131,8 +131,8 @@ class AnswerReader:
             return False
         self.body_bytes += len(piece)
         self._check_size(self.body_bytes)
-        if self._keep_body:
-            self.body += piece
+        if len(self.body) < self._keep_bytes:
+            self.body += piece[: self._keep_bytes - len(self.body)]
         if self._left is None:
             self._rest = bytearray()
             return False

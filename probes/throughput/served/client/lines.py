@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probes.throughput.served.client.driving import GOOD, REFUSED, Reply
-from probes.throughput.served.client.httpanswer import AnswerReader, Garbled
+from probes.throughput.served.client.goodanswer import READ_BYTES, Wanted
+from probes.throughput.served.client.httpanswer import MOST_BODY_BYTES, AnswerReader, Garbled
 
 CONNECT_S = 3.0  # to find out which address of a name takes connections
 MOST_CONNECTIONS = 900  # `select` takes descriptors below 1,024
@@ -141,7 +142,10 @@ class _Line(asyncio.Protocol):
 
 
 class HttpCaller:
-    """Asks one server with prepared requests, by turns. `keep`: the connection is used again."""
+    """Asks one server with prepared requests, by turns. `keep`: the connection is used again.
+
+    `wanted`: what an answer must hold to count as one; None takes whatever has status 200.
+    """
 
     def __init__(
         self,
@@ -152,8 +156,10 @@ class HttpCaller:
         limit_s: float,
         keep: bool = True,
         secure: ssl.SSLContext | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._wanted = wanted
         self._requests = requests
         self._watch = watch
         self._limit_s = limit_s
@@ -163,12 +169,16 @@ class HttpCaller:
 
     async def ask(self, number: int) -> Reply:
         """Send a request and wait for its answer, at most `limit_s`."""
-        return (await self.fetch(self._requests[number % len(self._requests)], keep_body=False))[0]
+        request = self._requests[number % len(self._requests)]
+        reply, answer = await self.fetch(request, keep_bytes=READ_BYTES if self._wanted else 0)
+        if reply.outcome == GOOD and self._wanted and (why := self._wanted.outcome(answer)):
+            return reply._replace(outcome=why)
+        return reply
 
-    async def fetch(self, request: bytes, *, keep_body: bool = True) -> tuple[Reply, AnswerReader]:
-        """The same for any request, with the answer."""
+    async def fetch(self, request: bytes, *, keep_bytes: int = MOST_BODY_BYTES) -> tuple[Reply, AnswerReader]:
+        """The same for any request, with the answer, whose status alone is judged."""
         loop = asyncio.get_running_loop()
-        reader = AnswerReader(keep_body=keep_body)
+        reader = AnswerReader(keep_bytes=keep_bytes)
         sent = loop.time()
         try:
             async with asyncio.timeout(self._limit_s):

@@ -160,6 +160,17 @@ def _packed(datatype: str, values: Sequence[object]) -> bytes:
     return struct.pack(f"<{len(values)}{_ARRAYS[datatype]}", *values)
 
 
+def value_bytes(datatype: str) -> int | None:
+    """The size of one value in binary form; None for texts, and for a datatype that isn't known."""
+    known = {
+        "BOOL": 1,
+        "FP16": 2,
+        "BF16": 2,
+        **{name: struct.calcsize(f"<{c}") for name, c in _ARRAYS.items()},
+    }
+    return known.get(datatype)
+
+
 def request(body: Body, *, path: str, authority: str, keep: bool) -> bytes:
     """The whole HTTP request."""
     lines = [

@@ -162,8 +162,9 @@ def test_code_is_foreign_when_none_of_its_processors_serves_a_wanted_card() -> N
 
 def test_bytes_are_claimed_once_by_all_the_findings_that_want_them_gone() -> None:
     counter = ClaimCounter(parse_targets(["gfx906"]))
-    counter.add_code({"gfx906": 10, "gfx803": 200, "gfx1100": 3000}, ["doubled"])
-    counter.add_code({"gfx803": 7}, [])
+    counter.add(10, ["doubled"])
+    counter.add(3200, ["doubled", FOREIGN_CODE])
+    counter.add(7, [FOREIGN_CODE])
     counter.add(5, [])
     counter.add(0, ["doubled"])
     assert counter.claims == {("doubled",): 10, ("doubled", FOREIGN_CODE): 3200, (FOREIGN_CODE,): 7}

@@ -4,10 +4,11 @@ import json
 
 import pytest
 from image_maker import Image, archive, chunks, containerd_nested, file, tar
-from planted import FORMS, PASSWORD, Planted, planted
+from planted import FORMS, PASSWORD, Planted, made_up, planted
 
 from buildtool.audit.audit import audit_image
-from buildtool.audit.inspect.secrets import kinds_in_file, kinds_in_text, redacted
+from buildtool.audit.inspect.secrets import kinds_in_file, kinds_in_text, redacted, values_in_file
+from buildtool.audit.report.html import render_html
 from buildtool.audit.report.render import render_markdown, render_table
 from buildtool.audit.report.schema import AuditReport, to_json
 
@@ -106,3 +107,54 @@ def test_code_of_libraries_is_not_read_but_their_netrc_is() -> None:
 def test_every_credential_in_a_text_is_redacted_once() -> None:
     text = f"RUN X_TOKEN={FORMS['github']} curl -u bob:{PASSWORD} https://b:{PASSWORD}@h"
     assert redacted(text) == "RUN X_TOKEN=[redacted] curl -u bob:[redacted] https://b:[redacted]@h"
+
+
+NETRC = f"machine host login bob password {PASSWORD}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f'RUN /bin/sh -c echo "{NETRC}" > /root/.netrc # buildkit',
+        f"RUN /bin/sh -c printf 'machine host\\nlogin bob\\npassword {PASSWORD}\\n' > /root/.netrc",
+        f"RUN /bin/sh -c make-netrc bob {PASSWORD}",
+    ],
+)
+def test_a_credential_of_a_file_is_not_repeated_by_the_command_that_wrote_it(command: str) -> None:
+    """Of whatever form the command is: the file's content shows what has to be hidden everywhere."""
+    image = Image([tar(file("root/.netrc", f"{NETRC}\n".encode()))], labels={"made by": command})
+    image.history = [{"created_by": command}]
+    report = audit_image(image.ref, engine=FakeEngine(image))
+    for text in (to_json(report), render_table(report), render_markdown(report), render_html(report)):
+        assert PASSWORD not in text
+        assert "RUN /bin/sh -c" in text or text == render_markdown(report)
+
+
+def test_a_credential_in_a_command_that_writes_a_netrc_is_found_without_the_file() -> None:
+    text = f'RUN echo "{NETRC}" > .netrc && git clone https://host/x && rm .netrc'
+    assert kinds_in_text(text) == ("password in .netrc",)
+    assert redacted(text) == text.replace(PASSWORD, "[redacted]")
+    assert kinds_in_text("RUN add machine; then login, and set the password for it") == ()
+
+
+def test_credentials_found_anywhere_are_hidden_everywhere() -> None:
+    word, rest = made_up("seen in ENV", 20), made_up("in provenance", 20)
+    image = Image([tar(file("x"))], env=[f"DB_PASSWORD={word}"], labels={"a": f"<{word}>", "b": f"<{rest}>"})
+    image.history = [{"created_by": f"RUN connect {word} {rest}"}]
+    image.provenance = {"args": {"API_TOKEN": rest}}
+    text = to_json(audit_image(image.ref, engine=FakeEngine(image)))
+    assert word not in text
+    assert rest not in text
+
+
+def test_commands_are_hidden_whole_where_more_credentials_are_known_than_can_be_searched_for() -> None:
+    known = frozenset(made_up(str(seed), 8).encode() for seed in range(501))
+    assert redacted("RUN make", known) == "[redacted]"
+    assert redacted("", known) == ""
+    assert redacted("RUN make", frozenset(sorted(known)[:500])) == "RUN make"
+
+
+def test_a_known_credential_that_cuts_through_a_character_is_no_traceback() -> None:
+    assert values_in_file(b"root", b".netrc", b"password \xa9\xc3\xa9\xc3 password abc\xc3\xa9") == {
+        "abcé".encode()
+    }

@@ -91,6 +91,7 @@ def test_symbols_in_libraries_are_a_finding_with_the_directories_to_strip() -> N
     listed = " ".join(f"/p{n}" for n in range(20))
     assert finding.remedy.startswith(f"RUN find {listed} -maxdepth 1 -type f ")
     assert "\n# and 10 more directories" in finding.remedy
+    assert "never after weir prune;" in finding.remedy  # not by the program's old name
     alone = only(replace(NOTHING, strippable=tally(MIB))).remedy
     assert all(line.startswith("#") for line in alone.split("\n")[2:])
     assert "more directories" not in only(replace(NOTHING, strippable=tally(MIB, PLACES[:20]))).remedy

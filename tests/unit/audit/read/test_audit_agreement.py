@@ -1,5 +1,6 @@
 """Manifests, lists and configs that must agree on an image, and what is refused where they don't."""
 
+import json
 from pathlib import Path
 
 import image_maker as make
@@ -52,6 +53,33 @@ def test_a_count_of_layers_that_differs_is_reported_with_both() -> None:
     with pytest.raises(MalformedDocument, match="1 layers, the config 2") as told:
         read(legacy | {"manifest.json": make.dump([row])})
     assert told.value.place == row["Config"]
+
+
+def test_a_config_that_lists_no_layers_is_described_with_a_note() -> None:
+    image = Image(LAYERS[:1])
+    config = make.dump({"architecture": "amd64", "os": "linux"})
+    manifest = make.manifest_of(config, make.descriptor(image.blobs()[0]))
+    layout = make.oci_layout(image) | make.stored(config, manifest)
+    layout |= {"index.json": make.pointing_to(manifest)}
+    row = {"Config": make.blob_path(config), "Layers": [make.blob_path(image.blobs()[0])]}
+    saved = make.stored(config, image.blobs()[0]) | {"manifest.json": make.dump([row])}
+    for members in (layout, saved):
+        contents = read(members)
+        assert [layer.diff_id for layer in contents.layers] == [make.sha(LAYERS[0])]
+        assert contents.layers[0].unpacked_bytes
+        assert [note for note in contents.notes if "the config lists no layers" in note]
+
+
+def test_names_of_manifest_json_may_be_in_another_case_as_old_jib_wrote_them() -> None:
+    image = Image(LAYERS)
+    legacy = make.docker_legacy(image)
+    [row] = json.loads(legacy["manifest.json"])
+    jib = {"config": row["Config"], "repoTags": row["RepoTags"], "layers": row["Layers"]}
+    contents = read(legacy | {"manifest.json": make.dump([jib])})
+    assert len(contents.layers) == len(LAYERS)
+    assert "manifest.json spells `Config` as 'config'" in contents.notes
+    with pytest.raises(MalformedDocument, match="spelled in two ways"):
+        read(legacy | {"manifest.json": make.dump([{**row, "layers": row["Layers"][:1]}])})
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,20 @@ def test_hard_links_cross_layers_and_chain() -> None:
     assert result.dangling == ()
 
 
+def test_a_hard_link_to_what_the_layer_has_removed_before_is_another_whiteout() -> None:
+    """On overlayfs, where the target's place holds a device that stands for nothing (tried in containerd)."""
+    below = (file("f", b"22"), file("g", b"333"), file("n", b"1"))
+    for upper in (
+        (file(".wh.f"), hardlink("g", "f")),
+        (file(".wh.f"), hardlink("k", "./f"), hardlink("g", "k")),
+    ):
+        result = merged(below, upper)
+        assert shown(result) == {"n": 1}
+        assert visible(result) == {"n"}
+        assert result.dangling == ()
+    assert shown(merged(below, (file(".wh.f"), file("f", b"4444"), hardlink("g", "f")))) == {"f": 4, "n": 1}
+
+
 def test_hard_links_to_nothing_are_counted() -> None:
     assert len(merged((hardlink("b", "../../etc/passwd"),)).dangling) == 1
 

@@ -11,6 +11,8 @@ import image_maker as make
 import jsonschema
 import pytest
 from cmarkgfm.cmark import Options
+from gpucode.cutting import cuda
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from image_maker import Image, file, folder, hardlink, symlink, tar
 
 from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
@@ -29,7 +31,9 @@ from buildtool.audit.report.schema import AuditReport
 from buildtool.commands import audit as command
 from buildtool.errors import ConfigError, DataError
 from buildtool.gpucode.errors import BadTarget
+from buildtool.gpucode.target import parse_targets
 from buildtool.model import Budget
+from buildtool.prune.trees import prune_tree
 from probes.shared.quoting import terminal
 
 ROOT = Path(__file__).parents[4]
@@ -263,6 +267,43 @@ def test_a_card_without_code_is_an_error_and_no_prune_is_advised_that_would_be_r
     assert finding.remedy.startswith("weir doctor --card gfx803\n")
     assert "no-code-for-target" not in ids(audited(KERNELS, targets=("gfx1100", "sm_90")))
     assert "no-code-for-target" not in ids(audited(BASE, targets=("gfx803",)))
+
+
+def test_no_card_is_said_to_have_no_code_where_code_may_be_in_sections_that_are_not_read() -> None:
+    """cuDNN, cuFFT and TensorFlow keep code elsewhere: "[error] nothing here computes" was said of them."""
+    kernels = cuda([nv_fatbin([(2, 80, 90_000)])])
+    hiding = "usr/lib/libcufft.so.11", "app/tensorflow/libtensorflow_framework.so.2"
+    image = tar(file("usr/lib/libnccl.so", kernels), *(file(name, kernels) for name in hiding))
+    report = audited(image, targets=("sm_90",))
+    finding = found(report, "no-code-for-target")
+    assert finding.severity is Severity.WARNING
+    assert finding.title.startswith("no GPU code for sm_90 was found, only for sm_80; not read: ")
+    assert "2 libraries may hold outside .hip_fatbin, .nv_fatbin, " in finding.title
+    assert set(finding.paths) == set(hiding)
+    [note] = [note for note in report.notes if note.startswith("GPU code was looked for in .hip_fatbin")]
+    assert "and 1 more library may hold some" in note
+    sure = audited(tar(file("usr/lib/libnccl.so", kernels)), targets=("sm_90",))
+    assert found(sure, "no-code-for-target").severity is Severity.ERROR
+    assert "nothing here computes" not in found(sure, "no-code-for-target").title
+
+
+@pytest.mark.parametrize(
+    ("align", "targets", "advised"),
+    [(4096, ["gfx906", "gfx803"], True), (1 << 21, ["gfx906", "gfx803"], False), (4096, ["gfx803"], False)],
+)
+def test_a_prune_is_advised_only_of_libraries_that_it_would_change(
+    align: int, targets: list[str], *, advised: bool, tmp_path: Path
+) -> None:
+    """jax's `_prng.so` has segments on borders of 2 MiB and less code than that: it was advised for ever."""
+    library = make_library(Spec(bundles(targets, n_bytes=30_000), align=align)).data
+    other = file("opt/k_gfx906.co", b"1" * 9)  # so that the image has code for the card
+    ids_of = ids(audited(tar(file("jax/_prng.so", library), other), targets=("gfx906",)))
+    assert ("foreign-gfx-in-libraries" in ids_of) is advised
+    place = tmp_path / "tree/_prng.so"
+    place.parent.mkdir()
+    place.write_bytes(library)
+    (place.parent / "k_gfx906.co").write_bytes(b"1" * 9)
+    assert prune_tree(place.parent, parse_targets("gfx906")).changed is advised
 
 
 def test_targets_of_the_command_line_come_before_the_label() -> None:

@@ -1,5 +1,7 @@
 """The search for the largest size finds it exactly, in few tries, and reports what contradicts it."""
 
+import random
+
 import pytest
 
 from probes.fit.measured.bracket import Hint, Tried, search, summary
@@ -25,8 +27,9 @@ def tried(edge: int, hint: Hint, *, peaks: bool = True, most: int = 10**6) -> tu
 def test_the_largest_is_exact_whatever_the_guess_is(edge: int, guess: int | None, peaks: bool) -> None:
     found, asked = tried(edge, Hint(guess, RISE if guess and peaks else None), peaks=peaks)
     assert (found.fits, found.exact, found.contradictions) == (edge, True, ())
-    assert len(asked) == len(set(asked)), "no size costs two processes"
-    assert len(asked) <= 26
+    twice = {size for size in asked if asked.count(size) > 1}
+    assert twice <= {edge, edge + 1}, "no other size costs two processes"
+    assert len(asked) <= 34
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.8, 0.95, 1.0, 1.05, 1.2, 2.0, 5.0])
@@ -35,19 +38,51 @@ def test_a_wrong_guess_costs_at_most_three_failing_trials_before_one_that_fits(w
     assert found.fits == 40
     failing = next(number for number, size in enumerate(asked) if size <= 40)
     assert failing <= 3
-    assert len(asked) <= 7
+    assert len(asked) <= 11
 
 
-def test_a_right_guess_takes_three_tries() -> None:
+def test_a_right_guess_takes_three_tries_and_each_side_of_the_edge_is_tried_twice_more() -> None:
     found, asked = tried(40, Hint(40, RISE))
     assert found.fits == 40
-    assert asked == [40, 41, 50]
+    assert asked == [40, 41, 50, 40, 41, 40, 41]
+
+
+@pytest.mark.parametrize("guess", [10, 11, 12, 13])
+def test_an_edge_that_moves_between_trials_is_not_called_exact(guess: int) -> None:
+    """Of one question, 11 and 12 were both called exact. Here chance decides for each trial."""
+    draw = random.Random(guess)
+    found = [
+        search(lambda n: Tried(n <= draw.choice((11, 12))), Hint(guess), "batch", most=10**6, budget=1)
+        for _ in range(200)
+    ]
+    moved = [one for one in found if not one.exact]
+    assert len(moved) >= 130
+    assert {(one.fits, one.top) for one in moved} == {(11, 12)}
+    assert all(one.ended for one in found)
+
+
+def test_where_a_size_below_the_largest_fails_the_answer_lies_below_it_and_says_by_how_much() -> None:
+    """Brute force refused 924 where the search had said 927."""
+    found = search(lambda n: Tried(n <= 927 and n != 924), Hint(900, 1), "tokens", most=10**6, budget=1)
+    assert (found.fits, found.fails, found.top, found.exact) == (923, 924, 927, False)
+    assert (924, 927) in found.contradictions
+
+
+def test_trials_that_never_agree_end_the_search() -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> Tried:
+        asked.append(size)
+        return Tried(len(asked) % 2 == 0)
+
+    assert not search(fits, Hint(1000), "tokens", most=10**6, budget=1).exact
+    assert len(asked) < 60
 
 
 def test_without_a_guess_two_small_trials_say_where_the_limit_is() -> None:
     found, asked = tried(900, Hint())
     assert found.fits == 900
-    assert asked == [1, 2, 900, 901, 1125]
+    assert asked == [1, 2, 900, 901, 1125, 900, 901, 900, 901, 899, 897, 886]
 
 
 def test_a_phase_that_is_the_highest_only_in_small_sizes_does_not_mislead_the_search() -> None:
@@ -59,7 +94,7 @@ def test_a_phase_that_is_the_highest_only_in_small_sizes_does_not_mislead_the_se
         return Tried(max(phases) <= 1000, phases if max(phases) <= 1000 else ())
 
     assert search(fits, Hint(), "batch", most=10**6, budget=1000).fits == 100
-    assert asked == [1, 2, 100, 101, 125]
+    assert asked[:5] == [1, 2, 100, 101, 125]
 
 
 def test_a_step_that_takes_more_than_the_line_says_is_still_found() -> None:
@@ -71,7 +106,7 @@ def test_a_step_that_takes_more_than_the_line_says_is_still_found() -> None:
         return Tried(taken <= 500_000, (taken,) if taken <= 500_000 else ())
 
     assert search(fits, Hint(), "tokens", most=10**6, budget=500_000).fits == 100
-    assert len(asked) <= 14
+    assert len(asked) <= 21
 
 
 def test_a_size_that_fits_above_one_that_fails_is_reported() -> None:
@@ -87,5 +122,5 @@ def test_without_an_answer_the_bounds_found_so_far_are_kept() -> None:
 
 
 def test_no_answer_at_all_is_not_a_size() -> None:
-    assert summary({}, "batch", most=10).fits == 0
-    assert not summary({}, "batch", most=10).exact
+    assert summary([], "batch", most=10).fits == 0
+    assert not summary([], "batch", most=10).exact

@@ -57,6 +57,17 @@ def test_what_does_not_fit_exits_1_and_names_the_smallest_budget(capsys: pytest.
     assert ": fits into" in capsys.readouterr().out
 
 
+def test_the_bars_are_as_long_as_what_they_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
+    run("qwen2.5-0.5b", "--machine", "wx4100", "--tokens", "512", "--task", "training")
+    lines = re.findall(r"^.*? ([\d.]+) (MiB|GiB) +(#+)$", capsys.readouterr().out, re.MULTILINE)
+    sizes = [float(number) * (1024 if unit == "GiB" else 1) for number, unit, _ in lines]
+    assert len(sizes) >= 3
+    longest = max(len(bar) for _, _, bar in lines)
+    assert longest > 10
+    for size, (_, _, bar) in zip(sizes, lines, strict=True):
+        assert len(bar) == pytest.approx(longest * size / max(sizes), abs=1)
+
+
 def test_predicted_and_measured_never_share_an_unlabelled_column(capsys: pytest.CaptureFixture[str]) -> None:
     run("qwen2.5-0.5b", "--machine", "mi50")
     shown = capsys.readouterr().out
@@ -106,6 +117,15 @@ def _report() -> FitReport:
         ("--tokens", "nan"),
         ("--budget", "-1"),
         ("--machine", "no-such-card"),
+        ("--budget", "900GiB", "--machine", "wx4100"),
+        ("--optimizer", "sgd"),
+        ("--optimizer", "adamw"),
+        ("--accumulate", "4"),
+        ("--axis", "tokens"),
+        ("--limit", "60"),
+        ("--cap", "process"),
+        ("--measure", "gpu", "--budget", "1GiB", "--cap", "process"),
+        ("--measure", "cpu", "--budget", "1GiB", "--machine", "mi50"),
         ("--json", "fit.json", "--picture", "fit.json"),
     ],
 )
@@ -115,6 +135,31 @@ def test_what_makes_no_sense_is_a_usage_error(words: tuple[str, ...]) -> None:
     except SystemExit as stopped:  # argparse's own
         code = int(str(stopped.code))
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--optimizer", "sgd"), "add --task training"),
+        (("--accumulate", "2"), "add --task training"),
+        (("--limit", "60"), "--measure cpu --budget SIZE"),
+        (("--measure", "cpu", "--budget", "1GiB", "--machine", "mi50"), "leave it out"),
+        (("--budget", "900GiB", "--machine", "wx4100"), "give --budget 4GiB or less"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_says_what_it_needs(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("qwen2.5-0.5b", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_the_context_takes_from_a_budget_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("qwen2.5-0.5b", "--machine", "wx4100", "--tokens", "64", "--budget")
+    assert run(*words, "4GiB") == 0
+    assert "the card has 3.71 GiB, less than the budget" in capsys.readouterr().out
+    assert run(*words, "3GiB") == 0
+    assert "less than the budget" not in capsys.readouterr().out
 
 
 def test_a_budget_that_the_host_cannot_spare_is_refused_before_anything_is_tried(tmp_path: Path) -> None:
@@ -494,3 +539,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
     for place in (tmp_path, kept / "page.html"):
         assert cli.main(["html", str(kept), "--out", str(place)]) == 5
         assert f"can't write {place}" in capsys.readouterr().err
+
+
+def test_nobody_is_refused_tokens_that_nobody_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bert-base", "--budget", "4GiB") == 0
+    assert "batch 1 x 512 tokens" in capsys.readouterr().out
+    assert run("bert-base", "--budget", "4GiB", "--tokens", "1024") == 2

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,17 @@ def test_what_processes_did_since_the_last_reading_is_theirs_alone() -> None:
     assert card.uses(1_000) == (nvmlcard.ProcessUse(8, 2_000, 40, 5),)
     idle = nvmlcard.NvmlCard(nvml.Nvml(OfProcesses(nvmlcard.NOT_FOUND)), "x")  # type: ignore[arg-type]
     assert idle.uses(0) == ()
+
+
+def test_the_other_side_of_a_run_in_turns_is_no_foreign_load(tmp_path: Path) -> None:
+    """Of its own process it may use any number of processors, whose time counts as this side's."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "proc/77").mkdir(parents=True)
+    stat = tmp_path / "proc/77/stat"
+    stat.write_text(f"77 (a (b) c) S {'0 ' * 10}{300 * ticks} {100 * ticks} 0 0\n")
+    alone, beside = (
+        bystanders.Bystanders(FakeBench(), tmp_path, "0000:03:00.0", beside=pid).look() for pid in (0, 77)
+    )
+    assert beside.own_cpu_s - alone.own_cpu_s == pytest.approx(400, abs=5)
+    assert isinstance(beside.foreign_vram_bytes, Unknown)
+    assert isinstance(alone.foreign_vram_bytes, int)

@@ -128,8 +128,8 @@ def test_what_is_planned_is_what_is_run(has_gpu: bool) -> None:
     [
         # at 400 GB/s in VRAM and 20 GB/s over the link, and 0.05 s around each row
         (QUICK, "vram_read 268435456", 50 * 0.00067109 + 0.06 / 4),
-        (QUICK, "h2d_pinned 268435456", 0.1 + 2 * 0.0134218),
-        (QUICK, "h2d_pageable 16777216", 0.1),
+        (QUICK, "h2d_pinned 268435456", 0.067109 + 2 * 0.0134218),
+        (QUICK, "h2d_pageable 16777216", 0.05),
         (FULL, "vram_copy 1073741824", 2 * 50 * 0.00268435),
         (FULL, "h2d_pinned 1073741824", 0.6 + 0.6 / 4),
         (FULL, "h2d_pinned 4096", 0.2 + 50 * 4096 / 20e9),
@@ -214,8 +214,8 @@ def test_effort_is_that_of_the_mode_and_spread_over_time_where_bytes_cross_the_l
     assert effort(FULL, "h2h_copy", has_gpu=False) == sampling.FULL
     spread = {name: (effort(QUICK, name).spread_s, effort(FULL, name).spread_s) for name in GPU}
     inside = dict.fromkeys(("vram_read", "vram_reread", "vram_write", "vram_copy"), (0.0, 0.0))
-    pageable = dict.fromkeys(("h2d_pageable", "d2h_pageable"), (0.1, 0.4))
-    assert spread == dict.fromkeys(GPU, (0.1, 0.2)) | inside | pageable
+    pageable = dict.fromkeys(("h2d_pageable", "d2h_pageable"), (0.05, 0.4))
+    assert spread == dict.fromkeys(GPU, (0.05, 0.2)) | inside | pageable
 
 
 def test_places_are_aligned_to_words_and_spread_over_the_whole_buffer() -> None:

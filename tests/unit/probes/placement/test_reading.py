@@ -206,16 +206,18 @@ def test_a_config_without_a_dtype_says_what_was_assumed(tmp_path: Path) -> None:
 def test_a_value_of_another_kind_is_refused_and_not_guessed(
     tmp_path: Path, field: str, value: Any, said: str
 ) -> None:
-    with pytest.raises(CheckpointUnreadable, match=said):
+    with pytest.raises(CheckpointUnreadable, match=said) as refused:
         describe(config(tmp_path, {**LLAMA, field: value}))
+    assert refused.value.hint, "what to do about it"
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "llama", "hidden_size": NaN}', '{"a": 1, "a": 2}'])
 def test_a_config_that_only_python_takes_for_json_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(CheckpointUnreadable, match="is not JSON"):
+    with pytest.raises(CheckpointUnreadable, match="is not JSON") as refused:
         describe(str(path))
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])

@@ -1,6 +1,7 @@
 """Plans over several cards: every block is on one card, in order; a pass waits for all of them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -9,6 +10,7 @@ from probes.cli import main
 from probes.errors import Exit, PlanImpossible, UsageError
 from probes.placement.models.reading import describe
 from probes.placement.planner.cards.severalcards import MadeCards, make_cards
+from probes.placement.planner.costs.constants import Constants
 from probes.placement.planner.planning import make
 from probes.placement.planner.profiles import profile
 from probes.placement.showing.planfile import cards_schema
@@ -116,3 +118,43 @@ def test_a_row_between_cards_is_as_wide_as_the_layers_where_weights_are_stored_i
         objective="exact",
     ).plan
     assert plan.hand_over_bytes == 1600 * (4 if plan.cards[0].compute_dtype == "float32" else 2)
+
+
+def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -> None:
+    """With all blocks resident a pass over two cards is one card's, and the rows in between."""
+
+    def seconds(cards: int, tokens: int, machine: Constants) -> float:
+        return make_cards(
+            describe("bert-base"),
+            machine,
+            cards=cards,
+            vram=40 * GIB,
+            host=None,
+            workload=Workload(1, tokens, 0),
+            objective="fast",
+        ).plan.time.middle_s
+
+    quick = replace(profile("rtx4090"), link_rate=1e15)
+    slow = replace(quick, link_rate=1e6)
+    moved = 512 * 768 * 4  # a row of BERT in float32
+    assert seconds(1, 512, slow) == pytest.approx(seconds(1, 512, quick))
+    crossed = seconds(2, 512, slow) - seconds(2, 512, quick)
+    assert crossed == pytest.approx(2 * moved / 1e6, rel=1e-6)
+    assert seconds(2, 512, quick) > seconds(1, 512, quick) + 2 * quick.link_alpha_s
+
+
+def test_all_blocks_of_all_cards_are_in_one_picture_in_their_order() -> None:
+    both = make_cards(
+        describe("bert-base"),
+        profile("rtx4090"),
+        cards=3,
+        vram=GIB,
+        host=None,
+        workload=Workload(1, 16, 0),
+        objective="fast",
+    )
+    joined = both.joined
+    assert (joined.model, joined.machine) == (describe("bert-base").name, f"3 x {both.plan.cards[0].machine}")
+    assert [block.name for block in joined.blocks] == [block.name for block in describe("bert-base").blocks]
+    assert joined.time == both.plan.time
+    assert both.timeline.seconds == both.plan.time.middle_s

@@ -159,3 +159,12 @@ def test_a_block_has_the_same_slot_in_every_pass() -> None:
     copies = sorted(s.begin_s for s in simulate(blocks, Rings(slots=2)).spans if s.lane == "copy")
     assert copies[0] >= 0.0
     assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS, rel=0.01)
+
+
+def test_copies_wait_while_the_cpu_reads_the_same_memory() -> None:
+    """A block on the CPU takes its share of the host's memory from the copies beside it."""
+    streamed = [Option("streamed", compute_s=MS / 10, copy_s=MS, slot_bytes=1)] * 10
+    alone = Option("cpu", cpu_s=MS / 10)
+    beside = replace(alone, shared_s=4 * MS)
+    quiet = simulate([*streamed, alone], Rings(slots=2)).seconds
+    assert simulate([*streamed, beside], Rings(slots=2)).seconds == pytest.approx(quiet + 4 * MS, rel=0.05)

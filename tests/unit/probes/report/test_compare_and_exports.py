@@ -135,6 +135,18 @@ def test_a_pass_has_the_wall_clock_time_and_the_devices_beside_it_named() -> Non
     assert found["weir_scenario_pass_device_seconds"][labels] == pytest.approx(3.3e-3, rel=0.01)
 
 
+def test_a_full_report_gives_every_metric_that_is_described() -> None:
+    found = parse_exposition(exposition(make.full_report()))
+    rounds = parse_exposition(exposition(make.three_rounds()))
+    assert set(HELP) - set(found) - set(rounds) == {"weir_spill_first_read_seconds"}  # in no made report
+    gpu = make.GPU
+    labels = f'index="0",gpu="{gpu.name}"'
+    assert found["weir_gpu_vram_total_bytes"] == {labels: gpu.vram_total_bytes}
+    assert found["weir_gpu_vram_free_bytes"] == {labels: gpu.vram_free_bytes}
+    assert set(found["weir_probe_outcome_info"].values()) == {1}
+    assert set(found["weir_scenario_pass_samples"]) == set(found["weir_scenario_pass_seconds"])
+
+
 def test_names_of_metrics_end_in_what_they_count() -> None:
     ends = (
         "_bytes",

@@ -14,9 +14,21 @@ from functools import cache
 import made_reports as make
 import pytest
 
-from probes.records.schema import Measurement, Noise, ProbeReport, ProbeRun, Reads, Unknown
+from probes.records.schema import Measurement, Noise, Pass, ProbeReport, ProbeRun, Reads, Unknown
+from probes.records.stats import pairs_scatter
 from probes.report.compare import compare
-from probes.report.ratio import Ratio, Scatter, scatter, shared_by_kind, speed_ratio, typical
+from probes.report.ratio import (
+    Ratio,
+    Scatter,
+    pair_scatter,
+    paired_ratio,
+    scatter,
+    shared_by_kind,
+    speed_ratio,
+    typical,
+)
+from probes.run.further import MOST
+from probes.run.session import PAIRS
 
 pytestmark = pytest.mark.thorough
 
@@ -74,6 +86,71 @@ def test_two_runs_of_one_machine_differ_in_no_more_than_two_percent_of_rows() ->
 
 def test_a_slowdown_of_five_percent_is_found_in_95_percent_of_rows_of_1_mib_or_more() -> None:
     shares = [statistics.mean(called(seed, 1.05)[1]) for seed in range(12)]
+    assert statistics.mean(shares) >= 0.95
+
+
+# In turns. A machine's own pace drifts (a neighbour on the host, a link's slow spell, clocks): it is the same
+# for both sides of a pair, which take turns after a tenth of a second at most. What a process keeps to itself
+# (where its buffers are) isn't. How much of the recorded scatter is which isn't recorded: OWN is a guess, to
+# be held by a card.
+OWN = 0.25
+GROUPS, GROUP = 5, 10
+
+
+def pace(draw: random.Random, spread: float) -> list[float]:
+    """The machine's pace in each of a pair's turns: spells of a few turns, and of a whole pair."""
+    whole, spells = draw.gauss(0, spread), [draw.gauss(0, spread)]
+    for _ in range(GROUPS - 1):
+        spells.append(spells[-1] if draw.random() < 0.6 else draw.gauss(0, spread))
+    return [math.exp((whole + spell) / math.sqrt(2)) for spell in spells]
+
+
+def pair(draw: random.Random, spread: float, own: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """A process of each side, which took turns."""
+    machine = pace(draw, spread)
+
+    def side() -> tuple[float, ...]:
+        mine = math.exp(draw.gauss(0, own)) * (1 + (draw.uniform(0.02, 0.17) if draw.random() < OFF else 0))
+        return tuple(mine * m * draw.gauss(1, 0.01) for m in machine for _ in range(GROUP))
+
+    return side(), side()
+
+
+# the passes of RECORDED are those of an `mlp` alone; those that wait for Python scatter far more
+WITH_PASSES = (*RECORDED, ("passes of models", 24, True, 0.08))
+
+
+def in_turns(seed: int, own_share: float, slowdown: float) -> tuple[list[bool], list[bool]]:
+    """As `called`, of two runs in turns: two pairs, and up to four more of rows that scatter."""
+    draw = random.Random(seed)
+    rows, large = {}, {}
+    for kind, count, is_large, spread in WITH_PASSES:
+        for i in range(count):
+            own = min(spread, spread * own_share)
+            pairs = [pair(draw, spread, own) for _ in range(PAIRS)]
+            for _ in range(MOST - PAIRS):
+                if pairs_scatter([p[0] for p in pairs], [p[1] for p in pairs]):
+                    pairs.append(pair(draw, spread, own))
+            a, b = tuple(p[0] for p in pairs), tuple(tuple(t * slowdown for t in p[1]) for p in pairs)
+            rows[kind, i], large[kind, i] = (a, b), is_large
+    shared = shared_by_kind(((kind, a, b) for (kind, _), (a, b) in rows.items()), of=pair_scatter)
+    found = {
+        key: paired_ratio(a, b, shared=shared[key[0]]).verdict in ("faster", "slower")
+        for key, (a, b) in rows.items()
+    }
+    return [*found.values()], [found[key] for key in rows if large[key]]
+
+
+@pytest.mark.parametrize("own_share", [0.05, OWN, 1.0])
+def test_two_runs_in_turns_differ_in_no_more_than_two_percent_of_rows_whoever_scatters(
+    own_share: float,
+) -> None:
+    shares = [statistics.mean(in_turns(seed, own_share, 1.0)[0]) for seed in range(4)]
+    assert statistics.mean(shares) <= 0.02
+
+
+def test_a_planted_slowdown_of_five_percent_is_found_in_turns_where_the_machine_scatters_most() -> None:
+    shares = [statistics.mean(in_turns(seed, OWN, 1.05)[1]) for seed in range(4)]
     assert statistics.mean(shares) >= 0.95
 
 
@@ -168,3 +245,64 @@ def test_a_comparison_names_the_processes_behind_each_figure() -> None:
     line = compare(make.three_rounds(), make.full_report(), names=("a", "b")).lines[0]
     assert line.a.endswith("(n=60, 3 processes)")
     assert line.b.endswith("(n=20, 1 process)")
+
+
+def test_reports_of_a_run_in_turns_are_judged_by_pairs() -> None:
+    """The machine is a third slower in every other process: both sides of a pair meet that."""
+    a, b = make.three_rounds(seed=1), make.three_rounds(seed=1)
+
+    def uneven(report: ProbeReport, pair: str) -> ProbeReport:
+        rounds = [
+            slowed(replace(report, runs=(run,)), 1.33 if run.round == 1 else 1.0) for run in report.runs
+        ]
+        return replace(report, runs=tuple(run for one in rounds for run in one.runs), pair=pair)
+
+    def verdicts(pairs: tuple[str, str]) -> set[str]:
+        found = compare(uneven(a, pairs[0]), slowed(uneven(b, pairs[1]), 1.05), names=("a", "b"))
+        assert found.paired == (pairs == ("x", "x"))
+        return {
+            x.speed.verdict
+            for x in found.lines
+            if not isinstance(x.speed, Unknown) and x.key[0] == "transfer"
+        }
+
+    assert verdicts(("x", "x")) == {"slower"}
+    assert "same within errors" in verdicts(("x", "y"))
+    assert "same within errors" in verdicts(("", ""))
+
+
+def test_a_pair_whose_sides_took_unlike_many_samples_is_paired_by_when_they_were_taken() -> None:
+    many, few = (1.0,) * 10 + (2.0,) * 10, (1.0,) * 3 + (2.0,) * 3
+    ratio = paired_ratio((many, many), (few, few), shared=0.0)
+    assert ratio.value == pytest.approx(1.0)
+    assert paired_ratio((many,), (few,), shared=0.0).verdict == "can't be judged: one process"
+
+
+def test_passes_that_wait_for_python_do_not_hide_a_slowdown_of_those_that_keep_the_device_busy() -> None:
+    """On an H200 a BERT's passes scattered by a quarter, those of large layers by 1 %: all erred by 6 %."""
+    draw = random.Random(1)
+
+    def report(factor: float) -> ProbeReport:
+        runs = []
+        for turn in range(2):
+            busy = make.passes() + make.passes(rows=256)
+            waiting = make.passes("bert-base") + make.passes("bert-base", rows=16)
+            runs.append(
+                replace(
+                    make.ran(
+                        "scenarios",
+                        *(paced(one, 0.9, factor * math.exp(draw.gauss(0, 0.004))) for one in busy),
+                        *(paced(one, 0.2, factor * math.exp(draw.gauss(0, 0.25))) for one in waiting),
+                    ),
+                    round=turn,
+                )
+            )
+        return replace(make.full_report(), runs=tuple(runs), pair="x")
+
+    def paced(one: Pass, device: float, factor: float) -> Pass:
+        wall_s = tuple(t * factor for t in one.wall_s)
+        return replace(one, wall_s=wall_s, device_s=tuple(device * t for t in wall_s), noise=Noise((), ()))
+
+    lines = compare(report(1.0), report(1.05), names=("a", "b")).lines
+    busy = [x.speed.verdict for x in lines if not isinstance(x.speed, Unknown) and "mlp" in x.key[2]]
+    assert busy == ["slower"] * 8

@@ -20,7 +20,7 @@ BEGUN = replace(report(torch=CPU_TORCH), asked=("transfer",))
 
 
 def row(size: int) -> Measurement:
-    return Measurement("h2h_copy", size, size, 1, "wall", Unknown("none"), (0.5, 0.25))
+    return Measurement("h2h_copy", size, size, 1, "wall", Unknown("none"), (0.5, 0.5))
 
 
 def written(path: Path, *records: Measurement) -> Path:
@@ -111,7 +111,12 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[Job]]:
         seen: list[Job] = []
 
         def run(
-            job: Job, *, limit_s: float, heard: Callable[[object], None], spare: object = None
+            job: Job,
+            *,
+            limit_s: float,
+            heard: Callable[[object], None],
+            spare: object = None,
+            command: object = None,
         ) -> supervisor.Ended:
             if job.probe == DESCRIBE:
                 return supervisor.Ended(Done(), (CPU_TORCH,), 0.1)

@@ -392,6 +392,15 @@ def test_an_open_pipe_is_written_into_by_each_of_its_names(place: str, tmp_path:
     os.close(reader)
 
 
+def test_a_file_whose_name_is_the_number_of_a_descriptor_is_a_file(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    files.write_text(tmp_path / f"{writer}", "text")
+    assert (tmp_path / f"{writer}").read_text() == "text"
+    os.close(writer)
+    assert os.read(reader, 99) == b""
+    os.close(reader)
+
+
 def test_a_file_system_without_locks_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_descriptor: int, _how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -400,3 +409,24 @@ def test_a_file_system_without_locks_stops_no_run(tmp_path: Path, monkeypatch: p
     with gpu_lock(tmp_path, "0000:03:00.0"), journal.open_journal(tmp_path / "r.json"):
         assert journal.sweep(tmp_path) == ()  # whether it is alive can't be known
         assert journal.path_of(tmp_path / "r.json").exists()
+
+
+def test_a_file_whose_name_is_a_number_is_no_descriptor_of_this_process(tmp_path: Path) -> None:
+    assert files.own_descriptor(tmp_path / "1") is None
+    (tmp_path / "out").symlink_to("/dev/stdout")
+    assert files.own_descriptor(tmp_path / "out") == 1
+    assert files.own_descriptor(Path("/dev/stderr")) == 2
+    assert files.own_descriptor(Path("/proc/self/status")) is None
+
+
+def test_what_is_written_to_a_device_waits_for_it(tmp_path: Path) -> None:
+    """A pipe is opened without waiting for its reader, and written to as any other."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = files._open_special(pipe, os.O_NONBLOCK)
+    try:
+        assert os.get_blocking(descriptor)
+    finally:
+        os.close(descriptor)
+        os.close(reading)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import tracemalloc
+from collections.abc import Callable
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -150,8 +152,8 @@ def test_a_plain_word_stays_itself_wherever_it_is_written() -> None:
     ways = [name for name in quoting.__all__ if name not in ("Unquotable", "shell_pattern")]
     written = {name: getattr(quoting, name)("gfx906") for name in ways}
     assert {name for name, text in written.items() if text == "gfx906"} == {
-        "bake_text", "command", "html", "markdown", "markdown_sentence", "prometheus", "sarif", "shell",
-        "terminal", "xml",
+        "bake_text", "command", "html", "log_text", "markdown", "markdown_sentence", "prometheus", "sarif",
+        "shell", "terminal", "xml",
     }  # fmt: skip
     assert written["markdown_code"] == "`gfx906`"
     assert written["markdown_block"] == "```\ngfx906\n```"
@@ -195,3 +197,19 @@ def test_what_can_not_be_pasted_is_reported_with_the_true_reason(text: str | byt
         quoting.shell(text)
     if isinstance(text, str):
         assert why in quoting.command("rm", text)
+
+
+@pytest.mark.parametrize("quote", [quoting.markdown, quoting.markdown_sentence])
+@pytest.mark.parametrize("unit", ["\udcff", "*"])
+def test_a_long_text_of_signs_takes_a_few_times_its_own_memory(
+    quote: Callable[[str], str], unit: str
+) -> None:
+    """1 MiB of bytes that aren't UTF-8 took 150 MiB: a small text for each sign, all at once."""
+    text = unit * (1 << 15)
+    tracemalloc.start()
+    try:
+        found = quote(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * (len(text) + len(found)) + 1_500_000

@@ -19,6 +19,6 @@ def test_a_noun_agrees_with_its_number(number: int, noun: str, shown: str) -> No
     assert counted(number, noun) == shown
 
 
-@pytest.mark.parametrize("text", ["4GiB", "11654MiB", "1000", "0"])
+@pytest.mark.parametrize("text", ["4GiB", "11654MiB", "1000B", "0B"])
 def test_bytes_in_a_command_are_written_as_an_option_reads_them(text: str) -> None:
     assert typed_bytes(parse_bytes(text)) == text

@@ -14,7 +14,7 @@ from probes.records.facts import TorchFacts
 from probes.shared.codec import to_json
 from probes.shared.unknown import Unknown
 from probes.throughput.document import ThroughputReport
-from probes.throughput.served.servedscan import Level
+from probes.throughput.served.servedscan import Count, Level
 from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
 from probes.throughput.showing.scanmetrics import HELP, scan_exposition
 
@@ -59,6 +59,26 @@ def test_a_p99_of_too_few_requests_is_not_judged() -> None:
     few = level(1, 20)
     found = verdicts(with_levels(few), with_levels(few))
     assert found["served, closed loop 1 caller p99"] == "can't be judged: too few samples"
+
+
+def test_a_level_without_a_good_answer_is_compared_without_dividing_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = level(1, 100)
+    none = replace(level(1, 0), failed=(Count("connection reset", 300),))
+    assert (
+        verdicts(with_levels(none), with_levels(some))["served, closed loop 1 caller throughput"] == "better"
+    )
+    assert (
+        verdicts(with_levels(some), with_levels(none))["served, closed loop 1 caller throughput"] == "worse"
+    )
+    assert set(verdicts(with_levels(none), with_levels(none)).values()) == {"same within errors"}
+    for name, one in (("none", none), ("some", some)):
+        (tmp_path / name).write_text(to_json(with_levels(one)))
+    assert main(["compare", str(tmp_path / "none"), str(tmp_path / "some")]) == 0
+    assert "A is 0" in capsys.readouterr().out
+    for verb in ("show", "prometheus"):
+        assert main([verb, str(tmp_path / "none")]) == 0
 
 
 def test_rates_within_a_percent_are_the_same_level() -> None:

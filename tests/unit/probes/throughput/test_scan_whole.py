@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import made_scans as make
@@ -53,7 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
 
         monkeypatch.setattr(scan.thismachine, "look", lambda: CPU)
         monkeypatch.setattr(scan.supervisor, "oversee", oversee)
-        monkeypatch.setattr(scan.direct, "__defaults__", (oversee,))
+        monkeypatch.setattr(scan, "direct", partial(scan.direct, oversee=oversee))
 
     return replace_with
 

@@ -19,7 +19,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 @pytest.mark.parametrize("whole", [PLAIN, CHUNKED, INTERIM])
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
 def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) -> None:
-    reader = AnswerReader(keep_body=True)
+    reader = AnswerReader(keep_bytes=100)
     for at in range(0, len(whole), piece):
         assert not reader.done
         reader.feed(whole[at : at + piece])
@@ -27,7 +27,7 @@ def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) 
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    reader = AnswerReader(keep_body=True)
+    reader = AnswerReader(keep_bytes=100)
     reader.feed(b"HTTP/1.0 200 OK\r\n\r\nhel")
     reader.feed(b"lo")
     assert not reader.done

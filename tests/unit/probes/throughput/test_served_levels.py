@@ -158,3 +158,19 @@ def test_a_server_slower_than_a_window_is_waited_for(load: Load) -> None:
     level = measured(load, Queue(1.2), settings(window_s=0.5))
     assert len(level.windows) >= 3
     assert level.answered >= 3
+
+
+def test_a_window_ends_at_a_good_answer_whatever_is_noted_after_it() -> None:
+    """The one who answers and the one who refuses end in one turn of the loop, the refusal a little later."""
+    from probes.throughput.served import levelrun
+    from probes.throughput.served.client.driving import Note
+
+    async def bound() -> float:
+        ledger = levelrun._Ledger()
+        asking = asyncio.create_task(levelrun._boundary(Load("closed", 2), settings(), ledger))
+        await asyncio.sleep(1.0)
+        ledger.add(Note(0.0, 0.0, 1.0, "good", False))
+        ledger.add(Note(0.0, 0.0, 1.75, "refused", False))
+        return await asking
+
+    assert simulate(bound()) == 1.0

@@ -78,6 +78,16 @@ def test_a_device_that_fails_to_read_is_unknown_and_opened_again(
     assert file.number() == 7
 
 
+def test_a_kernel_that_names_no_sensor_has_one_temperature_of_the_edge(tmp_path: Path) -> None:
+    root = amd_tree(tmp_path)
+    for label in (root / "sys/class/drm/card0/device/hwmon").glob("*/temp*_label"):
+        label.unlink()
+    (card,) = Readers(root, NO_NVML).sample(0.0, 0.0).cards
+    assert {name: value for name, value in card.look.values.items() if "celsius" in name} == {
+        "edge_celsius": 61
+    }
+
+
 @pytest.mark.parametrize("said", ["--5", "9" * 4000, "-", "\u0665", "0x7"])
 def test_what_is_no_number_of_a_kernel_is_unknown(said: str, tmp_path: Path) -> None:
     (tmp_path / "gauge").write_text(said)

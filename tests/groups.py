@@ -1,0 +1,86 @@
+"""Runs a group of tests, and says last what failed: libraries write to the terminal while a program ends.
+
+    groups.py GROUP PYTEST-ARGUMENT...    run one, by the Python that runs this
+    groups.py GROUP... --outcome          a line for each, then the tests that failed: the end of `make test`
+
+What became of a group is kept in .weir/tests/GROUP.json.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / ".weir" / "tests"
+WANTED = "WEIR_TEST_OUTCOME"  # conftest.py writes it there
+SHOWN = 7  # failed tests: with make's own words they are the last ten lines
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a group; `failed` are tests, or files that couldn't be collected."""
+
+    group: str
+    code: int | None  # pytest's exit code; None: it didn't come to its end
+    tests: int
+    seconds: float
+    failed: list[str]
+
+    def line(self) -> str:
+        if self.code is None:
+            return f"{self.group:<14}  no results: it didn't run, or was killed"
+        said = f"{len(self.failed)} failed" if self.failed else "all passed"
+        if self.code and not self.failed:
+            said = f"exit code {self.code}, although no test failed"
+        return f"{self.group:<14}  {self.tests:>5} tests in {self.seconds:.0f} s: {said}"
+
+
+def run(group: str, arguments: Sequence[str]) -> Outcome:
+    """Run pytest in a process of its own, to its very end."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    found, kept = KEPT / f"{group}.run", KEPT / f"{group}.json"
+    for path in (found, kept):
+        path.unlink(missing_ok=True)
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    code = subprocess.run(command, env={**os.environ, WANTED: str(found)}, check=False).returncode
+    told = json.loads(found.read_text()) if found.exists() else {"tests": 0, "failed": []}
+    outcome = Outcome(group, code, seconds=time.monotonic() - begun, **told)
+    kept.write_text(json.dumps(asdict(outcome)))
+    return outcome
+
+
+def load(group: str) -> Outcome:
+    """As it was kept."""
+    kept = KEPT / f"{group}.json"
+    return Outcome(**json.loads(kept.read_text())) if kept.exists() else Outcome(group, None, 0, 0, [])
+
+
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Say what became of the groups, what failed last; 1 where something did."""
+    for outcome in outcomes:
+        print(outcome.line())
+    failed = [f"FAILED {outcome.group}: {name}" for outcome in outcomes for name in outcome.failed]
+    for line in failed[: SHOWN if len(failed) <= SHOWN else SHOWN - 1]:
+        print(line)
+    if len(failed) > SHOWN:
+        print(f"and {len(failed) - SHOWN + 1} more: see .weir/tests")
+    return int(any(outcome.code != 0 for outcome in outcomes))
+
+
+def main(words: Sequence[str]) -> int:
+    if words[-1] == "--outcome":
+        return report([load(group) for group in words[:-1]])
+    outcome = run(words[0], words[1:])
+    print()  # a library's last line may have no end
+    report([outcome])
+    return outcome.code if outcome.code and outcome.code > 0 else int(outcome.code != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
