@@ -51,8 +51,9 @@ def test_the_texts_find_readers_that_take_quadratic_time(name: str) -> None:
     pattern, word = SLOW[name]
     reader = Reader(pattern.findall, (word,))
     assert any(
-        seconds(reader, long) > 0.002 and least(reader, long) > 8 * least(reader, short)  # 4 times as long
-        for long, short in zip(screening(reader, 4 << 10), screening(reader, 1 << 10), strict=True)
+        seconds(reader, long)
+        > 64 * least(reader, short)  # 16 times as long: quadratic readers take 256 times
+        for long, short in zip(screening(reader, 16 << 10), screening(reader, 1 << 10), strict=True)
     )
 
 
